@@ -383,7 +383,7 @@ class MapState(KeyedState):
         values: Any = [text]
         if len(fields) > 1:
             with suppress(ValueError):
-                values = json.loads(text)
+                values = json.loads(text, parse_float=str, parse_int=str)
         if not isinstance(values, list) or len(values) != len(fields):
             names = ", ".join(fields)
             raise ConfigError(f"{text!r} is no key of {self.location}: write a JSON array of its columns ({names})")
@@ -395,7 +395,9 @@ class MapState(KeyedState):
         try:
             return pa.array([written]).cast(kind)[0].as_py() if kind is not None else value
         except pa.ArrowException as error:
-            raise ConfigError(f"{written!r} is no {kind}, which column {name!r} of {self.location} holds") from error
+            raise ConfigError(
+                f"{written!r} cannot be read as {kind}, which column {name!r} of {self.location} holds"
+            ) from error
 
     def by_column(self, value: Value | None) -> Mapping[str, Any] | None:
         return dict(zip(self.backend.fields[1], value, strict=True)) if value is not None else None

@@ -12,7 +12,7 @@ import typer
 from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_able, shortened, text_of
+from framework.commands.values import json_able, printable, shortened, text_of
 from framework.observe import configure_logging
 from framework.topology import SourceRecord
 from framework.transactions.explain import Cause, Explanation, Step, explain
@@ -108,7 +108,10 @@ def _which(step: Step) -> str:
 
 
 def _moment(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):  # a producer took another unit, or made it up
+        return f"{at * 1000:.0f} ms"
 
 
 def _value(value: Mapping[str, Any] | None) -> str:
@@ -123,8 +126,8 @@ def _cause(cause: Cause) -> str:
         return f"{_range(cause)}" + (f": {rows}" if rows else "")
     record = cause.record
     when = f", {_moment(record.timestamp_ms / 1000)}" if record.timestamp_ms is not None else ""
-    key = f"{text_of(record.key)}  " if record.key is not None else ""
-    return f"{_range(cause)}{when}: {key}{text_of(record.value)}"
+    key = f"{printable(text_of(record.key))}  " if record.key is not None else ""
+    return f"{_range(cause)}{when}: {key}{printable(text_of(record.value))}"
 
 
 def _range(cause: Cause) -> str:

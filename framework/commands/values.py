@@ -24,6 +24,13 @@ def text_of(data: bytes | None) -> str | None:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(data):,} bytes)"
 
 
+def printable(text: str | None) -> str:
+    """The text with escapes for what a terminal would obey, or not show."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in (text or "nothing")
+    )
+
+
 def json_able(value: Any) -> Any:
     """The value with texts for the floats that JSON lacks: "NaN", "Infinity", "-Infinity"."""
     if isinstance(value, float):

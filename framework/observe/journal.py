@@ -74,6 +74,11 @@ class AttemptRecord:
     reason: str = ""
     made_by: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_any_version(cls, document: Mapping[str, Any]) -> AttemptRecord:
+        """Read what any version of Ratchet wrote; what this one does not know is left out."""
+        return cls(**{name: value for name, value in document.items() if name in cls.__slots__})
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionRecord:
@@ -118,7 +123,7 @@ class TransactionRecord:
     def from_document(cls, document: Mapping[str, Any]) -> TransactionRecord:
         """Read what ``document`` made. Raises ``KeyError`` or ``TypeError`` for any other
         document."""
-        attempts = tuple(AttemptRecord(**each) for each in document["attempts"])
+        attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
         return cls(**{**document, "attempts": attempts})
 
 

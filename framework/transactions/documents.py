@@ -300,19 +300,23 @@ class TopologyDocuments:
         if document is None:
             return None
         try:
-            attempts = tuple(AttemptRecord(**each) for each in document["attempts"])
+            attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
             return Undone(int(document["txid"]), bool(document["finished"]), attempts)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(f"{self._topology.id}/{UNDONE}: not what undo writes; delete the node") from error
+
+    def pending_undo(self, currtx: int) -> Undone | None:
+        """The transaction that was being taken back when a command ended too early, if it is still
+        the next to commit."""
+        undone = self._undone
+        return undone if undone is not None and not undone.finished and undone.txid == currtx else None
 
     def take_back(self, record: TransactionRecord, before: Plan, attempts: Mapping[int, int]) -> None:
         """Make the last closed transaction the next to commit again, in one atomic step: as if its
-        commit had been opened and not closed. ``record``: of that transaction, as it will be shown.
+        commit had been opened and not closed. Later plans stay: those of an idempotent spout never
+        change. ``record``: of that transaction, as it will be shown.
         ``before``: the plan of the one before it. ``attempts``: as of ``Persist``."""
         with self._state.atomically():
-            for txid in self._plans.txids():
-                if txid > record.txid:
-                    self._plans.remove_state(txid)
             self._save_plan(record.txid - 1, before)
             last = record.attempts[-1].attempt_id if record.attempts else 1
             self._state.set_data(

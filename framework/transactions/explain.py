@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from framework.errors import ConfigError
+from framework.errors import ConfigError, RetryableError
 from framework.observe.journal import TransactionRecord
 from framework.topology import Bolt, Component, Difference, KeyedState, SourceRecord, Topology, ValueType
 from framework.topology.spouts import Meta
@@ -167,6 +167,8 @@ class _Inquiry:
             found.txid = copy.txid
             return  # nobody can say what it held after a transaction
         txid, held = self._state.hold([self._key])
+        if txid < copy.txid:
+            raise RetryableError(f"{self._state.location} went back to transaction {txid} meanwhile: ask again")
         copy.await_commit(txid)
         copy.advance(txid)
         found.txid, found.held = txid, self._state.by_column(held[self._key])
@@ -237,6 +239,8 @@ class _Search:
             yield partition, meta
 
     def _writes(self, partition: str, meta: Meta) -> bool:
+        """Whether the key is written when nothing but this range is processed."""
+        self.copy.empty()
         return self.state.written(self.key, self.copy.recompute({partition: meta}))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from framework.coordination.store import CoordinationStore
 from framework.errors import CorruptStateError
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
-from framework.transactions.documents import INCARNATION, committed_txid, read_transaction
+from framework.transactions.documents import INCARNATION, UNDONE, committed_txid, read_transaction
 
 
 class HistoryReader:
@@ -19,7 +19,7 @@ class HistoryReader:
     def __init__(self, store: CoordinationStore, topology_id: str) -> None:
         self._store = store
         self._topology_id = topology_id
-        self._incarnation: bytes | None = None
+        self._begun: tuple[bytes | None, bytes | None] = (None, None)  # the incarnation, and what was undone last
         self._records: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
         self._last = 0
         self.unreadable: str | None = None
@@ -27,11 +27,12 @@ class HistoryReader:
     def read(self) -> list[TransactionRecord]:
         """The last thousand closed transactions, oldest first. Raises ``CorruptStateError`` when
         the store does not say how far it is."""
-        incarnation = self._store.get(f"{self._topology_id}/{INCARNATION}")
+        incarnation, undone = (self._store.get(f"{self._topology_id}/{each}") for each in (INCARNATION, UNDONE))
+        begun = incarnation, undone
         last = committed_txid(self._store, self._topology_id)
-        if incarnation != self._incarnation or last < self._last:  # it was begun anew
+        if begun != self._begun or last < self._last:  # it was begun anew, or a transaction was taken back
             self._records.clear()
-            self._incarnation, self._last, self.unreadable = incarnation, 0, None
+            self._begun, self._last, self.unreadable = begun, 0, None
         for txid in range(max(self._last, last - RECORDS_MAX) + 1, last + 1):
             try:
                 found = read_transaction(self._store, self._topology_id, txid)

@@ -71,6 +71,7 @@ class Recomputation:
         self._executor = LocalExecutor(plan_execution(shadow), conf)
         self._commit = CommitPhase(shadow.id, shadow.states, self._executor, 1)
         self._plan: Plan = {}
+        self._number = 0
         self.txid = 0
         self.is_recorded = True
         self.batches = 0
@@ -140,9 +141,10 @@ class Recomputation:
     def recompute(self, plan: Plan) -> int:
         """Process and commit one batch of the copy. Returns its number."""
         self.batches += 1
+        self._number += 1
         self.records += self.planner.record_count(plan) or 0
         header = AttemptHeader(
-            self._shadow.id, txid=self.batches, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
+            self._shadow.id, txid=self._number, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
         )
         try:
             result = self._executor.process(processing_job(header, self.planner, plan))
@@ -157,7 +159,16 @@ class Recomputation:
             raise Unverifiable(f"the source has lost what the sinks were made of: {result.failure}")
         if result.failure is not None:
             raise RetryableError(f"the batch could not be recomputed: {result.failure}")
-        return self.batches
+        return self._number
+
+    def empty(self) -> None:
+        """Begin anew with empty states. Raises ``ConfigError`` when one of them cannot be
+        emptied."""
+        for state in self._shadow.states:
+            state.clear(self._shadow.id)
+        self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, 1)
+        self._commit.open(1, {})
+        self._number = 0
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import ConfigError, CorruptStateError, DataLossError, RetryableError
+from framework.execution.records import AttemptHeader
 from framework.observe.logs import get_logger
 from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
@@ -18,8 +19,9 @@ from framework.topology.fencing import Standing
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverContext
-from framework.transactions.coordinator import Recovered
+from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.documents import TopologyDocuments
+from framework.transactions.plans import plan_digest
 from framework.transactions.sources import CoordinatorPlanner, ImmutableSource, planner_of
 
 _log = get_logger()
@@ -75,6 +77,14 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
             committed_by=recovered.attempts.get(recovered.currtx - 1, 0),
         )
         opened = opened or recovered.opened
+        undone = documents.pending_undo(recovered.currtx)
+        if undone is not None:
+            _log.warning("undo.goes_on", topology=topology.id, txid=undone.txid)
+            if opened:
+                yield from rolling_back_opened(documents, commit, topology.id, leadership.epoch, recovered)
+                recovered, digests = yield documents.recover
+            yield partial(documents.finish_undo, undone)
+            opened = False
         standing = Standing(
             incarnation, leadership.epoch, recovered.currtx, digests[recovered.currtx] if opened else None
         )
@@ -141,3 +151,18 @@ def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterato
                 each.instance,
                 TopologyContext(topology.id, each.id, 0, each.parallelism, conf, parallelisms=topology.parallelisms()),
             )
+
+
+def rolling_back_opened(
+    documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, recovered: Recovered
+) -> Steps[None]:
+    """Undo what was written of the next txid, whose commit was opened. Raises ``RetryableError``
+    when that fails."""
+    currtx = recovered.currtx
+    attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
+    yield lambda: documents.save(Persist(attempts))
+    digest = plan_digest(recovered.plans[currtx])
+    header = AttemptHeader(topology_id, txid=currtx, attempt_id=attempts[currtx], epoch=epoch, plan_digest=digest)
+    result = yield from commit.rolling_back(header)
+    if result.failure is not None:
+        raise RetryableError(f"txid {currtx} could not be rolled back: {result.failure}; try again")

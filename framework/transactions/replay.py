@@ -31,7 +31,7 @@ from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.shadow import SHADOW_ATTEMPT, LeftOut, shadow_of
-from framework.transactions.sources import planner_of, processing_job
+from framework.transactions.sources import planner_of, processing_job, shown_row
 
 #: Gets each row that an edge takes which is watched: the edge's label, and field -> value.
 RowSeen = Callable[[str, Mapping[str, Any]], None]
@@ -274,7 +274,7 @@ class _Replay:
         left = rows.num_rows if self._watch.rows_max is None else max(self._watch.rows_max - before, 0)
         try:
             for number in range(min(left, rows.num_rows)):
-                self._watch.row(edge.label, {name: _shown(rows.column(name)[number]) for name in rows.schema.names})
+                self._watch.row(edge.label, shown_row(rows, number))
         except Exception as error:  # noqa: BLE001 - the watch's own: user code has not failed
             self._stopped = error
 
@@ -283,14 +283,6 @@ class _Replay:
             self._stopped = error
         elif self._watch.error is not None:
             self._watch.error(failure, error)
-
-
-def _shown(value: pa.Scalar) -> Any:
-    """The value as Python's; its type where Python has no such value, as of the year 75,000."""
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError, ImportError):
-        return f"<{value.type}>"
 
 
 class _End(ArrowBolt):

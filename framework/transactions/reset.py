@@ -12,15 +12,12 @@ from typing import Any
 from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
 from framework.coordination.steps import Steps, perform
 from framework.coordination.store import CoordinationStore
-from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.errors import ConfigError, CorruptStateError
 from framework.execution import LocalExecutor, plan_execution
-from framework.execution.records import AttemptHeader
 from framework.topology import Standing, Topology
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
-from framework.transactions.plans import plan_digest
-from framework.transactions.recovery import committers_elsewhere
+from framework.transactions.recovery import committers_elsewhere, rolling_back_opened
 
 
 def resetting_positions(
@@ -48,21 +45,6 @@ def resetting_positions(
         yield from rolling_back_opened(documents, commit, topology_id, epoch, recovered)
     yield documents.forget_positions
     return currtx
-
-
-def rolling_back_opened(
-    documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, recovered: Recovered
-) -> Steps[None]:
-    """Undo what was written of the next txid, whose commit was opened. Raises ``RetryableError``
-    when that fails."""
-    currtx = recovered.currtx
-    attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
-    yield lambda: documents.save(Persist(attempts))
-    digest = plan_digest(recovered.plans[currtx])
-    header = AttemptHeader(topology_id, txid=currtx, attempt_id=attempts[currtx], epoch=epoch, plan_digest=digest)
-    result = yield from commit.rolling_back(header)
-    if result.failure is not None:
-        raise RetryableError(f"txid {currtx} could not be rolled back: {result.failure}; try again")
 
 
 def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RatchetError, RetryableError
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
 from framework.execution.records import AttemptHeader
@@ -93,7 +95,7 @@ def rows_in(
         read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
         for rows in reader.read_all(TransactionAttempt(0, 0), read):
             if not isinstance(rows, OnStream):
-                found += rows.slice(0, limit).to_pylist()
+                found += [shown_row(rows, number) for number in range(min(limit, rows.num_rows))]
             if len(found) >= limit:
                 break
     except RatchetError:
@@ -101,6 +103,19 @@ def rows_in(
     finally:
         reader.close()
     return tuple(found[:limit])
+
+
+def shown_row(rows: pa.RecordBatch, number: int) -> Mapping[str, Any]:
+    """A row as Python's values, for a person to look at; the type of a value where Python has no
+    such value, as of the year 75,000."""
+    found: dict[str, Any] = {}
+    for name in rows.schema.names:
+        value = rows.column(name)[number]
+        try:
+            found[name] = value.as_py()
+        except (ValueError, OverflowError, ImportError):
+            found[name] = f"<{value.type}>"
+    return found
 
 
 def _context(topology: Topology, conf: Mapping[str, Any]) -> TopologyContext:

@@ -2,10 +2,9 @@
 positions are put back.
 
 First ZooKeeper says, in one atomic step, that the transaction is opened and not closed. That is
-what a driver leaves that dies in its commit phase, so the protocol knows what to do, whatever
-happens next: a driver that starts now commits it again. Then every state is rolled back, as for a
-batch whose records are gone (C7). A crash in between is repaired by repeating the command, or by
-running the topology, which closes the transaction again.
+what a driver leaves that dies in its commit phase, so that the protocol knows what to do. Then
+every state is rolled back, as for a batch whose records are gone (C7). After a crash in between,
+whoever leads next goes on with the roll-back: the command, when it is repeated, or a driver.
 
 Afterwards an opaque spout plans the batch anew. A batch of an idempotent spout never changes, and
 is processed again as it was.
@@ -23,13 +22,19 @@ from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError
 from framework.execution import LocalExecutor, plan_execution
 from framework.observe.journal import TransactionRecord
-from framework.topology import Header, Topology
+from framework.topology import Header, PartitionedSpout, Topology
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Recovered
-from framework.transactions.documents import TopologyDocuments, Undone, read_origin, read_transaction
+from framework.transactions.documents import (
+    TopologyDocuments,
+    Undone,
+    differences_to_state,
+    read_origin,
+    read_transaction,
+)
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.reset import rolling_back_opened
+from framework.transactions.recovery import rolling_back_opened
 
 
 def undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
@@ -51,9 +56,11 @@ def undoing(
     topology: Topology, store: CoordinationStore, documents: TopologyDocuments, commit: CommitPhase, *, epoch: int
 ) -> Steps[int]:
     """The steps of ``undo``."""
-    _check_can_undo(topology)
-    undone = _pending(documents)
+    _check_can_undo(topology, store)
     recovered, digests = documents.recover()
+    undone = documents.pending_undo(recovered.currtx)
+    if undone is None:  # refuse before anything is changed
+        _to_take_back(topology, store, recovered, _headers(topology), opened=_opens(topology, recovered))
     opened = yield from commit.opening(recovered.currtx, digests)
     if undone is None:
         record, before = _to_take_back(topology, store, recovered, commit.headers(), opened=opened)
@@ -70,16 +77,14 @@ def undoing(
 def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
     """Lines for a person: what ``undo`` would take back. Raises as ``undo``."""
     with leadership_of(topology.id, store, timeout_s) as leadership:
-        _check_can_undo(topology)
+        _check_can_undo(topology, store)
         documents = TopologyDocuments(store, leadership, topology)
-        undone = _pending(documents)
+        recovered, _ = documents.recover()
+        undone = documents.pending_undo(recovered.currtx)
         if undone is not None:
             return [f"topology {topology.id!r}: transaction {undone.txid} was being taken back; this goes on with it"]
-        recovered, _ = documents.recover()
-        headers = [(state.location, header) for state in topology.states if (header := state.check(topology.id))]
-        opens = [header.open for _, header in headers if header.open is not None]
-        opened = any(each.txid == recovered.currtx and each.plan_digest != ROLLED_BACK for each in opens)
-        record, _ = _to_take_back(topology, store, recovered, headers, opened=opened)
+        opened = _opens(topology, recovered)
+        record, _ = _to_take_back(topology, store, recovered, _headers(topology), opened=opened)
     rows = f", {record.attempts[-1].source_rows:,} records" if record.attempts else ""
     return [
         f"topology {topology.id!r}: transaction {record.txid} would be taken back{rows}",
@@ -88,18 +93,30 @@ def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float
     ]
 
 
-def _pending(documents: TopologyDocuments) -> Undone | None:
-    """The transaction that was being taken back when a command ended too early. None, too, when a
-    driver has closed it again since."""
-    undone = documents.undone()
-    if undone is None or undone.finished or undone.txid != documents.recover()[0].currtx:
-        return None
-    return undone
+def _headers(topology: Topology) -> list[tuple[str, Header]]:
+    """The header of each state that can be checked without creating anything."""
+    return [(state.location, header) for state in topology.states if (header := state.check(topology.id))]
 
 
-def _check_can_undo(topology: Topology) -> None:
+def _opens(topology: Topology, recovered: Recovered) -> bool:
+    """Whether a state says that the commit of the next transaction was begun."""
+    opens = [header.open for _, header in _headers(topology) if header.open is not None]
+    return any(each.txid == recovered.currtx and each.plan_digest != ROLLED_BACK for each in opens)
+
+
+def _check_can_undo(topology: Topology, store: CoordinationStore) -> None:
+    different = differences_to_state(store, topology)
+    if different:
+        raise ConfigError(
+            f"the topology {topology.id!r} is not the one its state was written by: {'; '.join(different)}. Name that one, so that "
+            "every sink is taken back; or run this one first, with --accept-changed-topology"
+        )
     found = [state.location for state in topology.states if not state.can_undo]
     found += [f"bolt {each.id!r}, which writes where nothing can be taken back" for each in topology.headerless()]
+    if not isinstance(topology.spout.instance, PartitionedSpout):
+        found.append(f"spout {topology.spout.id!r}, which was told that its committed batches are not asked for again")
+    if not topology.states:
+        found.append("it has no state")
     if found:
         raise ConfigError(f"topology {topology.id!r} cannot undo a transaction: {'; '.join(found)}")
 
@@ -139,10 +156,11 @@ def _to_take_back(
 
 
 def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Plan:
-    if read_origin(store, topology.id).txid == txid:  # it was the first one, or the first after a reset
-        if txid == 1:
-            raise ConfigError("transaction 1 is the first one: ratchet reset --everything begins anew")
-        return {}
+    if read_origin(store, topology.id).txid == txid:
+        raise ConfigError(
+            f"transaction {txid} is the first one that is known of these positions, so they cannot be put back"
+            + (": ratchet reset --everything begins anew" if txid == 1 else "")
+        )
     before = read_transaction(store, topology.id, txid - 1)
     if before is None or not before.plan or plan_digest(before.plan) != before.plan_digest:
         raise ConfigError(

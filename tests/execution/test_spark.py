@@ -5,6 +5,7 @@ no block stays.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pyspark import SparkContext, TaskContext
 from framework import Fields, TransactionalTopologyBuilder
 from framework.errors import InvariantViolation
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark.batches import SparkExecutor, _CollapsedFunction, _LevelFunction
+from framework.execution.spark.batches import WARM_UP_TRIES, SparkExecutor, _CollapsedFunction, _LevelFunction
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 
@@ -155,6 +156,48 @@ def test_a_phase_that_breaks_leaves_no_block(spark: str) -> None:
     assert made.process(ProcessingJob(HEADER, RANGES, 15)).failure is not None
     assert made._spark.context._jsc.getPersistentRDDs().size() == before
     made.close()
+
+
+class Dying(MemoryTransactionalSpout):
+    """Ends the first workers that warm up, so many times."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__({0: []}, Fields(word=str), 1)
+        self.folder, self.times = str(folder), times
+
+    def reader(self, conf: Any, context: Any) -> Any:
+        reader = super().reader(conf, context)
+        folder, times = Path(self.folder), self.times
+
+        def warm_up() -> None:
+            died = len(list(folder.iterdir()))
+            if died < times:
+                (folder / str(died)).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        reader.warm_up = warm_up  # type: ignore[method-assign]
+        return reader
+
+
+@pytest.mark.parametrize(("times", "starts"), [(1, True), (10, False)])
+def test_a_start_survives_the_loss_of_a_worker_that_warms_up(
+    spark: str, tmp_path: Path, times: int, starts: bool
+) -> None:
+    folder = tmp_path / "died"
+    folder.mkdir()
+    builder = TransactionalTopologyBuilder("t", "spout", Dying(folder, times))
+    builder.set_committer_bolt("count", BatchCount()).global_grouping("spout")
+    made = SparkExecutor(plan_execution(builder.build()), {}, {}, collapse_records_max=0)
+    try:
+        if starts:
+            made.start()
+            assert made.process(ProcessingJob(HEADER, RANGES, 15)).failure is None
+        else:
+            with pytest.raises(Exception, match="exited unexpectedly|crashed|EOFException"):
+                made.start()
+            assert len(list(folder.iterdir())) == WARM_UP_TRIES
+    finally:
+        made.close()
 
 
 def test_a_worker_that_replaces_a_killed_one_begins_with_ratchet_imported(spark: str) -> None:

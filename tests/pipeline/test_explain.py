@@ -22,13 +22,15 @@ from framework import (
     TransactionalTopologyBuilder,
     submit,
 )
-from framework.commands.explain import app
-from framework.errors import ConfigError
+from framework.commands.explain import _cause, app
+from framework.errors import ConfigError, RetryableError
+from framework.topology import SourceRecord
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
-from framework.transactions.explain import Explanation, explain
+from framework.transactions.explain import Cause, Explanation, explain
 from framework.transactions.recompute import Unverifiable
 from framework.transactions.reset import reset_positions
+from framework.transactions.sources import shown_row
 from integration import EmbeddedServers
 from sinks import (
     AppendCommitter,
@@ -268,6 +270,88 @@ def test_records_that_change_a_key_only_together_are_shown_as_their_range(tmp_pa
     assert [each.partition for each in step.causes] == ["0", "1", "2"]
 
 
+class Seen(Sums):
+    """Counts every word, and keeps one only from the third time on, or only the first time."""
+
+    def __init__(self, *kept: MapState, wanted: int) -> None:
+        super().__init__(*kept)
+        self.wanted = wanted
+
+    def take(self, state: MapState, word: str, number: int) -> None:
+        (count,) = state.multi_get([f"count of {word}"])
+        state.multi_put([f"count of {word}"], [(count or 0) + 1])
+        is_first = self.wanted == 1 and count is None
+        if is_first or (self.wanted > 1 and (count or 0) + 1 >= self.wanted):
+            state.multi_put([word], [number])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown"), [(1, [("0", 5), ("1", 1)]), (3, [("0", 0)])], ids=["the first time", "from the third time on"]
+)
+def test_a_record_counts_if_it_changes_the_key_when_nothing_but_it_was_ever_processed(
+    tmp_path: Path, store: MemoryStore, wanted: int, shown: list[tuple[str, int]]
+) -> None:
+    """A committer that looks at what it has: what an earlier probe wrote is not there any more."""
+    other = [["x", each] for each in range(8)]
+    rows = {0: [*other[:5], ["k", 5], *other[6:]], 1: [other[0], ["k", 1], *other[2:]]}
+    if wanted == 3:
+        rows = {0: [["k", 0], ["k", 1], ["x", 2], ["k", 3]]}
+    builder = TransactionalTopologyBuilder("seen", "spout", OpaqueMemoryTransactionalSpout(rows, FIELDS, 8))
+    builder.set_bolt("bolt", Seen(state_at(tmp_path), wanted=wanted)).global_grouping("spout")
+    built = builder.build()
+    run(built, store)
+    (step,) = of(built, store, "k", state="bolt").steps
+    assert [(each.partition, each.meta["first"]) for each in step.causes] == shown
+    assert [each.meta["next"] - each.meta["first"] for each in step.causes] == ([1, 1] if wanted == 1 else [4])
+
+
+def test_numbers_in_a_key_keep_their_digits(store: MemoryStore) -> None:
+    fields = Fields.of({"d": pa.decimal128(38, 2), "t": pa.string(), "n": pa.int64()})
+    key = [Decimal("12345678901234567.89"), "1.10"]
+    builder = TransactionalTopologyBuilder(
+        "digits", "spout", OpaqueMemoryTransactionalSpout({0: [[*key, 1]]}, fields, 1)
+    )
+    kept = StateCommitter(OpaqueMapState(MemoryBackend("digits")), ["d", "t"], {"count": Count()})
+    builder.set_bolt("kept", kept).global_grouping("spout")
+    built = builder.build()
+    run(built, store)
+    assert of(built, store, "[12345678901234567.89, 1.10]", state="kept").held == {"count": 1}
+
+
+def test_a_topology_that_goes_back_meanwhile_is_no_difference(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counted(tmp_path)
+    run(built, store)
+    hold = OpaqueMapState.hold
+
+    def after_an_undo(self: Any, keys: Any) -> Any:
+        txid, held = hold(self, keys)
+        return txid - 1, held
+
+    monkeypatch.setattr(OpaqueMapState, "hold", after_an_undo)
+    with pytest.raises(RetryableError, match="went back to transaction 3 meanwhile: ask again"):
+        of(built, store, "twice")
+
+
+def test_rows_that_python_cannot_show_are_shown_by_their_type(tmp_path: Path, store: MemoryStore) -> None:
+    fields = Fields.of({"word": pa.string(), "at": pa.timestamp("s")})
+    far = pa.scalar(10**12, pa.timestamp("s"))
+    batch = pa.record_batch({"word": ["k"], "at": pa.array([far])})
+    assert shown_row(batch, 0) == {"word": "k", "at": "<timestamp[s]>"}
+    assert list(fields) == ["word", "at"]
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ms", "shown"),
+    [(1_700_000_000_123, "2023-11-14T22:13:20.123+00:00"), (1_700_000_000_000_000, "1700000000000000 ms")],
+)
+def test_a_record_is_shown_with_its_time_and_without_what_a_terminal_would_obey(timestamp_ms: int, shown: str) -> None:
+    record = SourceRecord("t/0", 7, timestamp_ms, b"k\x1b[2J", b"a\nb\xff")
+    line = _cause(Cause("t/0", {"first_offset": 7, "next_offset": 8}, record))
+    assert line == f"t/0 offset 7, {shown}: k\\x1b[2J  a\\nb\\xff"
+
+
 NIGHT = datetime.datetime(2024, 10, 27, 0, 30, tzinfo=datetime.UTC)
 
 
@@ -315,7 +399,7 @@ def test_a_key_of_several_columns_is_a_json_array(store: MemoryStore, tmp_path: 
     for wrong in ("twice", '["twice"]', '["twice", 37, 1]', '{"word": "twice"}'):
         with pytest.raises(ConfigError, match=r"write a JSON array of its columns \(word, n\)"):
             of(built, store, wrong, state="kept")
-    with pytest.raises(ConfigError, match="'many' is no int64, which column 'n' of"):
+    with pytest.raises(ConfigError, match="'many' cannot be read as int64, which column 'n' of"):
         of(built, store, '["twice", "many"]', state="kept")
 
 

@@ -10,14 +10,24 @@ from typing import Any
 
 import pytest
 
-from framework import Fields, Topology, TransactionalTopologyBuilder, TransactionAttempt, submit
+from framework import (
+    Fields,
+    Topology,
+    TopologyFailed,
+    TransactionalTopologyBuilder,
+    TransactionAttempt,
+    submit,
+)
 from framework.commands.undo import app
+from framework.coordination.election import leadership_of
+from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, RetryableError, StaleWriterError
-from framework.topology import CommitFence
+from framework.topology import CommitFence, TransactionalSpout
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import documents as documents_module
 from framework.transactions.audit import verify
 from framework.transactions.explain import explain
+from framework.transactions.history import HistoryReader
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import describe_undo, undo
 from integration import EmbeddedServers
@@ -136,25 +146,38 @@ def test_only_the_newest_transaction_is_taken_back_and_only_once(tmp_path: Path,
 def test_the_first_transaction_is_for_reset(tmp_path: Path, store: MemoryStore) -> None:
     built = topology_of(ROWS, Sums(state_at(tmp_path)), batch=100)
     run(built, store)
-    with pytest.raises(ConfigError, match="transaction 1 is the first one: ratchet reset --everything begins anew"):
+    with pytest.raises(ConfigError, match="transaction 1 is the first one .* ratchet reset --everything begins anew"):
         undo(built, store)
     assert state_at(tmp_path).get("a") == 9
 
 
-def test_after_forgotten_positions_the_first_batch_is_taken_back_to_where_the_source_begins(
-    tmp_path: Path, store: MemoryStore
-) -> None:
+def test_a_batch_whose_beginning_is_not_known_is_left_alone(tmp_path: Path, store: MemoryStore) -> None:
+    """The first one after forgotten positions, and after an older version that did not record where
+    it had begun.
+    """
     built = topology_of(ROWS, Sums(state_at(tmp_path)), batch=100)
     run(built, store)
     reset_positions(built, store)
     with pytest.raises(ConfigError, match="its positions were forgotten"):
         undo(built, store)
     run(built, store)
+    with pytest.raises(ConfigError, match="transaction 2 is the first one that is known of these positions"):
+        undo(built, store)
     assert state_at(tmp_path).get("a") == 18
-    assert undo(built, store) == 2
-    assert state_at(tmp_path).get("a") == 9
-    run(built, store)
-    assert state_at(tmp_path).get("a") == 18
+    older, other = MemoryStore(), tmp_path / "older"
+    other.mkdir()
+    spout = OpaqueMemoryTransactionalSpout({0: ROWS[:4]}, FIELDS, 2)
+    builder = TransactionalTopologyBuilder("older", "spout", spout)
+    builder.set_bolt("bolt", Sums(state_at(other))).global_grouping("spout")
+    built = builder.build()
+    run(built, older)
+    with leadership_of(built.id, older) as leadership:
+        leadership.apply([Delete("older/origin")])
+    spout.append("0", ["a", 5])
+    run(built, older)
+    with pytest.raises(ConfigError, match="transaction 3 is the first one that is known of these positions"):
+        undo(built, older)
+    assert state_at(other).get("a") == 9
 
 
 def test_what_cannot_be_undone_is_named_before_anything_is_done(tmp_path: Path, store: MemoryStore) -> None:
@@ -169,6 +192,74 @@ def test_what_cannot_be_undone_is_named_before_anything_is_done(tmp_path: Path, 
     twice = NonTransactionalMapState(MemoryBackend("twice"))
     refused(StateCommitter(twice, ["word"], {"count": Count()}), "cannot undo a transaction: .*twice")
     refused(AppendCommitter(DeltaLakeTable(tmp_path / "delta")), "cannot undo a transaction: .*delta")
+
+
+class Coordinated(TransactionalSpout):
+    """A coordinator of one's own, whose emitters may forget what was committed."""
+
+    deterministic = True
+
+    def coordinator(self, conf: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def emitter(self, conf: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def output_fields(self) -> Fields:
+        return FIELDS
+
+
+def test_a_spout_that_may_have_forgotten_its_batch_and_a_topology_without_states_are_refused(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    builder = TransactionalTopologyBuilder("own", "spout", Coordinated())
+    builder.set_bolt("bolt", Sums(state_at(tmp_path))).global_grouping("spout")
+    with pytest.raises(ConfigError, match="spout 'spout', which was told that its committed batches"):
+        undo(builder.build(), store)
+    stateless = TransactionalTopologyBuilder("none", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+    stateless.set_bolt("same", Same()).shuffle_grouping("spout")
+    with pytest.raises(ConfigError, match="it has no state"):
+        undo(stateless.build(), store)
+
+
+def test_another_topology_than_the_one_that_has_run_is_refused(tmp_path: Path, store: MemoryStore) -> None:
+    """A sink that it lacks would keep the transaction."""
+    rows = OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2)
+
+    def made(*names: str) -> Topology:
+        builder = TransactionalTopologyBuilder("changed", "spout", rows)
+        for name in names:
+            builder.set_bolt(name, Sums(state_at(tmp_path, name))).global_grouping("spout")
+        return builder.build()
+
+    run(made("one", "two"), store)
+    with pytest.raises(ConfigError, match="is not the one its state was written by: component 'two' is gone"):
+        undo(made("one"), store)
+    assert state_at(tmp_path, "one").get("a") == 9
+
+
+def test_plans_that_an_idempotent_spout_has_made_already_stay(tmp_path: Path, store: MemoryStore) -> None:
+    class Fails(Same):
+        def execute(self, tup: Any, collector: Any) -> None:
+            if tup["n"] == 6:
+                raise ValueError("six")
+            super().execute(tup, collector)
+
+    def made(bolt: Any) -> Topology:
+        spout = MemoryTransactionalSpout({0: ROWS}, FIELDS, 2)
+        builder = TransactionalTopologyBuilder("kept", "spout", spout)
+        builder.set_bolt("bolt", bolt).shuffle_grouping("spout")
+        state = TransactionalMapState(SqliteBackend(tmp_path / "x.db", "w"))
+        builder.set_bolt("words", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("bolt")
+        return builder.build()
+
+    with pytest.raises(TopologyFailed):
+        run(made(Fails()), store, {"topology.max.attempts": 1})
+    before = store.get("kept/user/spout/3")
+    assert before is not None and undo(made(Same()), store) == 2
+    assert store.get("kept/user/spout/3") == before
+    run(made(Same()), store)
+    assert held(made(Same())) == {"a": (3,), "b": (1,), "c": (1,), "d": (1,)}
 
 
 def test_a_topology_that_runs_is_left_alone(tmp_path: Path, store: MemoryStore) -> None:
@@ -309,6 +400,75 @@ def test_a_crash_at_any_step_is_repaired_by_repeating_or_by_running(
             assert held(built) == AFTER and kept(folder) == [1, 2, 3, 4, 5, 6], step
             assert verify(built, store).right
     raise AssertionError("it never ended")
+
+
+def test_a_driver_goes_on_with_an_undo_that_was_killed_before_it_runs_mended_code(
+    tmp_path: Path, crashing: Callable[[int], list[str]]
+) -> None:
+    """Otherwise rows that were rolled back would get the mended value, and the others keep the
+    wrong one.
+    """
+
+    class Mended(Sums):
+        deterministic = True
+
+    class Wrong(Mended):
+        factor = 10
+
+    def made(folder: Path, kind: type[Sums]) -> Topology:
+        builder = TransactionalTopologyBuilder("undone", "spout", MemoryTransactionalSpout({0: ROWS[:4]}, FIELDS, 2))
+        for name in ("one", "two"):
+            backend = SqliteBackend(folder / "x.db", name, Fields(word=str), Fields(v=int))
+            builder.set_bolt(name, kind(TransactionalMapState(backend))).global_grouping("spout")
+        return builder.build()
+
+    seen: set[bool] = set()
+    for step in range(1_000):
+        folder, store = tmp_path / str(step), MemoryStore()
+        folder.mkdir()
+        run(made(folder, Wrong), store)
+        crashing(step)
+        try:
+            undo(made(folder, Mended), store)
+        except Crash:
+            crashing(-1)
+        else:
+            crashing(-1)
+            assert seen == {True, False}
+            return
+        begun = committed_txid(store, "undone") == 1
+        seen.add(begun)
+        mended = made(folder, Mended)
+        run(mended, store)
+        for component in mended.components[1:]:
+            (state,) = component.states
+            assert isinstance(state, MapState)
+            assert state.get("a") == (13 if begun else 40) and state.get("c") == (4 if begun else 40), step
+    raise AssertionError("it never ended")
+
+
+def test_whoever_watches_the_history_sees_that_a_transaction_was_taken_back(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    reader = HistoryReader(store, built.id)
+    assert [each.attempts[-1].attempt_id for each in reader.read()] == [1, 1, 1]
+    undo(built, store)
+    run(built, store)
+    assert [each.attempts[-1].attempt_id for each in reader.read()] == [1, 1, 3]
+
+
+def test_what_another_version_noted_of_an_undo_keeps_no_driver_from_starting(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    undo(built, store)
+    document = json.loads(store.get("undone/undone") or b"")
+    document["value"]["attempts"][0]["of_a_later_version"] = 7
+    with leadership_of(built.id, store) as leadership:
+        leadership.apply([Put("undone/undone", json.dumps(document).encode())])
+    run(built, store)
+    assert held(built) == AFTER
 
 
 def test_a_driver_that_wakes_up_after_an_undo_can_write_nothing(tmp_path: Path, store: MemoryStore) -> None:
