@@ -6,7 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def _file_of(name: str | None) -> Path | None:
     return file if file is not None and file.suffix == ".py" and file.is_file() else None
 
 
+@cache
 def _version() -> str:
     try:
         return version(_PACKAGE)
