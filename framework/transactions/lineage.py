@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from framework.topology import Topology
 _PACKAGE = "ratchet-pipelines"
 #: Packages of Ratchet's own: their version says what they are.
 _OURS = ("framework", "sinks", "spouts", "integration")
+#: Of a list, a tuple or a mapping that a component holds, so many items are looked at: longer ones
+#: are data.
+ITEMS_MAX = 100
 
 
 def lineage_of(topology: Topology) -> dict[str, str]:
@@ -52,9 +56,9 @@ def _digest(file: Path, modified_ns: int) -> str:
 
 
 def _attributes(instance: Any) -> Iterable[Any]:
-    held = getattr(instance, "__dict__", {})
-    for each in held.values():
-        yield from each.values() if isinstance(each, Mapping) else each if isinstance(each, (list, tuple)) else [each]
+    for each in getattr(instance, "__dict__", {}).values():
+        items = each.values() if isinstance(each, Mapping) else each if isinstance(each, (list, tuple)) else [each]
+        yield from islice(items, ITEMS_MAX)
 
 
 def _modules(held: Any) -> Iterable[str]:
