@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 from framework.topology import Topology
@@ -46,13 +47,23 @@ def code_digest(instances: Iterable[Any]) -> str:
         return ""
     found = hashlib.sha256()
     for name, file in sorted(files.items()):
-        found.update(f"{name}\0{_digest(file, file.stat().st_mtime_ns)}\0".encode())
+        found.update(f"{name}\0{_digest(file, _modified_ns(file))}\0".encode())
     return found.hexdigest()[:16]
 
 
 @lru_cache(maxsize=1_000)
 def _digest(file: Path, modified_ns: int) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:  # it may be gone, or not be readable any more
+        return ""
+
+
+def _modified_ns(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _attributes(instance: Any) -> Iterable[Any]:
@@ -64,7 +75,7 @@ def _attributes(instance: Any) -> Iterable[Any]:
 def _modules(held: Any) -> Iterable[str]:
     if isinstance(held, type):
         classes = held.__mro__
-    elif callable(held) and hasattr(held, "__code__"):
+    elif isinstance(held, (FunctionType, MethodType)):
         return [held.__module__]
     else:
         classes = type(held).__mro__
