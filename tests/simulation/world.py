@@ -303,7 +303,8 @@ class World:
         currtx = self.store.currtx()
         source, plan = self.spout._source, self.store.plan(currtx)
         assert source is not None
-        if not self.is_open(currtx):
+        # A sink that went back may have been open when the leader read its header.
+        if not self.is_open(currtx) and not self.restored:
             return False
         return any(
             meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
