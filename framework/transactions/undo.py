@@ -61,7 +61,8 @@ def undoing(
     undone = documents.pending_undo(recovered.currtx)
     if undone is None:  # refuse before anything is changed
         _to_take_back(topology, store, recovered, _headers(topology), opened=_opens(topology, recovered))
-    opened = yield from commit.opening(recovered.currtx, digests)
+    committed_by = recovered.attempts.get(recovered.currtx - 1, 0)
+    opened = yield from commit.opening(recovered.currtx, digests, committed_by=committed_by)
     if undone is None:
         record, before = _to_take_back(topology, store, recovered, commit.headers(), opened=opened)
         shown = _shown(record)
