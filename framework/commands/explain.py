@@ -99,7 +99,7 @@ def _verdict(found: Explanation) -> str:
 def _which(step: Step) -> str:
     if step.first_txid != step.txid:
         return f"transactions {step.first_txid} to {step.txid}, not recorded one by one"
-    attempt = step.recorded.attempts[-1] if step.recorded is not None and step.recorded.attempts else None
+    attempt = step.attempt
     if step.recorded is None or attempt is None:
         return f"transaction {step.txid}"
     closed = f", closed {_moment(step.recorded.closed_at)}" if step.recorded.closed_at is not None else ""
@@ -153,9 +153,9 @@ def _document(found: Explanation) -> dict[str, Any]:
             {
                 "first_txid": step.first_txid,
                 "txid": step.txid,
-                "attempt": step.recorded.attempts[-1].attempt_id if step.recorded and step.recorded.attempts else None,
+                "attempt": step.attempt.attempt_id if step.attempt else None,
                 "closed_at": step.recorded.closed_at if step.recorded else None,
-                "made_by": step.recorded.attempts[-1].made_by if step.recorded and step.recorded.attempts else None,
+                "made_by": step.attempt.made_by if step.attempt else None,
                 "before": step.before,
                 "after": step.after,
                 "causes": [_cause_document(each) for each in step.causes],

@@ -74,6 +74,10 @@ class AttemptRecord:
     reason: str = ""
     made_by: Mapping[str, str] = field(default_factory=dict)
 
+    def document(self) -> dict[str, Any]:
+        """The record as a JSON-able document, for ``of_any_version``."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
     @classmethod
     def of_any_version(cls, document: Mapping[str, Any]) -> AttemptRecord:
         """Read what any version of Ratchet wrote; what this one does not know is left out."""
@@ -116,7 +120,7 @@ class TransactionRecord:
     def document(self) -> dict[str, Any]:
         """The record as a JSON-able document, for ``from_document``. The plan is not copied: it may
         have thousands of partitions."""
-        attempts = [{name: getattr(each, name) for name in AttemptRecord.__slots__} for each in self.attempts]
+        attempts = [each.document() for each in self.attempts]
         return {**{name: getattr(self, name) for name in self.__slots__}, "attempts": attempts}
 
     @classmethod

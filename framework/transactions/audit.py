@@ -7,7 +7,6 @@ answer is *unverifiable*, never right. ``recompute`` says what is read, and how.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.topology import Bolt, Difference, FencedState, Topology
+from framework.topology import Difference, FencedState, Topology
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
 from framework.transactions.recompute import Recomputation
-from framework.transactions.shadow import shadow_of
+from framework.transactions.shadow import recounting, shadow_of
 
 #: How many differences of one state are shown. All are counted.
 DIFFERENCES_SHOWN = 100
@@ -72,17 +71,14 @@ def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]
     """Recompute and compare. Raises ``Unverifiable``; ``RetryableError`` when source, store or a
     sink does not answer, or when the topology moves on too fast; ``ConfigError`` for a state that
     cannot be compared, or when nothing is committed yet."""
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-verify-"))
-    try:
-        return _Audit(topology, store, conf or {}, folder).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="ratchet-verify-", ignore_cleanup_errors=True) as folder:
+        return _Audit(topology, store, conf or {}, Path(folder)).run()
 
 
 class _Audit:
     def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
         self._topology, self._store = topology, store
-        self._shadow, left_out = shadow_of(topology, folder, _recounting, joined=read_joined(store, topology.id))
+        self._shadow, left_out = shadow_of(topology, folder, recounting, joined=read_joined(store, topology.id))
         self._not_verified = [str(each) for each in left_out]
         if not self._shadow.states:
             raise ConfigError(
@@ -120,7 +116,3 @@ class _Audit:
             self._copy.advance(txid)
             state, shadow = self._watched[number], self._shadow.states[number]
             reports[number].compared += state.compare_held(shadow, values, reports[number].add)
-
-
-def _recounting(bolt: Bolt, folder: Path) -> Bolt:
-    return bolt.recounting(folder)

@@ -245,6 +245,12 @@ class Recovered:
     plans: Mapping[int, Plan] = field(default_factory=dict)
     opened: bool = False
 
+    @property
+    def committed_by(self) -> int:
+        """The attempt that committed the last closed transaction; 0 if unknown. Whoever takes the
+        states over compares it (C27)."""
+        return self.attempts.get(self.currtx - 1, 0)
+
 
 @dataclass(slots=True)
 class _Transaction:

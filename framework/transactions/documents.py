@@ -263,9 +263,12 @@ class TopologyDocuments:
             if record is not None:
                 if self._undone is not None and self._undone.txid == record.txid:
                     record = record.after(self._undone.attempts)
-                document = _bounded(record)
-                self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
+                self._save_record(record)
                 self._note_origin(record)
+
+    def _save_record(self, record: TransactionRecord) -> None:
+        document = _bounded(record)
+        self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
 
     def _save_plan(self, txid: int, plan: Plan) -> None:
         """Write a plan, unless it is stored already: several large plans can exceed the size of a
@@ -324,8 +327,7 @@ class TopologyDocuments:
             )
             self._state.set_data(CURRTX, record.txid)
             self._note_undone(Undone(record.txid, False, record.attempts))
-            document = _bounded(record)
-            self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
+            self._save_record(record)
 
     def finish_undo(self, undone: Undone) -> None:
         """Record that nothing of the transaction is left in the states."""
@@ -333,7 +335,7 @@ class TopologyDocuments:
             self._note_undone(replace(undone, finished=True))
 
     def _note_undone(self, undone: Undone) -> None:
-        attempts = [{name: getattr(each, name) for name in AttemptRecord.__slots__} for each in undone.attempts]
+        attempts = [each.document() for each in undone.attempts]
         self._state.set_data(UNDONE, {"txid": undone.txid, "finished": undone.finished, "attempts": attempts})
         self._undone = undone
 

@@ -9,7 +9,6 @@ as one that did it if the key is written when nothing but this record is process
 from __future__ import annotations
 
 import itertools
-import shutil
 import tempfile
 import time
 from collections import deque
@@ -19,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RetryableError
-from framework.observe.journal import TransactionRecord
+from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.topology import Bolt, Component, Difference, KeyedState, SourceRecord, Topology, ValueType
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
 from framework.transactions.plans import Plan
 from framework.transactions.recompute import Batch, Recomputation
-from framework.transactions.shadow import shadow_of
+from framework.transactions.shadow import recounting, shadow_of
 from framework.transactions.sources import rows_in
 
 #: How many rows of a range are shown that is no single record.
@@ -62,6 +61,11 @@ class Step:
     recorded: TransactionRecord | None = None
     causes: list[Cause] = field(default_factory=list)
     has_more: bool = False
+
+    @property
+    def attempt(self) -> AttemptRecord | None:
+        """The recorded attempt that made the change."""
+        return self.recorded.attempts[-1] if self.recorded is not None and self.recorded.attempts else None
 
 
 @dataclass(slots=True)
@@ -108,12 +112,9 @@ def explain(
     Raises ``ConfigError`` for a state or key that there is not, and before the first transaction;
     ``Unverifiable`` when source or records do not reach back; ``RetryableError`` when something
     does not answer, or the topology moves on too fast."""
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-explain-"))
-    try:
-        inquiry = _Inquiry(topology, store, conf or {}, folder, state=state, key=key)
+    with tempfile.TemporaryDirectory(prefix="ratchet-explain-", ignore_cleanup_errors=True) as folder:
+        inquiry = _Inquiry(topology, store, conf or {}, Path(folder), state=state, key=key)
         return inquiry.run(last, causes_max, recorded_only=recorded_only)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Inquiry:
@@ -201,7 +202,7 @@ class _Inquiry:
         """A copy of the part of the topology that the state depends on, and the state in it."""
         part = _with_what_it_needs(self._topology, self._component)
         joined = read_joined(self._store, self._topology.id)
-        shadow, left_out = shadow_of(part, self._folder / name, _recounting, joined=joined)
+        shadow, left_out = shadow_of(part, self._folder / name, recounting, joined=joined)
         for each in left_out:
             if each.component.id == self._component.id:
                 raise ConfigError(f"{self._state.location} cannot be explained: {each}")
@@ -242,10 +243,6 @@ class _Search:
         """Whether the key is written when nothing but this range is processed."""
         self.copy.empty()
         return self.state.written(self.key, self.copy.recompute({partition: meta}))
-
-
-def _recounting(bolt: Bolt, folder: Path) -> Bolt:
-    return bolt.recounting(folder)
 
 
 def _state_named(topology: Topology, name: str) -> tuple[Component, int]:

@@ -74,7 +74,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
             digests,
             joining=joining,
             note_joined=documents.note_joined,
-            committed_by=recovered.attempts.get(recovered.currtx - 1, 0),
+            committed_by=recovered.committed_by,
         )
         opened = opened or recovered.opened
         undone = documents.pending_undo(recovered.currtx)

@@ -10,7 +10,6 @@ so that it can print, and be looked at in a debugger.
 from __future__ import annotations
 
 import bdb
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,11 +141,8 @@ def replay(
     meanwhile, or when something outside does not answer; ``bdb.BdbQuit`` when a debugger in user
     code is left; and what the watch raises.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-replay-"))
-    try:
-        return _Replay(topology, store, conf or {}, folder, planned=planned, watch=watch or Watch()).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="ratchet-replay-", ignore_cleanup_errors=True) as folder:
+        return _Replay(topology, store, conf or {}, Path(folder), planned=planned, watch=watch or Watch()).run()
 
 
 class _Replay:

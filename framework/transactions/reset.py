@@ -35,8 +35,7 @@ def resetting_positions(
     another plan of that txid. Raises ``RetryableError`` when the roll-back fails."""
     recovered, digests = documents.recover()
     currtx = recovered.currtx
-    committed_by = recovered.attempts.get(currtx - 1, 0)
-    opened = yield from commit.opening(currtx, digests, committed_by=committed_by)
+    opened = yield from commit.opening(currtx, digests, committed_by=recovered.committed_by)
     if recovered.opened and irreversible:
         raise ConfigError(
             f"the commit of txid {currtx} was opened, and cannot be undone ({', '.join(irreversible)}): run topology "

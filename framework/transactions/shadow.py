@@ -23,6 +23,11 @@ SHADOW_ATTEMPT = 0
 _ADVICE = "so that a copy would write where it does itself: keep states as attributes of the object, made in __init__"
 
 
+def recounting(bolt: Bolt, folder: Path) -> Bolt:
+    """The ``Shadowed`` of whoever computes the content of the states once more."""
+    return bolt.recounting(folder)
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A component that the shadow does not have, and why."""

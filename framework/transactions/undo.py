@@ -13,7 +13,7 @@ is processed again as it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 
 from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
@@ -60,11 +60,10 @@ def undoing(
     recovered, digests = documents.recover()
     undone = documents.pending_undo(recovered.currtx)
     if undone is None:  # refuse before anything is changed
-        _to_take_back(topology, store, recovered, _headers(topology), opened=_opens(topology, recovered))
-    committed_by = recovered.attempts.get(recovered.currtx - 1, 0)
-    opened = yield from commit.opening(recovered.currtx, digests, committed_by=committed_by)
+        _to_take_back(topology, store, recovered, _headers(topology))
+    opened = yield from commit.opening(recovered.currtx, digests, committed_by=recovered.committed_by)
     if undone is None:
-        record, before = _to_take_back(topology, store, recovered, commit.headers(), opened=opened)
+        record, before = _to_take_back(topology, store, recovered, commit.headers())
         shown = _shown(record)
         undone, opened = Undone(shown.txid, False, shown.attempts), True
         yield partial(documents.take_back, shown, before, recovered.attempts)
@@ -84,8 +83,7 @@ def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float
         undone = documents.pending_undo(recovered.currtx)
         if undone is not None:
             return [f"topology {topology.id!r}: transaction {undone.txid} was being taken back; this goes on with it"]
-        opened = _opens(topology, recovered)
-        record, _ = _to_take_back(topology, store, recovered, _headers(topology), opened=opened)
+        record, _ = _to_take_back(topology, store, recovered, _headers(topology))
     rows = f", {record.attempts[-1].source_rows:,} records" if record.attempts else ""
     return [
         f"topology {topology.id!r}: transaction {record.txid} would be taken back{rows}",
@@ -97,12 +95,6 @@ def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float
 def _headers(topology: Topology) -> list[tuple[str, Header]]:
     """The header of each state that can be checked without creating anything."""
     return [(state.location, header) for state in topology.states if (header := state.check(topology.id))]
-
-
-def _opens(topology: Topology, recovered: Recovered) -> bool:
-    """Whether a state says that the commit of the next transaction was begun."""
-    opens = [header.open for _, header in _headers(topology) if header.open is not None]
-    return any(each.txid == recovered.currtx and each.plan_digest != ROLLED_BACK for each in opens)
 
 
 def _check_can_undo(topology: Topology, store: CoordinationStore) -> None:
@@ -126,16 +118,15 @@ def _to_take_back(
     topology: Topology,
     store: CoordinationStore,
     recovered: Recovered,
-    headers: Iterable[tuple[str, Header]],
-    *,
-    opened: bool,
+    headers: Sequence[tuple[str, Header]],
 ) -> tuple[TransactionRecord, Plan]:
     """The newest committed transaction, and the plan of the one before it. Raises ``ConfigError``
-    when it cannot be taken back. ``opened``: the commit of the next one was begun."""
+    when it cannot be taken back."""
     txid = recovered.currtx - 1
     if txid < 1:
         raise ConfigError(f"topology {topology.id!r} has committed no transaction: there is nothing to take back")
-    if opened:
+    opens = [header.open for _, header in headers if header.open is not None]
+    if any(each.txid == recovered.currtx and each.plan_digest != ROLLED_BACK for each in opens):
         raise ConfigError(
             f"transaction {recovered.currtx} was being committed when the last driver ended: run topology {topology.id!r} until "
             "it is closed, then undo that one"

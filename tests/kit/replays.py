@@ -30,8 +30,8 @@ from framework.topology import Change, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions.replay import ReplayReport, Watch, plan_to_replay, replay
 from integration import EmbeddedServers
-from sinks import MapState, OpaqueMapState, SqliteBackend
-from spouts import OpaqueMemoryTransactionalSpout
+from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter
+from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec
 from tests.kit.command import Answer, call
 
 FIELDS = Fields(word=str, n=int)
@@ -157,3 +157,14 @@ class OverKafka:
         """``ratchet NAME TOPOLOGY WORDS``."""
         options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
         return call("framework", name, self.where, *words, *options)
+
+
+def kafka_topology(app: Any) -> Topology:
+    """Counts the words of a topic, for ``OverKafka``."""
+    spout = OpaqueKafkaTransactionalSpout(
+        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec("word"), batch_records_max=40
+    )
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
+    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    return builder.build()

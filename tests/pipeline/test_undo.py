@@ -47,9 +47,9 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from spouts import MemoryTransactionalSpout, OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call
-from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, run, state_at, topology_of
+from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, kafka_topology, run, state_at, topology_of
 from tests.kit.topics import Topics
 
 ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
@@ -541,23 +541,12 @@ def test_a_command_that_was_killed_says_that_it_goes_on(
     assert undo(built, store) == 3 and held(built) == BEFORE
 
 
-def kafka_topology(app: Any) -> Topology:
-    """The topology, for the command line."""
-    spout = OpaqueKafkaTransactionalSpout(
-        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec("word"), batch_records_max=40
-    )
-    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
-    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
-    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
-    return builder.build()
-
-
 @pytest.mark.integration
 def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path) -> None:
     topic = topics.create(name, 2)
     for part in range(2):
         topics.send(topic, [f"w{each % 7}".encode() for each in range(100)], part)
-    words = OverKafka("tests.pipeline.test_undo:kafka_topology", servers, topic, tmp_path / "x.db")
+    words = OverKafka("tests.kit.replays:kafka_topology", servers, topic, tmp_path / "x.db")
 
     def counts() -> list[tuple[str, int]]:
         with sqlite3.connect(words.database) as connection:

@@ -44,9 +44,8 @@ from sinks import (
     committer,
 )
 from sinks.contract.parts import either
-from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
-from spouts.codecs.codec import TextCodec
-from tests.kit.replays import OverKafka
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.replays import OverKafka, kafka_topology
 from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
@@ -303,17 +302,6 @@ def test_verify_finds_wrong_sums_though_it_runs_with_the_same_wrong_code(
 # --- from Kafka, by the command line --------------------------------------------------------------
 
 
-def kafka_topology(app: Any) -> Topology:
-    """The topology, for the command line."""
-    spout = OpaqueKafkaTransactionalSpout(
-        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec("word"), batch_records_max=40
-    )
-    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout, 2)
-    state = OpaqueMapState(SqliteBackend(app["app.database"], "words"))
-    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
-    return builder.build()
-
-
 @pytest.mark.integration
 def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -321,7 +309,7 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     topic = topics.create(name, 2)
     for part in range(2):
         topics.send(topic, [f"w{each % 7}".encode() for each in range(200)], part)
-    words = OverKafka("tests.pipeline.test_verify:kafka_topology", servers, topic, tmp_path / "x.db")
+    words = OverKafka("tests.kit.replays:kafka_topology", servers, topic, tmp_path / "x.db")
     topology = kafka_topology(words.settings)
     words.catch_up(topology)
 
