@@ -308,6 +308,16 @@ class MapState(KeyedState):
         knows_past = self.value_type is not ValueType.NON_TRANSACTIONAL
         self.backend = ReplayBackend(self.backend, txid, topology_id, knows_past=knows_past)
 
+    def become_beside(self, place: str) -> None:
+        self._commit, self._forms = None, None
+        self.backend = self.backend.beside(place)
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        self.backend.exchange(expected, new, rebuilt)
+
+    def remove(self) -> None:
+        self.backend.remove()
+
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
         copy = _scratch(replayed)
         backend = copy.backend

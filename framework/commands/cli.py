@@ -28,6 +28,7 @@ COMMANDS = {
     "replay": ("framework.commands.replay:app", "Commit a transaction again, here, and compare."),
     "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),
     "undo": ("framework.commands.undo:app", "Take back the newest transaction."),
+    "rebuild": ("framework.commands.rebuild:app", "Make a state anew from the source."),
     "reset": ("framework.commands.reset:app", "Forget positions, or everything."),
     "state": ("framework.commands.state:app", "Read, save and restore the state of stateful bolts."),
     "compact": ("sinks.compact:app", "Merge the small files of a table."),

@@ -21,6 +21,8 @@ from framework.topology.context import TopologyContext
 from framework.topology.core import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.core_builder import CoreTopology, TopologyBuilder
 from framework.topology.fencing import (
+    FORMER,
+    REBUILT,
     Change,
     CommitFence,
     Difference,
@@ -69,6 +71,8 @@ __all__ = [
     "DEAD_LETTER_STREAM",
     "DEFAULT_STREAM",
     "EVERY_TASK",
+    "FORMER",
+    "REBUILT",
     "ArrowBolt",
     "BaseBasicBolt",
     "BaseBatchBolt",

@@ -27,6 +27,8 @@ FORMAT = 1
 #: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and
 #: any plan may follow (C7).
 ROLLED_BACK = ""
+#: The places beside a state: of the rows that ``rebuild`` makes, and of those from before it.
+REBUILT, FORMER = "rebuilt", "former"
 #: Tombstones are removed once in this many transactions, because the removal may cost a scan.
 PURGE_EVERY = 1_000
 
@@ -301,6 +303,23 @@ class FencedState(ABC):
         """What transaction ``txid`` wrote into ``replayed``, a copy that has become a replay of it,
         beside what this state holds of it."""
         raise ConfigError(f"{self.location} cannot be compared")
+
+    def become_beside(self, place: str) -> None:
+        """Turn this copy of the state into the one of the same shape beside it, in the same store.
+        ``place``: ``REBUILT`` or ``FORMER``. Raises ``ConfigError`` when the state cannot exchange
+        its content with another one."""
+        raise ConfigError(f"{self.location} cannot be rebuilt: it cannot exchange its content for another one")
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        """Give the rows in ``REBUILT`` the place of this state's own, in one atomic step. Its own
+        go to ``FORMER``; what was there is removed, and nothing stays in ``REBUILT``. The header
+        ``expected`` becomes ``new``. Raises ``StaleWriterError`` when the header is not
+        ``expected``, or that in ``REBUILT`` is not ``rebuilt``; nothing is changed then."""
+        raise ConfigError(f"{self.location} cannot exchange its content for another one")
+
+    def remove(self) -> None:
+        """Remove rows, header, and what holds them. Called on what stands beside a state."""
+        raise ConfigError(f"{self.location} cannot be removed")
 
     def compare(
         self,

@@ -188,6 +188,15 @@ class CommitPhase:
         _check_plan(state, header.open, currtx, digests.get(currtx))
         return True
 
+    def pass_over(self, txid: int) -> None:
+        """Say of every state that it is done up to ``txid``: the next batch of a copy stands for
+        several transactions, of which its own is the last."""
+        with self._lock:
+            for index in range(len(self._states)):
+                current = self._current(index)
+                if current.done < txid:
+                    self._write(index, current, current.finished(txid))
+
     # --- attempts ---------------------------------------------------------------------------------
 
     def run(self, attempt: AttemptHeader, *, replay: bool) -> PhaseResult:

@@ -159,15 +159,12 @@ class TopologyDocuments:
             for txid in plans.txids():  # one by one: a few large plans can exceed the size of a step
                 with self._state.atomically():
                     document = plans.get_state(txid, _never)
-                    self._plans.override_state(txid, document, _form(document.get("plan")))
+                    self._plans.override_state(txid, document, form_of(document.get("plan")))
                     plans.remove_state(txid)
 
     def incarnation(self) -> str:
         """Empty for state made by a version without incarnations. Raises ``CorruptStateError``."""
-        found = self._state.get_data(INCARNATION)
-        if found is not None and not isinstance(found, str):
-            raise CorruptStateError(f"{self._topology.id}/{INCARNATION}: {found!r}; restore it from a backup")
-        return found or ""
+        return _incarnation_in(self._state, self._topology.id)
 
     def recover(self) -> tuple[Recovered, dict[int, str]]:
         """Return what the coordinator starts from, as far as the documents know it, and the digest
@@ -268,7 +265,7 @@ class TopologyDocuments:
 
     def _save_record(self, record: TransactionRecord) -> None:
         document = _bounded(record)
-        self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, _form(document["plan"]))
+        self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, form_of(document["plan"]))
 
     def _save_plan(self, txid: int, plan: Plan) -> None:
         """Write a plan, unless it is stored already: several large plans can exceed the size of a
@@ -277,7 +274,7 @@ class TopologyDocuments:
         held = self._plans.get_state(txid, _never) if self._plans.has_cache(txid) else None
         if held is None or held.get("digest") != digest:
             stored = stored_plan(plan)
-            self._plans.override_state(txid, {"digest": digest, "plan": stored}, _form(stored))
+            self._plans.override_state(txid, {"digest": digest, "plan": stored}, form_of(stored))
 
     def _note_origin(self, record: TransactionRecord) -> None:
         """Record where a partition was first read, in the step that closes the first transaction
@@ -289,7 +286,7 @@ class TopologyDocuments:
             fresh = {each: meta for each, meta in record.plan.items() if each not in known.positions}
             self._origin = Origin(known.txid, {**known.positions, **fresh})
             stored = stored_plan(self._origin.positions)
-            self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": stored}, _form(stored))
+            self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": stored}, form_of(stored))
 
     def note_joined(self, location: str, txid: int) -> None:
         """Record that a state holds nothing from before ``txid``. Call it before the state
@@ -399,6 +396,11 @@ def committed_txid(store: CoordinationStore, topology_id: str) -> int:
     return _checked_currtx(topology_id, currtx) - 1
 
 
+def read_incarnation(store: CoordinationStore, topology_id: str) -> str:
+    """As ``TopologyDocuments.incarnation``. Needs no leadership. Raises ``CorruptStateError``."""
+    return _incarnation_in(TransactionalState(store, topology_id), topology_id)
+
+
 def committed_or_refused(store: CoordinationStore, topology_id: str) -> int:
     """As ``committed_txid``. Raises ``ConfigError`` before the first transaction: there is nothing
     to compare."""
@@ -417,6 +419,13 @@ def read_joined(store: CoordinationStore, topology_id: str) -> Mapping[str, int]
     """The first txid of each state that joined later, by its location. Needs no leadership. Raises
     ``CorruptStateError``."""
     return _joined_in(TransactionalState(store, topology_id), topology_id)
+
+
+def _incarnation_in(state: TransactionalState, topology_id: str) -> str:
+    found = state.get_data(INCARNATION)
+    if found is not None and not isinstance(found, str):
+        raise CorruptStateError(f"{topology_id}/{INCARNATION}: {found!r}; restore it from a backup")
+    return found or ""
 
 
 def _joined_in(state: TransactionalState, topology_id: str) -> Mapping[str, int]:
@@ -509,7 +518,7 @@ def _bounded(record: TransactionRecord) -> dict[str, Any]:
     return document
 
 
-def _form(stored: StoredPlan | None) -> int:
+def form_of(stored: StoredPlan | None) -> int:
     """The version of the format of a document with this plan."""
     return PACKED if isinstance(stored, str) else PLAIN
 

@@ -25,7 +25,7 @@ from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
 from framework.transactions.plans import Plan
 from framework.transactions.recompute import Batch, Recomputation
-from framework.transactions.shadow import recounting, shadow_of
+from framework.transactions.shadow import recounting, shadow_of, state_named, with_what_it_needs
 from framework.transactions.sources import rows_in
 
 #: How many rows of a range are shown that is no single record.
@@ -129,7 +129,7 @@ class _Inquiry:
         key: str,
     ) -> None:
         self._topology, self._store, self._conf, self._folder = topology, store, conf, folder
-        self._component, self._number = _state_named(topology, state)
+        self._component, self._number = state_named(topology, state)
         self._state = _keyed(self._component, self._number)
         self._key = self._state.key_of(key)
 
@@ -200,7 +200,7 @@ class _Inquiry:
 
     def _shadow(self, name: str) -> tuple[Topology, KeyedState]:
         """A copy of the part of the topology that the state depends on, and the state in it."""
-        part = _with_what_it_needs(self._topology, self._component)
+        part = with_what_it_needs(self._topology, self._component)
         joined = read_joined(self._store, self._topology.id)
         shadow, left_out = shadow_of(part, self._folder / name, recounting, joined=joined)
         for each in left_out:
@@ -245,38 +245,8 @@ class _Search:
         return self.state.written(self.key, self.copy.recompute({partition: meta}))
 
 
-def _state_named(topology: Topology, name: str) -> tuple[Component, int]:
-    """The component that has the state, and which of its states it is. Raises ``ConfigError``."""
-    every = [
-        (component, number, state.location)
-        for component in topology.components
-        for number, state in enumerate(component.states)
-    ]
-    found = [each for each in every if name in (each[0].id, each[2])] or [
-        each for each in every if each[2].endswith(name) and name
-    ]
-    if len(found) != 1:
-        there = ", ".join(f"{component.id} ({location})" for component, _, location in found or every)
-        what = "has several states" if found else "has no state"
-        raise ConfigError(f"topology {topology.id!r} {what} {name!r}: name one of {there or 'none'}")
-    return found[0][:2]
-
-
 def _keyed(component: Component, number: int) -> KeyedState:
     state = component.states[number]
     if not isinstance(state, KeyedState):
         raise ConfigError(f"{state.location} has no keys, so no number in it can be explained")
     return state
-
-
-def _with_what_it_needs(topology: Topology, component: Component) -> Topology:
-    """The component, and all above it."""
-    needed, waiting = set(), [component.id]
-    while waiting:
-        each = waiting.pop()
-        if each not in needed:
-            needed.add(each)
-            waiting += [sub.component_id for sub in topology[each].subscriptions]
-    return Topology(
-        topology.id, tuple(each for each in topology.components if each.id in needed), topology.at_least_once
-    )

@@ -11,7 +11,7 @@ a batch ends, or on a clock, then differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -65,11 +65,13 @@ class Recomputation:
         *,
         shadow: Topology,
         seen: Callable[[Batch], None] | None = None,
+        epoch: int = 1,
     ) -> None:
         self._topology, self._store, self._shadow, self._seen = topology, store, shadow, seen
         self.planner: PartitionPlanner = planner_of(topology, conf)
         self._executor = LocalExecutor(plan_execution(shadow), conf)
-        self._commit = CommitPhase(shadow.id, shadow.states, self._executor, 1)
+        self._epoch = epoch
+        self._commit = CommitPhase(shadow.id, shadow.states, self._executor, epoch)
         self._plan: Plan = {}
         self._number = 0
         self.txid = 0
@@ -80,7 +82,7 @@ class Recomputation:
     def __enter__(self) -> Self:
         self._executor.start()
         try:
-            self._commit.open(1, {})
+            self._begin()
         except BaseException:
             self._close()
             raise
@@ -123,7 +125,7 @@ class Recomputation:
             until = min(recorded, txid)
             self._read_over(until, plans.get(until) or self._plan_of(until))
         for each in range(self.txid + 1, txid + 1):
-            self._step(each, each, plans[each])
+            self._step(each, plans[each], plans[each])
             self.txid, self._plan = each, plans[each]
 
     def skip_to_records(self) -> int:
@@ -138,19 +140,24 @@ class Recomputation:
         self.txid = first - 1
         return first
 
-    def recompute(self, plan: Plan) -> int:
-        """Process and commit one batch of the copy. Returns its number."""
+    def recompute(self, plan: Plan, *, replay: bool = False) -> int:
+        """Process and commit one batch of the copy. Returns its number. ``replay``: its commit was
+        opened before."""
         self.batches += 1
         self._number += 1
         self.records += self.planner.record_count(plan) or 0
         header = AttemptHeader(
-            self._shadow.id, txid=self._number, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
+            self._shadow.id,
+            txid=self._number,
+            attempt_id=SHADOW_ATTEMPT,
+            epoch=self._epoch,
+            plan_digest=plan_digest(plan),
         )
         try:
             result = self._executor.process(processing_job(header, self.planner, plan))
             if result.failure is None:
                 self.planner.confirm(plan)
-                result = self._commit.run(header, replay=False)
+                result = self._commit.run(header, replay=replay)
         except DataLossError as error:
             raise Unverifiable(f"the source has lost what the sinks were made of: {error}") from error
         finally:
@@ -166,16 +173,25 @@ class Recomputation:
         emptied."""
         for state in self._shadow.states:
             state.clear(self._shadow.id)
-        self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, 1)
+        self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, self._epoch)
         self._commit.open(1, {})
         self._number = 0
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _step(self, first_txid: int, txid: int, plan: Plan) -> None:
+    def _begin(self) -> None:
+        """Open the states, with nothing read yet."""
+        self._commit.open(1, {})
+
+    def _step(self, txid: int, plan: Plan, target: Plan, left: int = 0) -> None:
+        """Recompute a batch on the way from ``self.txid`` to ``txid``, whose plan is ``target``:
+        ``left`` more of them lead there."""
         number = self.recompute(plan)
+        self._told(Batch(number, self.txid + 1, txid, plan))
+
+    def _told(self, batch: Batch) -> None:
         if self._seen is not None:
-            self._seen(Batch(number, first_txid, txid, plan))
+            self._seen(batch)
 
     def _read_over(self, txid: int, plan: Plan) -> None:
         """Read all up to the end of a transaction, whatever its batches were."""
@@ -183,8 +199,9 @@ class Recomputation:
             raise RetryableError(
                 "the records that this began with are no longer kept: ask again, or when it has less to do"
             )
-        for batch in self._batches_to(plan):
-            self._step(self.txid + 1, txid, batch)
+        batches = self._batches_to(txid, plan)
+        for number, batch in enumerate(batches, 1):
+            self._step(txid, batch, plan, len(batches) - number)
         self.txid, self._plan = txid, plan
 
     def _plan_of(self, txid: int) -> Plan:
@@ -193,8 +210,18 @@ class Recomputation:
         except ConfigError as error:  # it was the last one a moment ago, and its plan is gone now
             raise RetryableError(f"{error}: the topology has moved on; ask again, or when it has less to do") from error
 
-    def _batches_to(self, plan: Plan) -> Iterator[Plan]:
-        """Batches over all offsets from where the copy is to ``plan``."""
+    def _batches_to(self, txid: int, plan: Plan) -> list[Plan]:
+        """Batches over all offsets from where the copy is to ``plan``, which is of ``txid``."""
+        return self._cut(self._ranges_to(plan), RECORDS_PER_BATCH)
+
+    def _cut(self, ranges: Mapping[str, Meta], records_max: int) -> list[Plan]:
+        """The ranges in batches of up to so many records, as far as the spout can split them."""
+        pieces = {partition: self._pieces(partition, meta, records_max) for partition, meta in ranges.items()}
+        turns = range(max(map(len, pieces.values()), default=0))
+        return [{partition: each[turn] for partition, each in pieces.items() if turn < len(each)} for turn in turns]
+
+    def _ranges_to(self, plan: Plan) -> dict[str, Meta]:
+        """Of each partition, all from where the copy is to ``plan``."""
         origin = read_origin(self._store, self._topology.id)
         if self.txid == 0:
             self._check_origin(origin)
@@ -212,9 +239,7 @@ class Recomputation:
                     f"partition {partition}: no spout can where lost records were skipped"
                 )
             ranges[partition] = joined
-        pieces = {partition: self._pieces(partition, meta) for partition, meta in ranges.items()}
-        for turn in range(max(map(len, pieces.values()), default=0)):
-            yield {partition: each[turn] for partition, each in pieces.items() if turn < len(each)}
+        return ranges
 
     def _check_origin(self, origin: Origin) -> None:
         if origin.txid != 1:
@@ -223,9 +248,13 @@ class Recomputation:
                 "what its sinks hold from before cannot be recomputed"
             )
 
-    def _pieces(self, partition: str, meta: Meta) -> list[Meta]:
+    def _pieces(self, partition: str, meta: Meta, records_max: int) -> list[Meta]:
         count = self.planner.record_count({partition: meta})
-        if count is None or count * max(self._topology.spout.parallelism, 1) <= RECORDS_PER_BATCH:
+        if count is None or count * max(self._topology.spout.parallelism, 1) <= records_max:
             return [meta]
         halves = self.planner.split(partition, meta)
-        return [meta] if halves is None else [piece for half in halves for piece in self._pieces(partition, half)]
+        return (
+            [meta]
+            if halves is None
+            else [each for half in halves for each in self._pieces(partition, half, records_max)]
+        )

@@ -1,5 +1,5 @@
-"""Copies of a topology that write nothing where the topology writes. ``verify`` and ``replay`` run
-them."""
+"""Copies of a topology, or of a part of it, that write nothing where the topology writes.
+``verify``, ``explain``, ``replay`` and ``rebuild`` run them."""
 
 from __future__ import annotations
 
@@ -74,6 +74,36 @@ def shadow_of(
         else:
             kept.append(component if copy is bolt else replace(component, instance=copy, factory=None))
     return Topology(topology.id, tuple(kept), topology.at_least_once), list(left_out.values())
+
+
+def state_named(topology: Topology, name: str) -> tuple[Component, int]:
+    """The component that has the state, and which of its states it is. Raises ``ConfigError``."""
+    every = [
+        (component, number, state.location)
+        for component in topology.components
+        for number, state in enumerate(component.states)
+    ]
+    found = [each for each in every if name in (each[0].id, each[2])] or [
+        each for each in every if each[2].endswith(name) and name
+    ]
+    if len(found) != 1:
+        there = ", ".join(f"{component.id} ({location})" for component, _, location in found or every)
+        what = "has several states" if found else "has no state"
+        raise ConfigError(f"topology {topology.id!r} {what} {name!r}: name one of {there or 'none'}")
+    return found[0][:2]
+
+
+def with_what_it_needs(topology: Topology, component: Component) -> Topology:
+    """The component, and all above it."""
+    needed, waiting = set(), [component.id]
+    while waiting:
+        each = waiting.pop()
+        if each not in needed:
+            needed.add(each)
+            waiting += [sub.component_id for sub in topology[each].subscriptions]
+    return Topology(
+        topology.id, tuple(each for each in topology.components if each.id in needed), topology.at_least_once
+    )
 
 
 def _shadowed(bolt: Bolt, real: Sequence[FencedState], shadowed: Shadowed, folder: Path) -> Bolt:

@@ -209,6 +209,22 @@ class MapBackend(ABC):
         Optional: if it raises ``NotImplementedError``, the state reads, merges and puts instead."""
         raise NotImplementedError
 
+    def beside(self, place: str) -> MapBackend:
+        """A backend of the same columns in the same store, at ``place`` beside this one. Raises
+        ``ConfigError`` where rows cannot be exchanged."""
+        raise ConfigError(
+            f"{self.location} cannot be rebuilt: a {type(self).__name__} cannot exchange its rows for others"
+        )
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        """As ``FencedState.exchange``. What others have attached to the rows, such as rights and
+        indexes, is kept, or ``ConfigError`` names what is in the way."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """As ``FencedState.remove``. Nothing may be there."""
+        raise NotImplementedError
+
     @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice; the next use opens them again."""

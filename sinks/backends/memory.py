@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError, TopologyError
-from framework.topology import Fields, Header, Reach, Stamp
+from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backends.backend import Key, MapBackend, Row
 
 
@@ -20,6 +21,7 @@ class _Rows:
         self.lock = threading.RLock()
         self.rows: dict[Key, Row] = {}
         self.header: Header | None = None
+        self.beside: dict[str, _Rows] = {}
 
 
 _shared: WeakValueDictionary[str, _Rows] = WeakValueDictionary()
@@ -40,6 +42,7 @@ class MemoryBackend(MapBackend):
         self._id = f"memory:{name or uuid.uuid4().hex[:8]}:{uuid.uuid4().hex[:8]}"
         self._name = name or self._id.split(":")[1]
         self._fields: tuple[Fields, Fields] | None = None
+        self._place = ""
         self._own: _Rows | None = _Rows()
         _shared[self._id] = self._own
 
@@ -53,11 +56,11 @@ class MemoryBackend(MapBackend):
                 f"{self.location} lives in the process that made it, and this is another one: use the executor 'local', or "
                 "a backend that several processes can reach, such as SqliteBackend"
             )
-        return rows
+        return rows.beside.setdefault(self._place, _Rows()) if self._place else rows
 
     @property
     def location(self) -> str:
-        return f"memory backend {self._name!r}"
+        return f"memory backend {self._name!r}{f', {self._place}' if self._place else ''}"
 
     def bind(self, key: Fields, value: Fields) -> None:
         self._fields = (key, value)
@@ -160,6 +163,27 @@ class MemoryBackend(MapBackend):
             shared.rows.clear()
             shared.header = Header(topology_id, uuid.uuid4().hex, epoch=header.epoch)
             return shared.header
+
+    def beside(self, place: str) -> MemoryBackend:
+        other = copy.copy(self)
+        other._place = place
+        return other
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        shared, other = self._rows(), self.beside(REBUILT)
+        with shared.lock:
+            self._check(expected)
+            other._check(rebuilt)
+            former = shared.beside[FORMER] = _Rows()
+            former.rows, former.header = shared.rows, expected
+            shared.rows, shared.header = other._rows().rows, new
+            other.remove()
+
+    def remove(self) -> None:
+        if not self._place:
+            raise InvariantViolation(f"{self.location} does not stand beside another one")
+        shared = self._rows()
+        shared.rows, shared.header = {}, None
 
     def close(self) -> None:
         """Nothing to release."""

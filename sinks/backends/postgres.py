@@ -43,6 +43,8 @@ except ImportError as error:  # an extra
 IDLE_TIMEOUT_MS = 10_000
 LOCK_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_S = 10
+#: How long an exchange of two tables waits for those who read them.
+RENAME_TIMEOUT_MS = 2_000
 #: How long sent bytes may stay unacknowledged before the connection is given up.
 TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
@@ -128,6 +130,30 @@ _SERVER = (
     "(SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || '/' || "
     "extract(epoch FROM pg_postmaster_start_time())"
 )
+
+
+#: The statements that give a table the rights that its users have. Parameters: table, name.
+_GRANTED = """
+SELECT format('GRANT %%s ON %%I TO %%s%%s', privilege_type, %(name)s::text,
+              CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
+              CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = to_regclass(%(table)s) AND grantee <> relowner
+"""
+#: What stays with a table that is renamed. Parameters: table, view (that of its live rows).
+_IN_THE_WAY = """
+WITH own AS (SELECT to_regclass(%(table)s)::oid AS oid)
+SELECT DISTINCT 'view ' || relname FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
+    JOIN pg_class ON pg_class.oid = ev_class, own
+    WHERE classid = 'pg_rewrite'::regclass AND refobjid = own.oid AND relname <> %(view)s AND relkind IN ('v', 'm')
+UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger, own WHERE tgrelid = own.oid AND NOT tgisinternal
+UNION ALL SELECT 'foreign key ' || conname FROM pg_constraint, own
+    WHERE contype = 'f' AND (confrelid = own.oid OR conrelid = own.oid)
+UNION ALL SELECT 'policy ' || polname FROM pg_policy, own WHERE polrelid = own.oid
+UNION ALL SELECT 'publication ' || pubname FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid, own
+    WHERE prrelid = own.oid
+UNION ALL SELECT 'partition ' || inhrelid::regclass::text FROM pg_inherits, own WHERE inhparent = own.oid
+UNION ALL SELECT 'rights on column ' || attname FROM pg_attribute, own WHERE attrelid = own.oid AND attacl IS NOT NULL
+"""
 
 
 class _Connections:
@@ -354,7 +380,26 @@ class PostgresBackend(SqlBackend):
 
     def _create_table(self, connection: Any) -> None:
         with self._creating(connection):
-            super()._create_table(connection)
+            if self._model:  # with the indexes that others have made
+                connection.execute(f'CREATE TABLE "{self._table}" (LIKE "{self._model}" INCLUDING ALL)')
+            else:
+                super()._create_table(connection)
+
+    def _in_the_way(self, connection: Any) -> list[str]:
+        names = {"table": f'"{self._table}"', "view": self.shape.live_view or ""}
+        return [name for (name,) in connection.execute(_IN_THE_WAY, names)]
+
+    def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
+        # Readers wait behind a statement that waits for other readers: not for long.
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (str(RENAME_TIMEOUT_MS),))
+        granted = connection.execute(_GRANTED, {"table": f'"{self._table}"', "name": self._table}).fetchall()
+        connection.execute(f'ALTER TABLE "{self._table}" RENAME TO "{former}"')
+        connection.execute(f'ALTER TABLE "{rebuilt}" RENAME TO "{self._table}"')
+        for (statement,) in granted:
+            connection.execute(statement)
+        view = self.shape.live_view
+        if view is not None and connection.execute("SELECT to_regclass(%s)", (f'"{view}"',)).fetchone()[0] is not None:
+            connection.execute(self.shape.live_view_ddl().replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
 
     def _may_create_view(self, connection: Any, name: str) -> bool:
         def may() -> bool:

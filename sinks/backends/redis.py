@@ -19,6 +19,7 @@ writes, in one atomic step for up to ``ROWS_PER_STEP`` rows.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import re
@@ -37,11 +38,12 @@ from framework.errors import (
     CommitOutcomeUnknown,
     ConfigError,
     CorruptStateError,
+    InvariantViolation,
     RetryableError,
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import Fields, Header, Reach, Stamp
+from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backends.backend import Key, MapBackend, Row
 from sinks.plain_values import JsonColumns
 
@@ -145,6 +147,25 @@ redis.call('SET', KEYS[1], ARGV[2])
 return {1}
 """
 
+# KEYS: header, rows, touched, deleted; the same of the rebuilt rows and of the former ones; then
+# the columns of the three. ARGV: header expected, header new, header of the rebuilt rows. Returns
+# as _PUT; -2 means that the rebuilt rows have another header.
+_EXCHANGE = """
+local header = redis.call('GET', KEYS[1])
+if header ~= ARGV[1] then return {0, header} end
+if redis.call('GET', KEYS[5]) ~= ARGV[3] then return {-2} end
+redis.call('UNLINK', KEYS[10], KEYS[11], KEYS[12])
+for i = 2, 4 do
+  if redis.call('EXISTS', KEYS[i]) == 1 then redis.call('RENAME', KEYS[i], KEYS[i + 8]) end
+  if redis.call('EXISTS', KEYS[i + 4]) == 1 then redis.call('RENAME', KEYS[i + 4], KEYS[i]) end
+end
+redis.call('SET', KEYS[9], ARGV[1])
+redis.call('SET', KEYS[15], redis.call('GET', KEYS[13]))
+redis.call('UNLINK', KEYS[5], KEYS[14])
+redis.call('SET', KEYS[1], ARGV[2])
+return {1}
+"""
+
 # KEYS: header, columns, rows. ARGV: header for a new state, columns. Returns the header and the
 # columns that are stored afterwards; nothing when there are rows but no header.
 _CREATE = """
@@ -230,6 +251,7 @@ class RedisBackend(MapBackend):
                 f"the name {name!r} of a RedisBackend is not usable: letters, digits, '_', '.', ':' and '-'"
             )
         self._name = name
+        self._place = ""  # beside the rows of that name
         self._fields: tuple[Fields, Fields] | None = None
         self._made: tuple[JsonColumns, JsonColumns] | None = None
         if key is not None and value is not None:
@@ -240,7 +262,7 @@ class RedisBackend(MapBackend):
 
     @property
     def location(self) -> str:
-        return f"hash '{{{self._name}}}' of Redis at {self._where}"
+        return f"hash {self._key('')!r} of Redis at {self._where}"
 
     def bind(self, key: Fields, value: Fields) -> None:
         if self._fields is not None and self._fields != (key, value):
@@ -456,13 +478,34 @@ class RedisBackend(MapBackend):
             self._checked(self._script(_CLEAR, ["header", "", "touched", "deleted"], arguments), found)
         return header
 
+    def beside(self, place: str) -> RedisBackend:
+        other = copy.copy(self)
+        other._place = place
+        return other
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        three, parts = ("", REBUILT, FORMER), ("header", "", "touched", "deleted")
+        keys = [":".join(filter(None, (place, part))) for place in three for part in parts]
+        keys += [":".join(filter(None, (place, "columns"))) for place in three]
+        arguments = [_header_text(each) for each in (expected, new, rebuilt)]
+        with self._named():
+            answer = self._checked(self._script(_EXCHANGE, keys, arguments), expected)
+        if answer[0] == -2:
+            raise StaleWriterError(f"{self.beside(REBUILT).location}: its header is no longer {rebuilt}")
+
+    def remove(self) -> None:
+        if not self._place:
+            raise InvariantViolation(f"{self.location} does not stand beside another hash")
+        with self._named():
+            _clients.get(self._url).unlink(*map(self._key, ("header", "", "touched", "deleted", "columns")))
+
     def close(self) -> None:
         _clients.close(self._url)
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _key(self, suffix: str) -> str:
-        return f"{{{self._name}}}:{suffix}" if suffix else f"{{{self._name}}}"
+        return ":".join(filter(None, (f"{{{self._name}}}", self._place, suffix)))
 
     def _script(self, source: str, suffixes: Sequence[str], arguments: Sequence[Any]) -> list[Any]:
         client = _clients.get(self._url)
@@ -596,7 +639,7 @@ class RedisBackend(MapBackend):
 
 _SHA = {
     source: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _CREATE, _PROBE)
+    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _EXCHANGE, _CREATE, _PROBE)
 }
 
 

@@ -6,6 +6,7 @@ A subclass provides connections, a dialect, and the fastest way to load a batch.
 
 from __future__ import annotations
 
+import copy
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import Fields, Header, Stamp, ValueType
+from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical import has_nan, python_values
 from sinks.aggregates import Aggregate
 from sinks.backends.backend import SWEPT, Key, MapBackend, Row
@@ -60,6 +61,7 @@ class SqlBackend(MapBackend):
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
+        self._model = ""  # the table that this one stands beside
         self._shape: TableShape | None = None
         if key is not None and value is not None:
             self.bind(key, value)
@@ -113,13 +115,22 @@ class SqlBackend(MapBackend):
         connection.execute(self.shape.ddl())
 
     @abstractmethod
+    def _in_the_way(self, connection: Any) -> list[str]:
+        """What others have attached to the table, and would stay behind if it were renamed."""
+
+    @abstractmethod
+    def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
+        """Call the table ``former``, and ``rebuilt`` as it was called. Its rights, its indexes and
+        the view of its live rows are those of ``rebuilt`` then."""
+
+    @abstractmethod
     def _may_create_view(self, connection: Any, name: str) -> bool:
         """Whether nothing in the database has this name, and the user may create a view."""
 
     def _create_view(self, connection: Any) -> None:
         """Create the view of the live rows, if it is missing. Nothing depends on it: without the
         right to create it, or where its name is taken, there is none."""
-        name = self.shape.live_view
+        name = self.shape.live_view if not self._model else None
         if name is not None and self._may_create_view(connection, name):
             connection.execute(self.shape.live_view_ddl())
 
@@ -313,6 +324,41 @@ class SqlBackend(MapBackend):
             connection.execute(f'DELETE FROM "{self._table}"')
             connection.execute(self.dialect.update_header(), (*header_values(header), self._table))
             return header
+
+    # --- beside another one -----------------------------------------------------------------------
+
+    def beside(self, place: str) -> SqlBackend:
+        other = copy.copy(self)
+        other._table, other._model, other._shape = identifier(f"{self._table}__{place}", "table"), self._table, None
+        other.bind(*self.fields)
+        return other
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        other, former = self.beside(REBUILT), self.beside(FORMER)
+        with self._writing() as connection:
+            self._check_header(connection, expected, self._own_header)
+            other._check_header(connection, rebuilt, self._own_header)
+            found = self._in_the_way(connection)
+            if found:
+                raise ConfigError(
+                    f"{self.location} cannot be exchanged, because of what would stay with the former table: {', '.join(found)}; "
+                    "drop it, and create it again afterwards"
+                )
+            former._drop(connection)
+            self._rename(connection, former._table, other._table)
+            connection.execute(self.dialect.insert_header(), (former._table, *header_values(expected)))
+            connection.execute(self.dialect.delete_header(), (other._table,))
+            connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
+
+    def remove(self) -> None:
+        if not self._model:
+            raise InvariantViolation(f"{self.location} is no table beside another one")
+        with self._writing() as connection:
+            self._drop(connection)
+
+    def _drop(self, connection: Any) -> None:
+        connection.execute(f'DROP TABLE IF EXISTS "{self._table}"')
+        connection.execute(self.dialect.delete_header(), (self._table,))
 
     def apply(
         self,

@@ -108,6 +108,10 @@ class Dialect(ABC):
         marks = ", ".join([self.mark] * 9)
         return f"INSERT INTO {HEADERS_TABLE} (state, {HEADER_COLUMNS}) VALUES ({marks})"
 
+    def delete_header(self) -> str:
+        """Parameter: state."""
+        return f"DELETE FROM {HEADERS_TABLE} WHERE state = {self.mark}"
+
     def update_header(self) -> str:
         """Parameters: as ``header_values``, then state."""
         assignments = ", ".join(f"{column} = {self.mark}" for column in HEADER_COLUMNS.split(", "))

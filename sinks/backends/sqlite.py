@@ -235,6 +235,14 @@ class SqliteBackend(SqlBackend):
         reader._opens = _ReadFile
         return reader
 
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        with self._reading() as connection:  # held, since the setting is of the connection
+            connection.execute("PRAGMA legacy_alter_table = ON")  # views go on naming the table that they named
+            try:
+                super().exchange(expected, new, rebuilt)
+            finally:
+                connection.execute("PRAGMA legacy_alter_table = OFF")
+
     def close(self) -> None:
         self._opens.at(self._path).close()
 
@@ -305,6 +313,22 @@ class SqliteBackend(SqlBackend):
 
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         return restored(value, declared)
+
+    def _in_the_way(self, connection: sqlite3.Connection) -> list[str]:
+        found = connection.execute(
+            "SELECT 'trigger ' || name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?", (self._table,)
+        )
+        return [name for (name,) in found]
+
+    def _rename(self, connection: sqlite3.Connection, former: str, rebuilt: str) -> None:
+        query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+        indexes = connection.execute(query, (self._table,)).fetchall()
+        for name, _ in indexes:
+            connection.execute(f'DROP INDEX "{name.replace(chr(34), 2 * chr(34))}"')
+        connection.execute(f'ALTER TABLE "{self._table}" RENAME TO "{former}"')
+        connection.execute(f'ALTER TABLE "{rebuilt}" RENAME TO "{self._table}"')
+        for _, statement in indexes:
+            connection.execute(statement)
 
     def _may_create_view(self, connection: sqlite3.Connection, name: str) -> bool:
         query = "SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE"

@@ -3,6 +3,7 @@ command."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from integration import EmbeddedServers
 from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec
 from tests.kit.command import Answer, call
+from tests.kit.processes import ROOT
 
 FIELDS = Fields(word=str, n=int)
 KEY, VALUE = Fields(word=str), Fields(v=int)
@@ -155,8 +157,22 @@ class OverKafka:
 
     def ratchet(self, name: str, *words: str) -> Answer:
         """``ratchet NAME TOPOLOGY WORDS``."""
-        options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
-        return call("framework", name, self.where, *words, *options)
+        return call("framework", name, self.where, *words, *self._options)
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        """The same as a process of its own, in a group of its own, so that it can be killed."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "framework", name, self.where, *words, *self._options],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def _options(self) -> list[str]:
+        return [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
 
 
 def kafka_topology(app: Any) -> Topology:

@@ -1,0 +1,419 @@
+"""Makes a state anew from the source, beside the one that the topology goes on writing to, and
+gives it that one's place.
+
+The copy is of the part of the topology that the state depends on (``recompute``). Its rows are in
+the store of the state, under the txids of the topology's own transactions. So when it has caught
+up, its content can be exchanged for the state's in one atomic step, and the topology goes on. A
+driver whose commit is open at that moment is treated as a dead attempt: its fence is closed, and it
+repeats the attempt, over the new rows.
+
+What was read last is marked in the coordination store before it is committed, so a rebuild that was
+killed goes on when it is repeated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from copy import copy as copied
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from framework.coordination.election import ELECTION_TIMEOUT_S, identity_of_process
+from framework.coordination.store import CoordinationStore, Leadership
+from framework.coordination.transactional_state import TransactionalState
+from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
+from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology
+from framework.topology.fencing import ROLLED_BACK
+from framework.transactions.audit import StateReport, compared
+from framework.transactions.documents import (
+    committed_or_refused,
+    committed_txid,
+    form_of,
+    read_history,
+    read_incarnation,
+    read_joined,
+)
+from framework.transactions.lineage import lineage_of
+from framework.transactions.plans import Plan, plan_of, stored_plan
+from framework.transactions.recompute import RECORDS_PER_BATCH, Batch, Recomputation
+from framework.transactions.shadow import shadow_of, state_named, with_what_it_needs
+
+#: How long a rebuild that has caught up tries to take over from a topology that moves on.
+TAKE_OVER_TIMEOUT_S = 120.0
+#: How often it reads up to where the topology stands before it compares.
+ROUNDS_MAX = 20
+
+MARK, TAKEN_OVER = "mark", "taken_over"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildProgress:
+    """``txid``: up to where the copy has come; ``committed_txid``: where the topology was when this
+    stretch began. ``records``: read so far by this process, in ``seconds``."""
+
+    txid: int
+    committed_txid: int
+    records: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """``txid``: as of which transaction the copy was compared, or took over. ``resumed_at``: the
+    transaction that an earlier rebuild had reached; 0 if it began anew. ``difference``: None where
+    the copy had taken over already. ``former``: where the rows from before are now; None as long as
+    nothing was exchanged. ``has_other_code``: whether the topology's last transaction was made by
+    other code than this, which would go on with the new rows."""
+
+    topology_id: str
+    location: str
+    txid: int
+    resumed_at: int
+    difference: StateReport | None
+    former: str | None = None
+    has_other_code: bool = False
+    records: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+
+
+def rebuild(
+    topology: Topology,
+    store: CoordinationStore,
+    conf: Mapping[str, Any] | None = None,
+    *,
+    state: str,
+    take_over: bool,
+    told: Callable[[RebuildProgress], None] = lambda progress: None,
+    timeout_s: float = ELECTION_TIMEOUT_S,
+) -> RebuildReport:
+    """Bring the copy up to where the topology stands, and compare it with the state; then, with
+    ``take_over``, exchange the two. ``state``: the id of its component, or its location, or the end
+    of that. A driver may run meanwhile.
+
+    Raises ``ConfigError`` for a state that cannot be rebuilt, and when another rebuild of it runs
+    for longer than ``timeout_s``; ``Unverifiable`` when source or records do not reach back;
+    ``RetryableError`` when something does not answer, or the topology moves on too fast: repeated,
+    it goes on where it ended."""
+    component = _rebuildable(topology, *state_named(topology, state))
+    with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
+        if take_over and documents.finish(component.states[0]):
+            return documents.report(component.states[0])
+        with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
+            return _Rebuild(topology, store, conf or {}, documents, component, Path(folder)).run(
+                told, take_over=take_over
+            )
+
+
+def clean(topology: Topology, store: CoordinationStore, state: str, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
+    """Remove the rows from before the last rebuild, and what an unfinished one has made. Returns
+    where they were. Raises ``ConfigError`` as ``rebuild``."""
+    component = _rebuildable(topology, *state_named(topology, state))
+    with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
+        documents.forget()
+        removed = [_beside(component.states[0], place) for place in (REBUILT, FORMER)]
+        for each in removed:
+            each.remove()
+        return [each.location for each in removed]
+
+
+class _Rebuild:
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        conf: Mapping[str, Any],
+        documents: _Documents,
+        component: Component,
+        folder: Path,
+    ) -> None:
+        self._topology, self._store, self._documents = topology, store, documents
+        (self._state,) = component.states
+        part = with_what_it_needs(topology, component)
+        shadow, left_out = shadow_of(part, folder, _beside_itself, joined=read_joined(store, topology.id))
+        for each in left_out:
+            raise ConfigError(f"{self._state.location} cannot be rebuilt: {each}")
+        self._rebuilt: FencedState = shadow.states[0]
+        self._lineage = lineage_of(topology)
+        made_by = {**self._lineage, "incarnation": read_incarnation(store, topology.id)}
+        self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents, made_by=made_by)
+
+    def run(self, told: Callable[[RebuildProgress], None], *, take_over: bool) -> RebuildReport:
+        began_s = time.monotonic()
+        target = committed_or_refused(self._store, self._topology.id)
+
+        def tell(batch: Batch) -> None:
+            told(RebuildProgress(batch.number, target, self._copy.records, time.monotonic() - began_s))
+
+        self._copy.tell = tell
+        with self._copy as copy:
+            for _ in range(ROUNDS_MAX):
+                copy.advance(target)
+                target = committed_txid(self._store, self._topology.id)
+                if target <= copy.txid:
+                    break
+            (difference,) = compared(copy, [(self._state, self._rebuilt)])
+            report = RebuildReport(self._topology.id, self._state.location, copy.txid, copy.resumed_at, difference)
+            report.has_other_code = self._made_by_other_code()
+            if take_over:
+                self._take_over(report)
+            report.records, report.batches = copy.records, copy.batches
+        report.seconds = time.monotonic() - began_s
+        return report
+
+    def _made_by_other_code(self) -> bool:
+        """Whether the last transaction was made by another version of the code, as far as it is
+        recorded."""
+        attempts = [each for record in read_history(self._store, self._topology.id)[-1:] for each in record.attempts]
+        made_by = attempts[-1].made_by if attempts else {}
+        return bool(made_by) and made_by.get("code") != self._lineage["code"]
+
+    def _take_over(self, report: RebuildReport) -> None:
+        deadline = time.monotonic() + TAKE_OVER_TIMEOUT_S
+        while not self._exchanged(report.difference):
+            if time.monotonic() > deadline:
+                raise RetryableError(
+                    f"topology {self._topology.id!r} moves on faster than its copy follows: stop it for a moment, or repeat this "
+                    "when it has less to do; the copy is kept"
+                )
+        report.txid, report.former = self._copy.txid, _beside(self._state, FORMER).location
+
+    def _exchanged(self, difference: StateReport | None) -> bool:
+        """Follow the topology, and exchange the rows if nothing is closed meanwhile."""
+        committed = committed_txid(self._store, self._topology.id)
+        if committed < self._copy.txid:
+            raise ConfigError(
+                f"topology {self._topology.id!r} went back from transaction {self._copy.txid} to {committed} meanwhile: nothing "
+                "was exchanged; repeat this"
+            )
+        self._copy.advance(committed)
+        if committed_txid(self._store, self._topology.id) != committed:
+            return False
+        header, rebuilt = self._state.read_header(), self._rebuilt.read_header()
+        if header.done != committed or rebuilt.done != committed:
+            return False
+        self._documents.note_taking_over(committed, difference, self._lineage)
+        try:
+            self._state.exchange(header, _with_closed_fence(header), rebuilt)
+        except StaleWriterError:
+            return False
+        self._documents.note_taken_over()
+        return True
+
+
+class _Copy(Recomputation):
+    """A recomputation whose one state is kept, so that it can go on in another process. Its batches
+    have the txids of the topology: a batch that stands for several transactions has the last
+    one's."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        conf: Mapping[str, Any],
+        *,
+        shadow: Topology,
+        documents: _Documents,
+        made_by: Mapping[str, str],
+    ) -> None:
+        super().__init__(topology, store, conf, shadow=shadow, seen=self._seen_by, epoch=documents.epoch)
+        self._documents, self._made_by = documents, dict(made_by)
+        self.tell: Callable[[Batch], None] = lambda batch: None
+        self.resumed_at = 0
+
+    def _seen_by(self, batch: Batch) -> None:
+        self.tell(batch)
+
+    def _begin(self) -> None:
+        (state,) = self._shadow.states
+        header, mark = state.prepare(self._shadow.id), self._documents.mark()
+        if mark is not None and mark.made_by == self._made_by and mark.fits(header, self._epoch):
+            self._go_on(header, mark)
+            return
+        state.remove()
+        state.prepare(self._shadow.id)
+        super()._begin()
+
+    def _go_on(self, header: Header, mark: _Mark) -> None:
+        opened = header.open
+        self._commit.open(header.done + 1, {opened.txid: opened.plan_digest} if opened is not None else {})
+        if header.done < mark.number:
+            self._commit_as(mark.number, mark.batch, replay=opened is not None and opened.txid == mark.number)
+        self._plan = {**mark.before, **mark.batch}
+        self.txid = self.resumed_at = mark.number
+        if mark.left:
+            self._read_over(mark.txid, mark.target)
+
+    def _step(self, txid: int, plan: Plan, target: Plan, left: int = 0) -> None:
+        mark = _Mark(self._made_by, txid, left, after=self._number, batch=plan, before=self._plan, target=target)
+        self._documents.set_mark(mark)
+        self._commit_as(txid - left, plan)
+        self._plan = {**self._plan, **plan}
+        self._told(Batch(txid - left, self.txid + 1, txid, plan))
+
+    def _commit_as(self, number: int, plan: Plan, *, replay: bool = False) -> None:
+        self._commit.pass_over(number - 1)
+        self._number = number - 1
+        self.recompute(plan, replay=replay)
+
+    def _batches_to(self, txid: int, plan: Plan) -> list[Plan]:
+        """No more batches than there are transactions, since each has the txid of one."""
+        ranges, records_max = self._ranges_to(plan), RECORDS_PER_BATCH
+        while len(batches := self._cut(ranges, records_max)) > txid - self.txid:
+            records_max *= 2
+        return batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The batch that is committed next. It leads, with ``left`` others, to the end of transaction
+    ``txid``, whose plan is ``target``. ``before``: what each partition was read to when it began,
+    by the batch with the txid ``after``; 0 for the first one."""
+
+    made_by: Mapping[str, str]
+    txid: int
+    left: int
+    after: int
+    batch: Plan
+    before: Plan
+    target: Plan
+
+    @property
+    def number(self) -> int:
+        return self.txid - self.left
+
+    def fits(self, header: Header, epoch: int) -> bool:
+        """Whether a state with this header has all batches before this one, and at most this
+        one."""
+        opened = header.open.txid if header.open is not None else 0
+        return header.epoch <= epoch and header.done <= self.number and opened in (self.after, self.number)
+
+    def document(self) -> dict[str, Any]:
+        return {**asdict(self), **{name: stored_plan(getattr(self, name)) for name in _PLANS}}
+
+
+_PLANS = ("batch", "before", "target")
+
+
+class _Documents:
+    """What is kept of the rebuilds of one state, under its leadership::
+
+    <topology id>/rebuild/<component>/mark         the batch that is committed next
+    <topology id>/rebuild/<component>/taken_over   the last exchange, and whether it is known to
+                                                   have happened
+    """
+
+    def __init__(self, store: CoordinationStore, path: str, leadership: Leadership) -> None:
+        self._state = TransactionalState(store, path, leadership.apply)
+        self._path, self._leadership = path, leadership
+        self.epoch = leadership.epoch
+
+    def __enter__(self) -> _Documents:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._leadership.resign()
+
+    def mark(self) -> _Mark | None:
+        """Raises ``CorruptStateError``."""
+        found = self._state.get_data(MARK)
+        try:
+            return _Mark(**{**found, **{name: plan_of(found[name]) for name in _PLANS}}) if found is not None else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptStateError(
+                f"{self._path}/{MARK}: not what rebuild writes ({error}); delete the node"
+            ) from error
+
+    def set_mark(self, mark: _Mark) -> None:
+        document = mark.document()
+        self._state.set_data(MARK, document, max(form_of(document[name]) for name in _PLANS))
+
+    def forget(self) -> None:
+        if self._state.get_data(MARK) is not None:
+            self._state.delete(MARK)
+
+    def note_taking_over(self, txid: int, difference: StateReport | None, made_by: Mapping[str, str]) -> None:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        differed = difference.difference_count if difference is not None else 0
+        self._state.set_data(
+            TAKEN_OVER, {"txid": txid, "at": at, "differed": differed, "made_by": dict(made_by), "finished": False}
+        )
+
+    def note_taken_over(self) -> None:
+        with self._state.atomically():
+            self._state.set_data(TAKEN_OVER, {**self._state.get_data(TAKEN_OVER), "finished": True})
+            self._state.delete(MARK)
+
+    def finish(self, state: FencedState) -> bool:
+        """Whether a rebuild that ended too early had exchanged the rows already: then record it."""
+        found, mark = self._state.get_data(TAKEN_OVER), self._state.get_data(MARK)
+        if found is None or found["finished"] or mark is None or _holds_something(_beside(state, REBUILT)):
+            return False
+        self.note_taken_over()
+        return True
+
+    def report(self, state: FencedState) -> RebuildReport:
+        """The exchange that is recorded."""
+        found = self._state.get_data(TAKEN_OVER)
+        former = _beside(state, FORMER).location
+        return RebuildReport(self._path.split("/")[0], state.location, found["txid"], found["txid"], None, former)
+
+
+def _rebuild_of(topology_id: str, component_id: str, store: CoordinationStore, timeout_s: float) -> _Documents:
+    path = f"{topology_id}/rebuild/{component_id}"
+    leadership = store.lead(path, f"a command on {identity_of_process()}", timeout_s=timeout_s)
+    if leadership is None:
+        raise ConfigError(
+            f"another rebuild of {component_id!r} in topology {topology_id!r} runs: wait for it, or stop it"
+        )
+    return _Documents(store, path, leadership)
+
+
+def _rebuildable(topology: Topology, component: Component, number: int) -> Component:
+    """The component, unless its state depends on others, or others on it: exchanged alone, they
+    would not fit together."""
+    location = component.states[number].location
+    if len(component.states) > 1:
+        raise ConfigError(f"{location} cannot be rebuilt: bolt {component.id!r} keeps {len(component.states)} states")
+    above = with_what_it_needs(topology, component).components
+    below = [each for each in topology.components if component in with_what_it_needs(topology, each).components]
+    for each, how in [*((each, "gets rows from") for each in above), *((each, "gives rows to") for each in below)]:
+        if each is not component and each.states:
+            raise ConfigError(
+                f"{location} cannot be rebuilt alone: bolt {component.id!r} {how} {each.id!r}, whose state would not fit any "
+                "more; `ratchet reset --everything` makes both anew"
+            )
+    _beside(component.states[number], REBUILT)
+    return component
+
+
+def _beside(state: FencedState, place: str) -> FencedState:
+    other = copied(state)
+    other.become_beside(place)
+    return other
+
+
+def _beside_itself(bolt: Bolt, folder: Path) -> Bolt:
+    """The ``Shadowed`` of a rebuild: the bolt as it is, and its states in ``REBUILT``."""
+    for state in bolt.states():
+        state.become_beside(REBUILT)
+    return bolt
+
+
+def _holds_something(state: FencedState) -> bool:
+    try:
+        return state.read_header().open is not None
+    except CorruptStateError:
+        return False  # there is no header
+
+
+def _with_closed_fence(header: Header) -> Header:
+    """The header under which a commit that is open now is refused, and is repeated by the attempt
+    that follows."""
+    opened = header.open
+    if opened is None or opened.txid <= header.done or opened.plan_digest == ROLLED_BACK:
+        return header
+    return header.opened(header.epoch, OpenCommit(opened.txid, opened.attempt_id + 1, opened.plan_digest))

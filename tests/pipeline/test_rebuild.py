@@ -1,0 +1,558 @@
+"""``ratchet rebuild``: a state is made anew beside the one that the topology writes to, and takes
+its place, whatever dies meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework.commands.rebuild import app
+from framework.coordination.store import Delete
+from framework.errors import ConfigError, RetryableError
+from framework.transactions import MemoryStore, committed_txid, recompute
+from framework.transactions import rebuild as rebuild_module
+from framework.transactions.audit import verify
+from framework.transactions.documents import read_transaction
+from framework.transactions.rebuild import RebuildProgress, RebuildReport, clean, rebuild
+from framework.transactions.recompute import Unverifiable
+from framework.transactions.reset import reset_everything, reset_positions
+from framework.transactions.undo import undo
+from integration import EmbeddedServers
+from sinks import (
+    AppendCommitter,
+    Count,
+    MapState,
+    OpaqueMapState,
+    ParquetTable,
+    PostgresBackend,
+    RedisBackend,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+    TransactionalMapState,
+)
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.processes import RunProcess
+from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, kafka_topology, run, state_at, topology_of
+from tests.kit.targets import Often
+from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
+from tests.pipeline.test_undo import held
+
+ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
+RIGHT = {"a": (3, 9), "b": (1, 2), "c": (1, 4), "d": (1, 6)}
+
+
+class Wrong(Same):
+    """The bolt with the bug: numbers above 3 are lost, and "b" is taken for "a"."""
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        if tup["n"] <= 3:
+            collector.emit(["a" if tup["word"] == "b" else tup["word"], tup["n"]])
+
+
+def counting(
+    folder: Path, bolt: Any = None, *, spout: Any = None, state: type[MapState] = OpaqueMapState, backend: Any = None
+) -> Topology:
+    """Counts and sums per word, two rows per batch; the rows go to files too."""
+    kind = MemoryTransactionalSpout if state is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    builder = TransactionalTopologyBuilder("anew", "spout", spout or kind({0: ROWS}, FIELDS, 2))
+    builder.set_bolt("same", bolt or Same()).shuffle_grouping("spout")
+    words = StateCommitter(
+        state(backend or SqliteBackend(folder / "x.db", "words")), ["word"], {"count": Count(), "total": Sum("n")}
+    )
+    builder.set_bolt("words", words, 2).fields_grouping("same", Fields("word"))
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(folder / "rows"))).global_grouping("same")
+    return builder.build()
+
+
+def expected(rows: Sequence[Sequence[Any]]) -> dict[Any, Any]:
+    counts, sums = Counter(word for word, _ in rows), Counter[str]()
+    for word, number in rows:
+        sums[word] += number
+    return {word: (counts[word], sums[word]) for word in counts}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.mark.parametrize("state", [OpaqueMapState, TransactionalMapState])
+def test_a_state_of_a_mended_bolt_is_made_anew_and_takes_over(
+    tmp_path: Path, store: MemoryStore, state: type[MapState]
+) -> None:
+    run(counting(tmp_path, Wrong(), state=state), store)
+    wrong = {"a": (3, 6)}
+    mended = counting(tmp_path, state=state)
+    assert held(mended) == wrong
+    found = rebuild(mended, store, state="words", take_over=False)
+    assert found.difference is not None and found.former is None
+    assert (found.txid, found.difference.compared, found.difference.difference_count) == (3, 4, 4)
+    assert "'b': the sink has no row, the source gives (1, 2)" in map(str, found.difference.differences)
+    assert held(mended) == wrong
+    found = rebuild(mended, store, state="words", take_over=True)
+    assert found.former == f"table 'words__former' of {tmp_path / 'x.db'}"
+    assert held(mended) == RIGHT
+    former = OpaqueMapState(
+        SqliteBackend(tmp_path / "x.db", "words__former", *mended["words"].states[0].backend.fields)
+    )  # type: ignore[attr-defined]
+    assert former.get("a") == (3, 6) and former.get("b") is None
+    assert clean(mended, store, "words") == [
+        f"table 'words__{place}' of {tmp_path / 'x.db'}" for place in ("rebuilt", "former")
+    ]
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
+    assert names == {"_ratchet_headers", "words", "words_live"}
+    assert not verify(mended, store).right  # the files are as they were
+    assert {report.location.split()[0]: report.difference_count for report in verify(mended, store).states}["table"]
+
+
+def test_the_topology_goes_on_from_the_rebuilt_rows(tmp_path: Path, store: MemoryStore) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [*ROWS]}, FIELDS, 2)
+    run(counting(tmp_path, Wrong(), spout=spout), store)
+    mended = counting(tmp_path, spout=spout)
+    rebuild(mended, store, state="words", take_over=True)
+    more = [["b", 10], ["e", 1], ["a", 1]]
+    for row in more:
+        spout.append("0", row)
+    run(mended, store)
+    assert held(mended) == expected([*ROWS, *more])
+    assert undo(mended, store) == 5
+    assert held(mended) == expected([*ROWS, *more[:2]])
+
+
+def test_the_newest_transaction_is_taken_back_from_rebuilt_rows(tmp_path: Path, store: MemoryStore) -> None:
+    run(counting(tmp_path, Wrong()), store)
+    mended = counting(tmp_path)
+    rebuild(mended, store, state="words", take_over=True)
+    assert undo(mended, store) == 3
+    assert held(mended) == expected(ROWS[:4])
+    run(mended, store)
+    assert held(mended) == RIGHT
+
+
+def test_transactions_that_are_no_longer_recorded_are_read_in_large_batches(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several batches for each stretch, under the txids of its last transactions."""
+    rows = [[f"w{number % 7}", number] for number in range(80)]
+    built = counting(tmp_path, spout=OpaqueMemoryTransactionalSpout({0: rows[:50], 1: rows[50:]}, FIELDS, 2))
+    run(built, store)
+    last = committed_txid(store, built.id)
+    for txid in range(1, last - 2):
+        store.apply([Delete(f"anew/history/{txid:03d}")])
+    monkeypatch.setattr(recompute, "RECORDS_PER_BATCH", 10)
+    monkeypatch.setattr(rebuild_module, "RECORDS_PER_BATCH", 10)
+    found = rebuild(built, store, state="words", take_over=True)
+    assert found.difference is not None and found.difference.difference_count == 0
+    assert found.records == 80 and 6 < found.batches < last
+    assert held(built) == expected(rows)
+    assert undo(built, store) == last
+    run(built, store)
+    assert held(built) == expected(rows)
+
+
+# --- a topology that runs -------------------------------------------------------------------------
+
+
+class Feed:
+    """Rows that come for as long as it is open."""
+
+    def __init__(self, spout: OpaqueMemoryTransactionalSpout) -> None:
+        self.rows: list[list[Any]] = []
+        self._spout, self._over = spout, threading.Event()
+        self._thread = threading.Thread(target=self._feed)
+
+    def _feed(self) -> None:
+        while not self._over.wait(0.001):
+            self.rows.append([f"w{len(self.rows) % 11}", len(self.rows)])
+            self._spout.append("0", self.rows[-1])
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_a_topology_goes_on_while_its_state_is_rebuilt_and_exchanged(tmp_path: Path, store: MemoryStore) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 5)
+    with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:
+        with Feed(spout) as feed:
+            running.wait_for_commit(20, 60)
+            copy = counting(tmp_path, spout=spout)
+            for _ in range(5):
+                before = committed_txid(store, "anew")
+                found = rebuild(copy, store, state="words", take_over=True)
+                assert found.txid >= before and found.former is not None
+                assert found.difference is not None and found.difference.difference_count == 0
+                running.wait_for_commit(found.txid + 3, 60)
+        running.wait_until_caught_up(60)
+    assert held(copy) == expected(feed.rows)
+    assert verify(copy, store).right
+
+
+#: What ``Exchanges`` does in the midst of a commit: objects that do not travel to tasks.
+IN_COMMIT: dict[int, Callable[[], object]] = {}
+
+
+class Exchanges(StateCommitter):
+    """Has something else done when it has written, once for each transaction."""
+
+    def finish_batch(self) -> Any:
+        found = super().finish_batch()
+        if self._attempt is not None:
+            IN_COMMIT.pop(self._attempt.txid, lambda: None)()
+        return found
+
+
+def test_a_commit_that_is_open_when_the_rows_are_exchanged_is_repeated(tmp_path: Path, store: MemoryStore) -> None:
+    """Its first task has written to the former rows already."""
+    exchanged: list[RebuildReport] = []
+    builder = TransactionalTopologyBuilder("anew", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+    builder.set_bolt("same", Same()).shuffle_grouping("spout")
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    words = Exchanges(state, ["word"], {"count": Count(), "total": Sum("n")})
+    builder.set_bolt("words", words, 2).fields_grouping("same", Fields("word"))
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("same")
+    built = builder.build()
+    IN_COMMIT[3] = lambda: exchanged.append(rebuild(counting(tmp_path), store, state="words", take_over=True))
+    run(built, store)
+    assert [each.txid for each in exchanged] == [2]
+    assert held(built) == RIGHT and verify(built, store).right
+    record = read_transaction(store, "anew", 3)
+    assert record is not None and [each.outcome for each in record.attempts] == ["failed", "committed"]
+    assert "open for" in record.attempts[0].reason
+
+
+def test_two_rebuilds_of_a_state_do_not_meet(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    refused: list[str] = []
+
+    def second(progress: RebuildProgress) -> None:
+        with pytest.raises(ConfigError, match="another rebuild of 'words' in topology 'anew' runs") as error:
+            rebuild(built, store, state="words", take_over=True, timeout_s=0.01)
+        refused.append(str(error.value))
+
+    rebuild(built, store, state="words", take_over=False, told=second)
+    assert len(refused) == 3
+
+
+# --- crashes --------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Dies:
+    """Lets the ``at``-th call of the patched functions die, before or after it has worked."""
+
+    def __init__(self, at: int, *, after: bool) -> None:
+        self.calls, self.at, self.after = 0, at, after
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.at and not self.after:
+                raise Crash
+            answer = function(*arguments, **named)
+            if self.calls == self.at:
+                raise Crash
+            return answer
+
+        return called
+
+
+def test_a_rebuild_that_dies_anywhere_goes_on_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, went_on = 0, 0
+    while True:
+        at += 1
+        for after in (False, True):
+            folder, store = tmp_path / f"{at}{after}", MemoryStore()
+            folder.mkdir()
+            run(counting(folder, Wrong()), store)
+            mended, dies = counting(folder), Dies(at, after=after)
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryStore, "_apply_as", dies.wrap(MemoryStore._apply_as))
+                for name in ("raise_header", "apply", "exchange", "remove", "prepare"):
+                    patch.setattr(SqliteBackend, name, dies.wrap(getattr(SqliteBackend, name)))
+                try:
+                    rebuild(mended, store, state="words", take_over=True)
+                except Crash:
+                    pass
+                else:
+                    assert at > 20 and went_on > 5, (at, went_on)
+                    return
+            assert held(mended) in ({"a": (3, 6)}, RIGHT)
+            run(mended, store)
+            found = rebuild(mended, store, state="words", take_over=True)
+            went_on += found.resumed_at > 0
+            assert (found.txid, held(mended)) == (3, RIGHT)
+            assert undo(mended, store) == 3
+            assert held(mended) == expected(ROWS[:4])
+
+
+def test_another_version_of_the_code_begins_anew(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    rebuild(counting(tmp_path, Wrong()), store, state="words", take_over=False)
+    lineage = rebuild_module.lineage_of
+    monkeypatch.setattr(rebuild_module, "lineage_of", lambda topology: {**lineage(topology), "code": "other"})
+    found = rebuild(built, store, state="words", take_over=False)
+    assert (found.resumed_at, found.batches, found.has_other_code) == (0, 3, True)
+    assert found.difference is not None and found.difference.difference_count == 0
+    assert rebuild(built, store, state="words", take_over=False).resumed_at == 3
+
+
+def test_a_copy_is_not_used_after_the_topology_began_anew(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    rebuild(built, store, state="words", take_over=False)
+    reset_everything(built, store)
+    run(built, store)
+    found = rebuild(built, store, state="words", take_over=True)
+    assert (found.resumed_at, held(built)) == (0, RIGHT)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+class Pairs(Sums):
+    """Gives rows to the next committer."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        super().prepare(conf, context, collector, batch_id)
+        self.collector = collector
+
+    def finish_batch(self) -> None:
+        super().finish_batch()
+        for word, number in self.rows:
+            self.collector.emit([word, number])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def test_states_that_depend_on_each_other_are_not_rebuilt_alone(tmp_path: Path, store: MemoryStore) -> None:
+    builder = TransactionalTopologyBuilder("anew", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+    builder.set_bolt("first", Pairs(state_at(tmp_path, "first"))).global_grouping("spout")
+    builder.set_bolt("second", Sums(state_at(tmp_path, "second"))).global_grouping("first")
+    built = builder.build()
+    run(built, store)
+    with pytest.raises(ConfigError, match="cannot be rebuilt alone: bolt 'first' gives rows to 'second'"):
+        rebuild(built, store, state="first", take_over=False)
+    with pytest.raises(ConfigError, match="cannot be rebuilt alone: bolt 'second' gets rows from 'first'"):
+        rebuild(built, store, state="second", take_over=False)
+    two = topology_of(ROWS, Sums(state_at(tmp_path, "one"), state_at(tmp_path, "two")))
+    with pytest.raises(ConfigError, match="bolt 'bolt' keeps 2 states"):
+        rebuild(two, store, state="one' of " + str(tmp_path / "x.db"), take_over=False)
+
+
+def test_a_state_that_cannot_exchange_its_content_is_refused(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    with pytest.raises(ConfigError, match="has committed no transaction yet"):
+        rebuild(built, store, state="words", take_over=False)
+    run(built, store)
+    with pytest.raises(ConfigError, match="rows cannot be rebuilt: it cannot exchange its content"):
+        rebuild(built, store, state="rows", take_over=False)
+    long = counting(tmp_path, backend=SqliteBackend(tmp_path / "x.db", "w" * 60))
+    with pytest.raises(Exception, match="is not usable in SQL"):
+        rebuild(long, store, state="words", take_over=False)
+
+
+def test_a_source_that_does_not_reach_back_is_said_before_anything_is_done(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    reset_positions(built, store)
+    run(built, store)
+    store.apply([Delete("anew/history/001")])
+    with pytest.raises(Unverifiable, match="its positions were reset"):
+        rebuild(built, store, state="words", take_over=True)
+    assert held(built) == {word: (2 * count, 2 * total) for word, (count, total) in RIGHT.items()}
+
+
+def test_a_topology_that_moves_on_too_fast_keeps_its_rows(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    monkeypatch.setattr(rebuild_module, "TAKE_OVER_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(rebuild_module._Rebuild, "_exchanged", lambda self, difference: False)
+    with pytest.raises(RetryableError, match="moves on faster than its copy follows"):
+        rebuild(built, store, state="words", take_over=True)
+    monkeypatch.undo()
+    assert rebuild(built, store, state="words", take_over=True).resumed_at == 3
+
+
+# --- what others have attached --------------------------------------------------------------------
+
+
+def test_indexes_and_views_of_a_sqlite_table_stay_and_a_trigger_is_in_the_way(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    run(counting(tmp_path, Wrong()), store)
+    mended = counting(tmp_path)
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    connection.execute('CREATE INDEX "by total" ON words (total)')
+    connection.execute("CREATE VIEW large AS SELECT word FROM words WHERE total > 5")
+    connection.execute("CREATE TRIGGER told AFTER UPDATE ON words BEGIN SELECT 1; END")
+    with pytest.raises(ConfigError, match="would stay with the former table: trigger told; drop it"):
+        rebuild(mended, store, state="words", take_over=True)
+    connection.execute("DROP TRIGGER told")
+    rebuild(mended, store, state="words", take_over=True)
+    assert held(mended) == RIGHT
+    assert connection.execute("SELECT word FROM large ORDER BY word").fetchall() == [("a",), ("d",)]
+    assert connection.execute("SELECT count(*) FROM words_live").fetchall() == [(4,)]
+    assert connection.execute("SELECT tbl_name FROM sqlite_master WHERE name = 'by total'").fetchall() == [("words",)]
+    connection.close()
+
+
+@pytest.mark.integration
+def test_rights_indexes_and_views_of_a_postgres_table_stay(tmp_path: Path, store: MemoryStore, postgres: Any) -> None:
+    table, reader = f"words_{uuid.uuid4().hex[:8]}", f"reader_{uuid.uuid4().hex[:8]}"
+    run(counting(tmp_path, Wrong(), backend=PostgresBackend(postgres.dsn, table)), store)
+    mended = counting(tmp_path, backend=PostgresBackend(postgres.dsn, table))
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(f'CREATE INDEX ON "{table}" (total)')
+        connection.execute(f'CREATE ROLE "{reader}"')
+        connection.execute(f'GRANT SELECT ON "{table}" TO "{reader}" WITH GRANT OPTION')
+        connection.execute(f'CREATE VIEW "{table}_two" AS SELECT word FROM "{table}_live"')
+        connection.execute(f'CREATE VIEW "{table}_three" AS SELECT word FROM "{table}"')
+        with pytest.raises(ConfigError, match=f"would stay with the former table: view {table}_three"):
+            rebuild(mended, store, state="words", take_over=True)
+        assert held(mended) == {"a": (3, 6)}
+        connection.execute(f'DROP VIEW "{table}_three"')
+        rebuild(mended, store, state="words", take_over=True)
+        assert held(mended) == RIGHT
+        assert connection.execute(f'SELECT count(*) FROM "{table}_two"').fetchone() == (4,)
+        right = "SELECT has_table_privilege(%s, %s, 'SELECT WITH GRANT OPTION')"
+        assert connection.execute(right, (reader, table)).fetchone() == (True,)
+        found = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = %s", (table,)).fetchall()
+        assert any("(total)" in definition for (definition,) in found)
+        clean(mended, store, "words")
+        connection.execute(f'DROP TABLE "{table}" CASCADE')
+        connection.execute(f'DROP ROLE "{reader}"')
+    mended["words"].states[0].close()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_a_topology_over_any_store_goes_on_while_its_state_is_exchanged(
+    kind: str, tmp_path: Path, store: MemoryStore, name: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
+    table = name.replace("-", "_")[:40]
+
+    def backend() -> Any:
+        return PostgresBackend(server.dsn, table) if kind == "postgres" else RedisBackend(server.url, table)
+
+    spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 5)
+    with submit(counting(tmp_path, spout=spout, backend=backend()), store=store, executor="local") as running:
+        with Feed(spout) as feed:
+            running.wait_for_commit(10, 60)
+            copy = counting(tmp_path, spout=spout, backend=backend())
+            for _ in range(3):
+                found = rebuild(copy, store, state="words", take_over=True)
+                assert found.difference is not None and found.difference.difference_count == 0
+                running.wait_for_commit(found.txid + 3, 60)
+        running.wait_until_caught_up(60)
+    assert held(copy) == expected(feed.rows)
+    assert verify(copy, store).right
+    clean(copy, store, "words")
+    copy["words"].states[0].close()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_shows_what_differs_and_changes_nothing_without_yes(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(counting(tmp_path, Wrong()), store)
+    mended = counting(tmp_path)
+    done = command(monkeypatch, store, "words", app=app, topology=mended)
+    assert done.exit_code == 3
+    assert done.stdout.splitlines()[0].endswith("4 keys compared with the rebuilt ones, 4 differ")
+    assert done.stdout.splitlines()[-1] == "nothing was exchanged; add --yes to put the rebuilt rows in place"
+    assert held(mended) == {"a": (3, 6)}
+    done = command(monkeypatch, store, "words", "--yes", "--json", app=app, topology=mended)
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["type"], told["txid"], told["resumed_at"]) == (0, "rebuild", 3, 3)
+    assert held(mended) == RIGHT
+    done = command(monkeypatch, store, "words", app=app, topology=mended)
+    assert done.exit_code == 0 and "all agree" in done.stdout
+    done = command(monkeypatch, store, "words", "--clean", app=app, topology=mended)
+    assert done.exit_code == 0 and done.stdout.count("removed: ") == 2
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_driver_and_rebuild_are_killed_and_every_count_is_right(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, often: Often, seed: int
+) -> None:
+    """Both run as processes, while records keep coming; whichever is killed is started again."""
+    chance, kills = random.Random(seed), often(6, 30)
+    topic, sent = topics.create(name, 2), Counter[bytes]()
+    words = OverKafka("tests.kit.replays:kafka_topology", servers, topic, tmp_path / "x.db")
+
+    def send(count: int) -> None:
+        for part in range(2):
+            values = [f"w{chance.randrange(30)}".encode() for _ in range(count)]
+            topics.send(topic, values, part)
+            sent.update(values)
+
+    send(2_000)
+    driver = RunProcess(tmp_path / "driver.log", words.where, {**words.settings, **words.config}, executor="local")
+    driver.start()
+    rebuilt = 0
+    try:
+        wait_for(words.database.exists, 60, what="the first commit")
+        for _ in range(kills):
+            send(300)
+            command = words.start("rebuild", "words", "--yes")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rebuilt += command.wait(timeout=chance.uniform(0.8, 5.0)) == 0
+            if chance.random() < 0.5:
+                driver.kill()
+                driver.start()
+            if command.poll() is None:
+                os.killpg(command.pid, signal.SIGKILL)
+                command.wait()
+        answer = words.ratchet("rebuild", "words", "--yes")
+        assert answer.returncode == 0, answer.stderr
+        assert "in place; the former ones are kept" in answer.stdout
+    finally:
+        driver.end()
+    words.catch_up(kafka_topology(words.settings))
+    with sqlite3.connect(words.database) as connection:
+        found = dict(connection.execute("SELECT word, count FROM words WHERE NOT _deleted"))
+    assert found == {word.decode(): count for word, count in sent.items()}
+    assert words.ratchet("verify").returncode == 0
+    print(f"seed {seed}: {kills} kills, {rebuilt} exchanges before the last one")
