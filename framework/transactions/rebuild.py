@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from copy import copy as copied
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ from framework.transactions.shadow import shadow_of, state_named, with_what_it_n
 
 #: How long a rebuild that has caught up tries to take over from a topology that moves on.
 TAKE_OVER_TIMEOUT_S = 120.0
+#: The epochs of rebuilds begin here and rise. They are below those of all drivers: a driver that
+#: replays the last transaction, because ZooKeeper has lost its close, writes its rows again.
+EPOCH_OF_REBUILDS = -1_000_000_000
 #: How often it reads up to where the topology stands before it compares.
 ROUNDS_MAX = 20
 
@@ -71,8 +74,9 @@ class RebuildReport:
     topology_id: str
     location: str
     txid: int
+    _: KW_ONLY
     resumed_at: int
-    difference: StateReport | None
+    difference: StateReport | None = None
     former: str | None = None
     has_other_code: bool = False
     records: int = 0
@@ -103,9 +107,8 @@ def rebuild(
         if take_over and documents.finish(component.states[0]):
             return documents.report(component.states[0])
         with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
-            return _Rebuild(topology, store, conf or {}, documents, component, Path(folder)).run(
-                told, take_over=take_over
-            )
+            work = _Rebuild(topology, store, conf or {}, documents, component=component, folder=Path(folder))
+            return work.run(told, take_over=take_over)
 
 
 def clean(topology: Topology, store: CoordinationStore, state: str, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
@@ -127,6 +130,7 @@ class _Rebuild:
         store: CoordinationStore,
         conf: Mapping[str, Any],
         documents: _Documents,
+        *,
         component: Component,
         folder: Path,
     ) -> None:
@@ -156,8 +160,14 @@ class _Rebuild:
                 if target <= copy.txid:
                     break
             (difference,) = compared(copy, [(self._state, self._rebuilt)])
-            report = RebuildReport(self._topology.id, self._state.location, copy.txid, copy.resumed_at, difference)
-            report.has_other_code = self._made_by_other_code()
+            report = RebuildReport(
+                self._topology.id,
+                self._state.location,
+                copy.txid,
+                resumed_at=copy.resumed_at,
+                difference=difference,
+                has_other_code=self._made_by_other_code(),
+            )
             if take_over:
                 self._take_over(report)
             report.records, report.batches = copy.records, copy.batches
@@ -197,7 +207,7 @@ class _Rebuild:
             return False
         self._documents.note_taking_over(committed, difference, self._lineage)
         try:
-            self._state.exchange(header, _with_closed_fence(header), rebuilt)
+            self._state.exchange(header, with_closed_fence(header), rebuilt)
         except StaleWriterError:
             return False
         self._documents.note_taken_over()
@@ -234,7 +244,8 @@ class _Copy(Recomputation):
             self._go_on(header, mark)
             return
         state.remove()
-        state.prepare(self._shadow.id)
+        header = state.prepare(self._shadow.id)
+        state.raise_header(header, replace(header, epoch=self._epoch))
         super()._begin()
 
     def _go_on(self, header: Header, mark: _Mark) -> None:
@@ -276,6 +287,7 @@ class _Mark:
     made_by: Mapping[str, str]
     txid: int
     left: int
+    _: KW_ONLY
     after: int
     batch: Plan
     before: Plan
@@ -309,7 +321,7 @@ class _Documents:
     def __init__(self, store: CoordinationStore, path: str, leadership: Leadership) -> None:
         self._state = TransactionalState(store, path, leadership.apply)
         self._path, self._leadership = path, leadership
-        self.epoch = leadership.epoch
+        self.epoch = EPOCH_OF_REBUILDS + leadership.epoch
 
     def __enter__(self) -> _Documents:
         return self
@@ -357,9 +369,8 @@ class _Documents:
 
     def report(self, state: FencedState) -> RebuildReport:
         """The exchange that is recorded."""
-        found = self._state.get_data(TAKEN_OVER)
-        former = _beside(state, FORMER).location
-        return RebuildReport(self._path.split("/")[0], state.location, found["txid"], found["txid"], None, former)
+        txid, former = self._state.get_data(TAKEN_OVER)["txid"], _beside(state, FORMER).location
+        return RebuildReport(self._path.split("/")[0], state.location, txid, resumed_at=txid, former=former)
 
 
 def _rebuild_of(topology_id: str, component_id: str, store: CoordinationStore, timeout_s: float) -> _Documents:
@@ -410,7 +421,7 @@ def _holds_something(state: FencedState) -> bool:
         return False  # there is no header
 
 
-def _with_closed_fence(header: Header) -> Header:
+def with_closed_fence(header: Header) -> Header:
     """The header under which a commit that is open now is refused, and is repeated by the attempt
     that follows."""
     opened = header.open

@@ -30,7 +30,7 @@ from sinks.kafka.markers import Marker
 from sinks.kafka.writer import MarkedWriter
 from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
 from spouts import memory
-from tests.simulation import drivers
+from tests.simulation import drivers, world
 from tests.simulation.drivers import SimExecutor
 from tests.simulation.kafka import LETTERS
 from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
@@ -409,6 +409,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C27: the last transaction may be of another attempt than the one that was committed",
              [(CommitPhase, "_check_committed", _nothing)],
              lambda shape: shape.back == "sink" and shape.moody and shape.states > 0),
+    Mutation("the rows of a rebuild have epochs above those of drivers",
+             [(world, "EPOCH_OF_REBUILDS", 1_000)], lambda shape: shape.back == "zookeeper" and shape.states > 0),
+    Mutation("rows are exchanged under an open commit, whose fence stays open",
+             [(world, "with_closed_fence", lambda header: header)], lambda shape: shape.states > 0),
     Mutation("C28: a raise does not compare plans", [(CommitPhase, "_check_plan", _nothing)],
              lambda shape: shape.back == "sink" and shape.losses > 0),
     # what else the protocol stands on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 from framework.errors import RatchetError
 from tests.simulation.drivers import ResetTool, SimDriver, build_topology
-from tests.simulation.world import TOPIC, Shape, Violation, World
+from tests.simulation.world import TOPIC, Shape, SimBackend, Violation, World
 
 Coverage = Counter[tuple[str, str]]
 
@@ -40,6 +41,7 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
         _plan_losses(world, drivers)
         _plan_restores(world, drivers)
         _plan_change_of_topology(world, drivers)
+        _plan_rebuilds(world)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
@@ -145,6 +147,27 @@ def _plan_restores(world: World, drivers: list[SimDriver]) -> None:
         done = () if store is world.store else ("done",) * 4
         moment = chance.choice(("any", *("open",) * 4, *done, *("rolled back",) * 8 * min(shape.losses, 1)))
         world.at(int(chance.random() * 1_200), partial(_take_snapshot, world, drivers, store, pause, moment))
+
+
+def _plan_rebuilds(world: World) -> None:
+    """Plan that a rebuilt copy takes the place of a state, in one of four schedules: at any time,
+    or in the middle of a commit. More often where ZooKeeper may lose what a copy was made of.
+    """
+    chance = random.Random(f"rebuilds of {world.seed}")  # of its own: no other choice depends on it
+    share, most = (0.5, 8) if world.shape.back == "zookeeper" else (0.25, 3)
+    if not world.backends or chance.random() > share:
+        return
+    for _ in range(chance.randint(1, most)):
+        backend, moment = chance.choice(world.backends), chance.choice(("any", "open", "open", "open"))
+        world.coverage[("rebuilt", moment)] += 1
+        world.at(int(chance.random() * 1_200), partial(_take_rebuilt, world, backend, moment))
+
+
+def _take_rebuilt(world: World, backend: SimBackend, moment: str, tries: int = 300) -> None:
+    if _has_come(world, backend, moment) and backend.take_rebuilt():
+        world.coverage[("rows are exchanged", moment)] += 1
+    elif tries and not world.finished:
+        world.at(3, partial(_take_rebuilt, world, backend, moment, tries - 1))
 
 
 def _stop_all(world: World, drivers: list[SimDriver]) -> None:

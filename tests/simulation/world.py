@@ -24,10 +24,11 @@ from framework.coordination.fenced import FencedLeadership, FenceMoved, ReplyLos
 from framework.coordination.transactional_state import decode_document, encode_document
 from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
-from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, ValueType
+from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, Stamp, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.plans import plan_digest
+from framework.transactions.rebuild import EPOCH_OF_REBUILDS, with_closed_fence
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka.markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -186,6 +187,7 @@ class World:
         self.zookeeper_restored = False
         self.joined = not (self.shape.joins or self.shape.renames)  # whether a driver with the changed topology has led
         self.restores: list[Any] = []
+        self.closed_rows: dict[int, tuple[int, dict[tuple[Any, ...], Row]]] = {}  # sink -> last closed txid, rows then
         self.writes = 0  # to headers and to ZooKeeper: without one, nothing is opened or done
         self._met: set[str] = set()
         self._depth = 0
@@ -414,6 +416,26 @@ class SimBackend(MemoryBackend):
         shared.rows.update(rows)
         self._world.restored[self._index] = self._world.restored.get(self._index, 0) + 1
         self._world.oracle.sink_went_back(self._index, header)
+
+    def take_rebuilt(self) -> bool:
+        """Exchange the rows for those that a rebuild has made of the closed transactions, if
+        nothing newer is done here.
+        """
+        world, header = self._world, self.header()
+        txid, rows = world.closed_rows.get(self._index, (0, {}))
+        if header is None or not txid or not txid == header.done == world.store.currtx() - 1:
+            return False
+        if world.oracle.is_behind(self._index):
+            return False
+        new, shared = with_closed_fence(header), self._rows()
+        shared.header = new
+        shared.rows.clear()
+        stamp = Stamp(0, EPOCH_OF_REBUILDS, 0)
+        shared.rows.update((key, row._replace(stamp=stamp._replace(txid=row.stamp.txid))) for key, row in rows.items())
+        world.writes += 1
+        world.note(f"the rows of {self._name} are exchanged, as of transaction {txid}")
+        world.oracle.header_changed(self._index, header, new)
+        return True
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
         world, fault = self._world, self._fault("write rows", ("partial", "answer lost", "refused"))
@@ -781,6 +803,8 @@ class Oracle:
                 self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
         self.committed, self.committed_by = txid, attempt_id
         self.compare()
+        for sink in headers.keys() - self.behind:
+            world.closed_rows[sink] = (txid, dict(world.backends[sink].rows()))
         for committer in filter(self.takes_part, world.shape.headerless):
             held, wanted = sorted(self.topics.get((committer, txid), [])), sorted(world.rows(plan, committer))
             if held != wanted:
