@@ -1,5 +1,6 @@
 """``python -m benchmarks``: measures W1, W2, W3, the spout's reading alone, topics of many
-partitions, the states' writing alone and the cost of being watched, and prints JSON lines."""
+partitions, the states' writing alone, the cost of being watched, a rebuild and an explanation, and
+prints JSON lines."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks import parts, plots, ranges, reading, states, watched, wide, workload
+from benchmarks import parts, plots, ranges, reading, states, trust, watched, wide, workload
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched"]
+WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched", "rebuild"]
+#: Takes many minutes, so only when it is named.
+LONG = ["explain"]
 #: W2 shows the latency of all messages, and of those that were sent so long after the first one.
 WARM_AFTER_MS = 2_000
 
@@ -61,6 +64,10 @@ def main() -> int:
         if "watched" in arguments.workloads:
             _print(_watched(servers, folder, arguments))
             _print(watched.root(servers.zookeeper))
+        if "rebuild" in arguments.workloads:
+            _print(trust.measure_rebuild(servers, folder, arguments.messages, _config(servers, 2)))
+        if "explain" in arguments.workloads:
+            _print(trust.measure_explain(servers, folder, arguments.messages // 2, 2, _config(servers, 2)))
     if arguments.plot is not None:
         plots.draw(_results, arguments.plot)
     return 0
@@ -286,10 +293,13 @@ def _config(servers: EmbeddedServers, pending: int) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
+    parser.add_argument("--only", dest="workloads", nargs="+", default=WORKLOADS, choices=[*WORKLOADS, *LONG])
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into an SVG file, too")
     parser.add_argument(
-        "--messages", type=int, default=2_000_000, help="W1, W3, reading, ranges: messages in the topic"
+        "--messages",
+        type=int,
+        default=2_000_000,
+        help="W1, W3, reading, ranges, rebuild, explain: messages in the topic",
     )
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument(
