@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from framework.observe import AttemptRecord, TransactionRecord, configure_loggin
 from framework.observe.journal import RECORDS_MAX
 from framework.overview import TopologyOverview, read_topologies, read_topology
 from framework.transactions.documents import read_history, read_transaction
+from framework.transactions.rebuild import read_exchanges
 
 #: How often ``status --watch`` looks: as often as drivers tell.
 _WATCH_S = 2.0
@@ -124,6 +126,19 @@ def show_history(
                 typer.echo(line)
         else:
             typer.echo("no transaction failed" if failed else "no transaction is recorded")
+        if txid is None and plot is None:
+            _show_exchanges(store, topology, as_json=as_json)
+
+
+def _show_exchanges(store: CoordinationStore, topology: str, *, as_json: bool) -> None:
+    for each in read_exchanges(store, topology):
+        if as_json:
+            _print_json("exchange", {"topology": topology, **asdict(each)})
+        else:
+            typer.echo(
+                f"transaction {each.txid:,}: at {each.at} the rows of {each.component_id!r} were exchanged for rebuilt ones, of "
+                f"which {each.differed:,} differed"
+            )
 
 
 def _plot(records: list[TransactionRecord], file: Path, topology: str, as_json: bool) -> None:

@@ -111,6 +111,33 @@ def rebuild(
             return work.run(told, take_over=take_over)
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The last exchange of a component's state: as of which transaction, when (UTC), how many keys
+    had differed, and which code had made the new rows."""
+
+    component_id: str
+    txid: int
+    at: str
+    differed: int
+    made_by: Mapping[str, str]
+
+
+def read_exchanges(store: CoordinationStore, topology_id: str) -> list[Exchange]:
+    """The last exchange of each state, by component. No leadership is needed. Raises
+    ``CorruptStateError``."""
+    found = []
+    for component_id in store.children(f"{topology_id}/rebuild"):
+        path = f"{topology_id}/rebuild/{component_id}"
+        document = TransactionalState(store, path).get_data(TAKEN_OVER)
+        try:
+            if document is not None and document.pop("finished"):
+                found.append(Exchange(component_id, **document))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptStateError(f"{path}/{TAKEN_OVER}: not what rebuild writes; delete the node") from error
+    return found
+
+
 def clean(topology: Topology, store: CoordinationStore, state: str, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
     """Remove the rows from before the last rebuild, and what an unfinished one has made. Returns
     where they were. Raises ``ConfigError`` as ``rebuild``."""

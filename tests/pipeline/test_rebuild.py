@@ -48,6 +48,7 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.command import call
 from tests.kit.processes import RunProcess
 from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, kafka_topology, run, state_at, topology_of
 from tests.kit.targets import Often
@@ -504,6 +505,8 @@ def test_the_command_shows_what_differs_and_changes_nothing_without_yes(
     told = json.loads(done.stdout)
     assert (done.exit_code, told["type"], told["txid"], told["resumed_at"]) == (0, "rebuild", 3, 3)
     assert held(mended) == RIGHT
+    (exchange,) = rebuild_module.read_exchanges(store, "anew")
+    assert (exchange.component_id, exchange.txid, exchange.differed) == ("words", 3, 4)
     done = command(monkeypatch, store, "words", app=app, topology=mended)
     assert done.exit_code == 0 and "all agree" in done.stdout
     done = command(monkeypatch, store, "words", "--clean", app=app, topology=mended)
@@ -529,6 +532,7 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
             sent.update(values)
 
     send(2_000)
+    zookeeper = [f"--set={key}={value}" for key, value in words.config.items()]
     driver = RunProcess(tmp_path / "driver.log", words.where, {**words.settings, **words.config}, executor="local")
     driver.start()
     rebuilt = 0
@@ -555,4 +559,6 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
         found = dict(connection.execute("SELECT word, count FROM words WHERE NOT _deleted"))
     assert found == {word.decode(): count for word, count in sent.items()}
     assert words.ratchet("verify").returncode == 0
+    history = call("framework", "history", topic, *zookeeper).stdout.splitlines()
+    assert "the rows of 'words' were exchanged for rebuilt ones" in history[-1]
     print(f"seed {seed}: {kills} kills, {rebuilt} exchanges before the last one")
