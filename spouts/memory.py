@@ -24,7 +24,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.spouts import Meta
+from framework.topology.spouts import LEFT_OUT, Meta
 
 Values = Sequence[Any]
 OnDataLoss = Literal["fail", "skip"]
@@ -183,14 +183,16 @@ class _MemoryPlanner(PartitionPlanner):
         source = self._source
         with source.lock:
             for partition in sorted({*source.partitions, *previous}):
-                plan[partition] = self._range(partition, _next(previous.get(partition)), divisor)
+                before = previous.get(partition)
+                plan[partition] = _leaving_out_too(before, self._range(partition, _next(before), divisor))
         skipped = any("skipped" in meta for meta in plan.values())
         return plan if self.record_count(plan) or skipped else None
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta]:
         with self._source.lock:
             known = sorted({*self._source.partitions, *previous})
-        return {each: {"first": _next(previous.get(each)), "next": _next(previous.get(each))} for each in known}
+        nothing = {each: {"first": _next(previous.get(each)), "next": _next(previous.get(each))} for each in known}
+        return {each: _leaving_out_too(previous.get(each), meta) for each, meta in nothing.items()}
 
     def _range(self, partition: str, first: int, divisor: int) -> Meta:
         """What one partition contributes after offset ``first``. Call it with the lock held."""
@@ -227,14 +229,17 @@ class _MemoryPlanner(PartitionPlanner):
         }
 
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
-        return {"first": first["next" if after else "first"], "next": last["next"]}
+        return _leaving_out_too(last, {"first": first["next" if after else "first"], "next": last["next"]})
 
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         first, end = int(meta["first"]), int(meta["next"])
         if end - first < 2:
             return None
         middle = (first + end) // 2
-        return {"first": first, "next": middle}, {"first": middle, "next": end}
+        return {**meta, "next": middle}, {**meta, "first": middle}
+
+    def offsets(self, meta: Meta) -> range:
+        return range(int(meta["first"]), int(meta["next"]))
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int:
         with self._source.lock:
@@ -267,7 +272,8 @@ class _MemoryReader(PartitionReader):
         self._fields = fields
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[pa.RecordBatch]:
-        rows = complete(partition, meta)
+        left_out = {offset - int(meta["first"]) for offset in meta.get(LEFT_OUT, ())}
+        rows = [row for number, row in enumerate(complete(partition, meta)) if number not in left_out]
         if rows:
             columns = zip(*rows, strict=True)
             arrays = [
@@ -287,6 +293,12 @@ def complete(partition: str, meta: Meta) -> Sequence[Values]:
             f"memory partition {partition}: {len(rows)} rows came of {planned} planned from {meta['first']}"
         )
     return rows
+
+
+def _leaving_out_too(before: Meta | None, meta: Meta) -> Meta:
+    """``meta``, with what the entry before it leaves out."""
+    left_out = before.get(LEFT_OUT) if before is not None else None
+    return {**meta, LEFT_OUT: left_out} if left_out else meta
 
 
 def _next(meta: Meta | None) -> int:

@@ -231,6 +231,10 @@ class TransactionalSpout(Spout):
         """Called in tasks, on an unpickled copy of the spout."""
 
 
+#: In an entry of a plan: the offsets that ``undo`` was told to leave out, ascending.
+LEFT_OUT = "left_out"
+
+
 class PartitionPlanner(ABC):
     """Plans batches. Lives on the driver, one at a time, used from one thread."""
 
@@ -328,6 +332,12 @@ class PartitionPlanner(ABC):
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         """Split a range into two halves, in order. None when it is a single record, or cannot be
         split."""
+        return None
+
+    def offsets(self, meta: Meta) -> range | None:
+        """Return the offsets of a range, if this source can leave out single records; None, the
+        default: it cannot. One that can carries ``LEFT_OUT`` from each entry to that of the next
+        plan, also in ``joined`` and ``split``, and its reader gives no row for these offsets."""
         return None
 
     def peek(self, partition: str, meta: Meta) -> SourceRecord | None:

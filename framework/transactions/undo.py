@@ -13,8 +13,10 @@ is processed again as it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
 from framework.coordination.steps import Steps, perform
@@ -24,8 +26,9 @@ from framework.execution import LocalExecutor, plan_execution
 from framework.observe.journal import TransactionRecord
 from framework.topology import Header, PartitionedSpout, Topology
 from framework.topology.fencing import ROLLED_BACK
+from framework.topology.spouts import LEFT_OUT, Meta, PartitionPlanner
 from framework.transactions.commit import CommitPhase
-from framework.transactions.coordinator import Recovered
+from framework.transactions.coordinator import Recovered, SpoutKind
 from framework.transactions.documents import (
     TopologyDocuments,
     Undone,
@@ -35,11 +38,23 @@ from framework.transactions.documents import (
 )
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import rolling_back_opened
+from framework.transactions.sources import planner_of, spout_kind_of
+
+#: Partition -> the offsets of records that are not to be processed again.
+LeftOut = Mapping[str, Collection[int]]
 
 
-def undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
+def undo(
+    topology: Topology,
+    store: CoordinationStore,
+    timeout_s: float = ELECTION_TIMEOUT_S,
+    *,
+    leave_out: LeftOut = MappingProxyType({}),
+    conf: Mapping[str, Any] = MappingProxyType({}),
+) -> int:
     """Take back the newest committed transaction, or go on with one that was being taken back.
-    Returns its txid.
+    Returns its txid. ``leave_out``: records of it that no later batch gets; they go to the dead
+    letters, where the spout has any. Not with one that was being taken back.
 
     Raises ``ConfigError`` when a driver still leads after ``timeout_s``, when a sink cannot undo,
     and when the transaction cannot be taken back any more; ``RetryableError`` when something does
@@ -49,22 +64,82 @@ def undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTI
         executor = LocalExecutor(plan_execution(topology), {})
         incarnation = documents.incarnation()
         commit = CommitPhase(topology.id, topology.states, executor, leadership.epoch, incarnation=incarnation)
-        return perform(undoing(topology, store, documents, commit, epoch=leadership.epoch))
+        without = Without(topology, leave_out, conf)
+        return perform(undoing(topology, store, documents, commit, epoch=leadership.epoch, without=without))
+
+
+class Without:
+    """Leaves records out of the batch that follows a plan. Raises ``ConfigError`` where that cannot
+    be."""
+
+    def __init__(self, topology: Topology, leave_out: LeftOut, conf: Mapping[str, Any]) -> None:
+        self._topology, self._leave_out, self._conf = topology, leave_out, conf
+
+    def __bool__(self) -> bool:
+        return bool(self._leave_out)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{each}/{offset}" for each, offsets in self._leave_out.items() for offset in sorted(offsets))
+        return f", to be made again without {shown}" if shown else ""
+
+    def plan(self, before: Plan, batch: Plan) -> Plan:
+        """``before``, such that the plans after it leave out the records, which are in
+        ``batch``."""
+        if not self._leave_out:
+            return before
+        if spout_kind_of(self._topology.spout.instance) is not SpoutKind.OPAQUE:
+            raise ConfigError(
+                f"no record can be left out: spout {self._topology.spout.id!r} is idempotent, and its batches never change"
+            )
+        planner = planner_of(self._topology, self._conf)
+        try:
+            return {**before, **{each: self._entry(planner, each, before, batch) for each in self._leave_out}}
+        finally:
+            planner.close()
+
+    def _entry(self, planner: PartitionPlanner, partition: str, before: Plan, batch: Plan) -> Meta:
+        if partition not in batch:
+            raise ConfigError(f"the transaction has no partition {partition!r}: it has {', '.join(sorted(batch))}")
+        held = planner.offsets(batch[partition])
+        if held is None:
+            raise ConfigError(f"spout {self._topology.spout.id!r} cannot leave out single records")
+        if partition not in before:
+            raise ConfigError(f"no record of {partition!r} can be left out: the partition begins with this transaction")
+        for offset in self._leave_out[partition]:
+            if offset not in held:
+                shown = f"offsets {held.start} to {held.stop - 1}" if held else "no record"
+                raise ConfigError(
+                    f"{partition}/{offset} is not in the transaction, which has {shown} of that partition"
+                )
+        known = before[partition].get(LEFT_OUT, ())
+        return {**before[partition], LEFT_OUT: sorted({*known, *self._leave_out[partition]})}
 
 
 def undoing(
-    topology: Topology, store: CoordinationStore, documents: TopologyDocuments, commit: CommitPhase, *, epoch: int
+    topology: Topology,
+    store: CoordinationStore,
+    documents: TopologyDocuments,
+    commit: CommitPhase,
+    *,
+    epoch: int,
+    without: Without | None = None,
 ) -> Steps[int]:
     """The steps of ``undo``."""
     _check_can_undo(topology, store)
     recovered, digests = documents.recover()
     undone = documents.pending_undo(recovered.currtx)
     if undone is None:  # refuse before anything is changed
-        _to_take_back(topology, store, recovered, _headers(topology))
+        record, before = _to_take_back(topology, store, recovered, _headers(topology))
+        before = without.plan(before, record.plan) if without is not None else before
+    elif without:
+        raise ConfigError(
+            f"transaction {undone.txid} was being taken back: go on with it first, without leaving out records, then run the "
+            "topology until it is closed, and undo it again"
+        )
     opened = yield from commit.opening(recovered.currtx, digests, committed_by=recovered.committed_by)
     if undone is None:
-        record, before = _to_take_back(topology, store, recovered, commit.headers())
-        shown = _shown(record)
+        record, _ = _to_take_back(topology, store, recovered, commit.headers())
+        shown = _shown(record, without)
         undone, opened = Undone(shown.txid, False, shown.attempts), True
         yield partial(documents.take_back, shown, before, recovered.attempts)
         recovered, _ = documents.recover()
@@ -162,6 +237,6 @@ def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Pla
     return before.plan
 
 
-def _shown(record: TransactionRecord) -> TransactionRecord:
+def _shown(record: TransactionRecord, without: Without | None) -> TransactionRecord:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return record.undone(f"taken back by ratchet undo at {at}")
+    return record.undone(f"taken back by ratchet undo at {at}{without or ''}")

@@ -52,6 +52,13 @@ class RecordDecoder:
         for _, codec in self._format.codecs():
             codec.decode([None])
 
+    def letters(self, chunk: RecordChunk, reason: str, topic_ids: Mapping[str, str | None]) -> pa.RecordBatch | None:
+        """These records as dead letters, all for one reason; None where dead letters are not
+        wanted."""
+        if self._on_bad_record is not OnBadRecord.DEAD_LETTER:
+            return None
+        return dead_letters("value", chunk, [reason] * len(chunk), topic_ids)
+
     def decode(self, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
         """Yields the records that could not be decoded first, then the others."""
         columns: list[pa.Array] = []

@@ -6,6 +6,8 @@ first_leader_epoch          leader epoch in which first_offset was in the log (a
 next_leader_epoch           the same for next_offset; the next plan has it as first_leader_epoch
 gap                         if offsets were skipped: {"reason", "from_offset", "to_offset"}
 lost_records, gaps          totals of such skips, carried from plan to plan (absent: none)
+left_out                    offsets that ``undo`` was told to leave out, ascending, carried from
+                            plan to plan (absent: none): readers give no row for them
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from framework.topology.spouts import Meta
+from framework.topology.spouts import LEFT_OUT, Meta
 
 #: A topic and the number of a partition.
 TopicPartition = tuple[str, int]
@@ -49,6 +51,7 @@ class Position:
     gap: dict[str, Any] | None = None
     lost_records: int = 0
     gaps: int = 0
+    left_out: tuple[int, ...] = ()
 
     def skip(self, reason: str, to_offset: int) -> None:
         """Continue at ``to_offset``, and record the gap in the plan."""
@@ -56,6 +59,8 @@ class Position:
         self.gap = {"reason": reason, "from_offset": self.offset, "to_offset": to_offset}
         self.lost_records += lost
         self.gaps += 1
+        if reason != "retention":
+            self.left_out = ()  # the log may hold other records at these offsets
         self.offset, self.leader_epoch = to_offset, None
 
     def after(self) -> Meta:
@@ -78,6 +83,7 @@ class Position:
             "gap": self.gap,
             "lost_records": self.lost_records or None,
             "gaps": self.gaps or None,
+            LEFT_OUT: list(self.left_out) or None,
         }
         present = {key: value for key, value in optional.items() if value is not None}
         return {"first_offset": self.offset, "next_offset": self.offset + taken, **present}
@@ -100,6 +106,7 @@ def position_after(meta: Meta) -> Position:
     position = _position(meta, "next")
     position.lost_records = int(meta.get("lost_records", 0))
     position.gaps = int(meta.get("gaps", 0))
+    position.left_out = tuple(map(int, meta.get(LEFT_OUT, ())))
     return position
 
 

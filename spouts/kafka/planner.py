@@ -30,7 +30,7 @@ from framework.clients.kafka import KafkaSettings
 from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord
-from framework.topology.spouts import Meta
+from framework.topology.spouts import LEFT_OUT, Meta
 from spouts.codecs.bad_records import BadRecordShare
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
@@ -218,7 +218,7 @@ class KafkaPlanner(PartitionPlanner):
             return None  # offsets in between were skipped, or are of other records by now
         whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
         epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
-        known = {**epochs, "topic_id": last.get("topic_id")}
+        known = {**epochs, "topic_id": last.get("topic_id"), LEFT_OUT: last.get(LEFT_OUT)}
         return {**whole, **{name: value for name, value in known.items() if value is not None}}
 
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
@@ -228,6 +228,9 @@ class KafkaPlanner(PartitionPlanner):
         middle = (first + end) // 2
         bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
         return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
+
+    def offsets(self, meta: Meta) -> range:
+        return range(int(meta["first_offset"]), int(meta["next_offset"]))
 
     def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
         return self._viewer.first(partition, int(meta["first_offset"]), int(meta["next_offset"]))

@@ -7,17 +7,27 @@ of dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
 
 from framework.clients.kafka import KafkaSettings
 from framework.topology import DEAD_LETTER_STREAM, OnStream, PartitionReader, ReadCounts, TransactionAttempt
-from framework.topology.spouts import Meta, Rows
+from framework.topology.spouts import LEFT_OUT, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
+from spouts.kafka.chunk import RecordChunk
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.format import RecordFormat
 from spouts.kafka.partitions import position_after, position_of, topic_and_number
 from spouts.kafka.session import Range
 from spouts.kafka.sessions import sessions
+
+C = TypeVar("C", bound=RecordChunk)
+
+#: The error of a dead letter that is none.
+LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
 
 
 class KafkaReader(PartitionReader):
@@ -44,6 +54,7 @@ class KafkaReader(PartitionReader):
         asked = {topic_and_number(partition): _range(meta) for partition, meta in ranges.items()}
         if not any(each.first < each.end for each in asked.values()):
             return
+        left_out = _left_out(ranges)
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
         with sessions.lend(self._settings, self._group, self._slot) as session:
             for chunk in session.read(asked, self._decoder.parts):
@@ -51,16 +62,42 @@ class KafkaReader(PartitionReader):
                 self._counts.bytes += chunk.value_bytes
                 if chunk.sampled_ms is not None:
                     self._counts.sampled(*chunk.sampled_ms)
+                if left_out:
+                    chunk, letters = self._without(chunk, left_out, topic_ids)
+                    if letters is not None:
+                        yield OnStream(DEAD_LETTER_STREAM, letters)
                 for decoded in self._decoder.decode(chunk, topic_ids):
                     if decoded.letters:
                         self._counts.bad_records += len(decoded.chunk)
                     if decoded.rows is not None:
                         yield OnStream(DEAD_LETTER_STREAM, decoded.rows) if decoded.letters else decoded.rows
 
+    def _without(
+        self, chunk: C, left_out: Set[tuple[str, int, int]], topic_ids: Mapping[str, str | None]
+    ) -> tuple[C, pa.RecordBatch | None]:
+        """The records that are not left out, and the others as dead letters, where there are any.
+        They do not count as bad: somebody has decided about them."""
+        places = zip(*(chunk.metadata(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+        gone = [row for row, place in enumerate(places) if place in left_out]
+        if not gone:
+            return chunk, None
+        kept = np.delete(np.arange(len(chunk)), gone).tolist()
+        return chunk.take(kept), self._decoder.letters(chunk.take(gone), LEFT_OUT_REASON, topic_ids)
+
     def warm_up(self) -> None:
         with sessions.lend(self._settings, self._group, self._slot) as session:
             session.connect()
         self._decoder.warm_up()
+
+
+def _left_out(ranges: Mapping[str, Meta]) -> Set[tuple[str, int, int]]:
+    """Topic, partition and offset of each record of these ranges that is left out."""
+    return {
+        (*topic_and_number(partition), offset)
+        for partition, meta in ranges.items()
+        for offset in meta.get(LEFT_OUT, ())
+        if int(meta["first_offset"]) <= offset < int(meta["next_offset"])
+    }
 
 
 def _range(meta: Meta) -> Range:

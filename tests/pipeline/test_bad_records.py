@@ -29,6 +29,8 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.transactions import MemoryStore
+from framework.transactions.audit import verify
+from framework.transactions.undo import undo
 from integration import EmbeddedServers, RegistryServer
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka import markers as kafka_markers
@@ -145,6 +147,32 @@ def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(
     assert len(letters[0][8]) == 22  # a topic id
     assert [row[9] for row in letters] == [1, 2]
     assert run.status().bad_records == 2
+
+
+@pytest.mark.parametrize("reader", ["native", "python"])
+def test_records_that_undo_leaves_out_become_dead_letters(
+    topics: Topics, name: str, tmp_path: Path, reader: str
+) -> None:
+    runs = BadRuns(topics, tmp_path, name)
+    topics.send(topics.create(name), [b'{"value": "z"}', *GOOD, b"bad"])
+    options = {
+        "on_bad_record": "dead_letter",
+        "batch_records_max": 1,
+        "dead_letters": DeadLetterTable(runs.state("letters")),
+    }
+    config = {"kafka.reader": reader}
+    runs.catch_up(config, **options)
+    topics.send(name, [*GOOD, b"worse"])
+    runs.catch_up(config, **{**options, "batch_records_max": 10})
+    assert runs.counts() == {"z": 1, "a": 4, "b": 2}
+    topology = runs.topology(**options)
+    assert undo(topology, runs.store, leave_out={f"{name}/0": [6, 8]}, conf=config) == 6
+    runs.catch_up(config, **{**options, "batch_records_max": 10})
+    assert runs.counts() == {"z": 1, "a": 4, "b": 1}
+    letters = runs.rows("SELECT offset, record_value, error FROM letters WHERE NOT _deleted ORDER BY offset")
+    assert [(offset, value) for offset, value, _ in letters] == [(4, b"bad"), (6, GOOD[1]), (8, b"worse")]
+    assert [error for *_, error in letters[1:]] == ["left out by ratchet undo --skip-records"] * 2
+    assert verify(runs.topology(**options), runs.store, config).right
 
 
 @pytest.mark.behaviour("2.10")

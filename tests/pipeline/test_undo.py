@@ -326,6 +326,78 @@ def test_reset_everything_forgets_what_was_taken_back(tmp_path: Path, store: Mem
     assert held(built) == AFTER
 
 
+# --- leaving records out --------------------------------------------------------------------------
+
+
+def test_records_are_left_out_of_the_batch_that_is_made_again_and_of_all_that_follow(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    rows = OpaqueMemoryTransactionalSpout({0: [*ROWS], 1: [["z", 1]]}, FIELDS, 2)
+
+    def made() -> Topology:
+        builder = TransactionalTopologyBuilder("without", "spout", rows)
+        builder.set_bolt("bolt", Sums(state_at(tmp_path))).global_grouping("spout")
+        return builder.build()
+
+    built = made()
+    run(built, store)
+    assert undo(built, store, leave_out={"0": [4]}) == 3
+    run(built, store)
+    assert [state_at(tmp_path).get(word) for word in "abcdz"] == [4, 2, 4, 6, 1]
+    plan = documents_module.read_transaction(store, "without", 3).plan  # type: ignore[union-attr]
+    assert plan == {"0": {"first": 4, "left_out": [4], "next": 6}, "1": {"first": 1, "next": 1}}
+    history = documents_module.read_transaction(store, "without", 3)
+    assert history is not None
+    assert history.attempts[0].reason.endswith(", to be made again without 0/4")
+    assert verify(built, store).right
+    for word in "xy":
+        rows.append("0", [word, 1])
+    run(built, store)
+    assert undo(built, store, leave_out={"0": [7]}) == 4
+    run(built, store)
+    assert [state_at(tmp_path).get(word) for word in "axy"] == [4, 1, None]
+    assert verify(built, store).right
+    store.apply([Delete("without/history/002"), Delete("without/history/003")])
+    report = verify(built, store)  # read over what is not recorded any more
+    assert report.right and not report.recorded_batches
+    assert explain(built, store, state="bolt", key="a").agrees
+
+
+def test_a_killed_undo_that_leaves_records_out_is_gone_on_with_by_a_run(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteBackend, "roll_back", lambda self, header: 1 / 0)
+        with pytest.raises(RetryableError):
+            undo(built, store, leave_out={"0": [4]})
+    with pytest.raises(ConfigError, match="go on with it first, without leaving out records"):
+        undo(built, store, leave_out={"0": [5]})
+    run(built, store)
+    assert held(built) == {**AFTER, "a": (2, 4)}
+    assert kept(tmp_path) == [1, 2, 3, 4, 6]
+
+
+def test_what_cannot_be_left_out_is_named_before_anything_is_done(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    for leave_out, match in (
+        ({"0": [3]}, "0/3 is not in the transaction, which has offsets 4 to 5 of that partition"),
+        ({"9": [4]}, "the transaction has no partition '9': it has 0"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            undo(built, store, leave_out=leave_out)
+    assert committed_txid(store, built.id) == 3 and held(built) == AFTER
+    folder = tmp_path / "idempotent"
+    folder.mkdir()
+    idempotent, other = counting(folder, TransactionalMapState), MemoryStore()
+    run(idempotent, other)
+    with pytest.raises(ConfigError, match="spout 'spout' is idempotent, and its batches never change"):
+        undo(idempotent, other, leave_out={"0": [4]})
+    assert undo(idempotent, other) == 3
+
+
 # --- crashes --------------------------------------------------------------------------------------
 
 
@@ -561,8 +633,17 @@ def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topic
     assert words.ratchet("verify").returncode == 0
     words.catch_up(kafka_topology(words.settings))
     assert counts() == whole
+    newest = json.loads(words.ratchet("verify", "--json").stdout)["txid"]
+    zookeeper = [f"--set={key}={value}" for key, value in words.config.items()]
+    planned = json.loads(call("framework", "history", topic, "--txid", str(newest), "--json", *zookeeper).stdout)[
+        "plan"
+    ]
+    partition, meta = next((each, meta) for each, meta in planned.items() if meta["next_offset"] > meta["first_offset"])
+    answer = words.ratchet("undo", "--yes", "--skip-records", f"{partition}/{meta['first_offset']}")
+    assert answer.stdout.endswith("processes its records again, but for those that are left out\n"), answer.stderr
+    words.catch_up(kafka_topology(words.settings))
+    assert sum(count for _, count in counts()) == 199
     report = words.ratchet("verify", "--json")
     assert report.returncode == 0, report.stdout
-    zookeeper = [f"--set={key}={value}" for key, value in words.config.items()]
     history = call("framework", "history", topic, "--txid", str(json.loads(report.stdout)["txid"]), *zookeeper)
     assert "taken back by ratchet undo" in history.stdout
