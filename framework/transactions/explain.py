@@ -23,6 +23,7 @@ from framework.topology import Bolt, Component, Difference, KeyedState, SourceRe
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
+from framework.transactions.named import state_named
 from framework.transactions.plans import Plan
 from framework.transactions.recompute import Batch, Recomputation
 from framework.transactions.shadow import recounting, shadow_of
@@ -129,7 +130,7 @@ class _Inquiry:
         key: str,
     ) -> None:
         self._topology, self._store, self._conf, self._folder = topology, store, conf, folder
-        self._component, self._number = _state_named(topology, state)
+        self._component, self._number = state_named(topology, state)
         self._state = _keyed(self._component, self._number)
         self._key = self._state.key_of(key)
 
@@ -243,23 +244,6 @@ class _Search:
         """Whether the key is written when nothing but this range is processed."""
         self.copy.empty()
         return self.state.written(self.key, self.copy.recompute({partition: meta}))
-
-
-def _state_named(topology: Topology, name: str) -> tuple[Component, int]:
-    """The component that has the state, and which of its states it is. Raises ``ConfigError``."""
-    every = [
-        (component, number, state.location)
-        for component in topology.components
-        for number, state in enumerate(component.states)
-    ]
-    found = [each for each in every if name in (each[0].id, each[2])] or [
-        each for each in every if each[2].endswith(name) and name
-    ]
-    if len(found) != 1:
-        there = ", ".join(f"{component.id} ({location})" for component, _, location in found or every)
-        what = "has several states" if found else "has no state"
-        raise ConfigError(f"topology {topology.id!r} {what} {name!r}: name one of {there or 'none'}")
-    return found[0][:2]
 
 
 def _keyed(component: Component, number: int) -> KeyedState:
