@@ -67,13 +67,13 @@ class StateSnapshot:
 
     def pandas(self) -> Any:
         """All rows as a pandas DataFrame. Raises ``ConfigError`` where pandas is not installed."""
-        _needed("pandas", "pandas<3")
+        _needed("pandas")
         return self.arrow().to_pandas()
 
     def duckdb(self, connection: Any = None) -> Any:
         """The rows as a DuckDB relation, of this connection or of DuckDB's own. Raises
         ``ConfigError`` where DuckDB is not installed."""
-        found = _needed("duckdb", "duckdb")
+        found = _needed("duckdb")
         source = self._for_duckdb()
         return found.from_arrow(source) if connection is None else found.from_arrow(source, connection=connection)
 
@@ -363,9 +363,9 @@ class _Attempt:
         return rows
 
 
-def _needed(module: str, package: str) -> Any:
+def _needed(module: str) -> Any:
     """An optional library. Raises ``ConfigError``, which says what to install."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"this needs the package {module}: pip install '{package}'") from error
+        raise ConfigError(f"this needs the package {module}: pip install 'ratchet-pipelines[read]'") from error

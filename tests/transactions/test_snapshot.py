@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 
@@ -21,10 +22,11 @@ from framework.errors import ConfigError, MovedOnError
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import snapshot as snapshot_module
 from framework.transactions.run import Run
-from integration import PostgresServer, RedisServer
+from integration import EmbeddedServers, PostgresServer, RedisServer
 from sinks import (
     AppendCommitter,
     Count,
+    DeltaLakeTable,
     KafkaSink,
     MemoryBackend,
     NonTransactionalMapState,
@@ -37,8 +39,10 @@ from sinks import (
     Sum,
 )
 from sinks.contract.parts import transact
+from sinks.tables.table import FileTable
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.replays import command
+from tests.kit.replays import OverKafka, command, kafka_topology
+from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
 KEY, VALUE = Fields(word=str), Fields(v=int)
@@ -291,14 +295,17 @@ def test_a_snapshot_becomes_a_pandas_frame(words: Words) -> None:
         found["words0"].pandas()
 
 
-@pytest.mark.parametrize(("module", "how"), [("duckdb", "duckdb"), ("pandas", "pandas<3")])
+@pytest.mark.parametrize("module", ["duckdb", "pandas"])
 def test_a_library_that_is_missing_is_named_with_what_to_install(
-    words: Words, monkeypatch: pytest.MonkeyPatch, module: str, how: str
+    words: Words, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     topology = words.build()
     words.run(topology)
     monkeypatch.setitem(sys.modules, module, None)
-    with ratchet.read(topology) as found, pytest.raises(ConfigError, match=f"{module}: pip install '{how}'"):
+    with (
+        ratchet.read(topology) as found,
+        pytest.raises(ConfigError, match=rf"{module}: pip install 'ratchet-pipelines\[read\]'"),
+    ):
         getattr(found["words0"], module)()
 
 
@@ -361,18 +368,56 @@ def test_a_table_gives_exactly_the_files_of_its_version(words: Words) -> None:
         found["words0"].files()
 
 
-def test_files_of_a_partitioned_table_come_with_the_values_that_they_lack(tmp_path: Path) -> None:
-    spout = OpaqueMemoryTransactionalSpout({0: [["dog/s", 1], ["cat", 2]]}, FIELDS, 2)
+@pytest.mark.parametrize("kind", [ParquetTable, DeltaLakeTable])
+def test_files_of_a_partitioned_table_come_with_the_values_that_they_lack(
+    tmp_path: Path, kind: type[FileTable]
+) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["dog/s", 1], ["cat", 2], ["emu", 3]]}, FIELDS, 2)
     builder = TransactionalTopologyBuilder("parts", "spout", spout)
-    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "t", partition_by=["word"]))).global_grouping(
-        "spout"
-    )
+    builder.set_bolt("rows", AppendCommitter(kind(tmp_path / "t", partition_by=["word"]))).global_grouping("spout")
     topology, store = builder.build(), MemoryStore()
     with submit(topology, store=store, executor="local") as run:
         run.wait_until_caught_up(60)
-    with ratchet.read(topology) as found:
-        assert [each.partition for each in found["rows"].files()] == [{"word": "dog/s"}, {"word": "cat"}]
+    with ratchet.read(topology, as_of=1) as found:
+        files = found["rows"].files()
+        assert sorted(str(each.partition["word"]) for each in files) == ["cat", "dog/s"]
+        assert all(each.path.stat().st_size == each.size and each.rows == 1 for each in files)
         assert sorted(found["rows"].pandas()["word"]) == ["cat", "dog/s"]
+    with ratchet.read(topology, store=store) as found:
+        assert sorted(found["rows"].pandas()["word"]) == ["cat", "dog/s", "emu"]
+
+
+def test_a_version_that_delta_has_forgotten_is_one_line(tmp_path: Path) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["dog", each] for each in range(3)]}, FIELDS, 1)
+    builder = TransactionalTopologyBuilder("parts", "spout", spout)
+    builder.set_bolt("rows", AppendCommitter(DeltaLakeTable(tmp_path / "t"))).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    deltalake.DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    (tmp_path / "t" / "_delta_log" / "00000000000000000000.json").unlink()
+    with pytest.raises(MovedOnError, match="no longer knows its version of transaction 1.*the newest transaction is 3"):
+        ratchet.read(topology, as_of=1)
+    with ratchet.read(topology) as found:
+        assert found["rows"].row_count == 3
+
+
+@pytest.mark.integration
+def test_a_topology_over_kafka_is_read_by_the_command(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    topic = topics.create(name, 2)
+    topics.send(topic, [b"dog", b"cat", b"dog"], 0)
+    words = OverKafka("tests.kit.replays:kafka_topology", servers, topic, tmp_path / "x.db")
+    nothing = words.ratchet("read")
+    assert nothing.returncode == 2 and "no state can be read: words: there is no file" in nothing.stderr
+    words.catch_up(kafka_topology(words.settings))
+    answer = words.ratchet("read")
+    assert (answer.returncode, answer.stderr) == (0, "as of transaction 1\n")
+    assert sorted(answer.stdout.splitlines()[1:]) == ["  word='cat', count=1", "  word='dog', count=2"]
+    head, row = map(json.loads, words.ratchet("read", "words", "--key", "dog", "--json").stdout.splitlines())
+    assert (head["topology"], head["txid"]) == (topic, 1)
+    assert row == {"type": "row", "state": "words", "row": {"word": "dog", "count": 2}}
 
 
 # --- what cannot be read ---
