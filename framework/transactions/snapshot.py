@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, MovedOnError
-from framework.topology import Component, FencedState, HeldFile, StateReading, Topology
+from framework.topology import Component, FencedState, Header, HeldFile, StateReading, Topology
 from framework.transactions.documents import committed_txid
 from framework.transactions.named import state_named
 
@@ -302,33 +302,41 @@ class _Attempt:
     moved: MovedOnError | None = None
 
     def run(self, folder: tempfile.TemporaryDirectory[str]) -> Snapshot:
+        """Read everything. Raises ``_Again`` when a state moved on."""
         left_out = dict(self.left_out)
-        with ExitStack() as stack:
-            opened = [(each, reading) for each in self.wanted if (reading := self._opened(stack, each, left_out))]
-            if not opened:
-                reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-                raise ConfigError(f"no state can be read: {reasons}")
-            newest = self._newest(opened)
-            txid = newest if self.as_of is None else self.as_of
-            if not 1 <= txid <= newest:
-                raise ConfigError(
-                    f"transaction {txid} is not committed: the newest is {newest}"
-                    if newest
-                    else "no transaction is committed yet: there is nothing to read"
-                )
-            try:
+        newest = 0
+        try:
+            with ExitStack() as stack:
+                opened = [(each, reading) for each in self.wanted if (reading := self._opened(stack, each, left_out))]
+                if not opened:
+                    reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+                    raise ConfigError(f"no state can be read: {reasons}")
+                headers = [reading.header() for _, reading in opened]
+                newest = self._newest(opened, headers)
+                txid = self._txid(newest)
                 found = [self._held(*each, txid, Path(folder.name) / str(place)) for place, each in enumerate(opened)]
-            except MovedOnError as error:
-                if self.as_of is not None:
-                    raise MovedOnError(
-                        f"{error}; the newest transaction is {newest}, ask for it or the one before"
-                    ) from error
-                self.moved = error
-                raise _Again from error
+            for (each, _), header in zip(opened, headers, strict=True):
+                _check_stayed(each, header, txid)
+        except MovedOnError as error:
+            if self.as_of is not None and self.moved is not None:  # it was no passing thing
+                raise MovedOnError(
+                    f"{error}; the newest transaction is {newest}, ask for it or the one before"
+                ) from error
+            self.moved = error
+            raise _Again from error
         kept = [each for each in found if each is not None]
         if not kept:
             raise ConfigError("none of these states is a table of files: read their rows")
         return Snapshot(txid, kept, left_out, folder)
+
+    def _txid(self, newest: int) -> int:
+        """The transaction to read. Raises ``ConfigError``."""
+        if newest == 0:
+            raise ConfigError("no transaction is committed yet: there is nothing to read")
+        txid = newest if self.as_of is None else self.as_of
+        if not 1 <= txid <= newest:
+            raise ConfigError(f"transaction {txid} is not committed: the newest is {newest}")
+        return txid
 
     def _opened(self, stack: ExitStack, each: _Named, left_out: dict[str, str]) -> StateReading | None:
         try:
@@ -339,10 +347,10 @@ class _Attempt:
             left_out[each.name] = str(error)
             return None
 
-    def _newest(self, opened: Sequence[tuple[_Named, StateReading]]) -> int:
+    def _newest(self, opened: Sequence[tuple[_Named, StateReading]], headers: Sequence[Header]) -> int:
         """The last transaction that all of them hold, and that is closed as far as the store
         says."""
-        newest = min(reading.header().done for _, reading in opened)
+        newest = min(each.done for each in headers)
         if self.store is not None:  # asked after the headers, which may be ahead of it, and not behind
             for topology_id in {each.topology_id for each, _ in opened if each.topology_id is not None}:
                 newest = min(newest, committed_txid(self.store, topology_id))
@@ -361,6 +369,16 @@ class _Attempt:
         rows = _Rows(each.name, each.state.location, txid, reading.schema)
         rows.fill(file, reading.rows(txid, self.keys))
         return rows
+
+
+def _check_stayed(each: _Named, before: Header, txid: int) -> None:
+    """Raise ``MovedOnError`` if the transaction may have been repeated, or taken back, since
+    ``before``: other states may have been read after that."""
+    with each.state.reading(each.topology_id) as reading:
+        after = reading.header()
+    repeated = after.open is not None and after.open.txid == txid and not before.same_attempt(after)
+    if repeated or (before.incarnation, before.epoch) != (after.incarnation, after.epoch) or after.done < txid:
+        raise MovedOnError(f"{each.state.location}: another attempt or leader came while the states were read")
 
 
 def _needed(module: str) -> Any:

@@ -190,6 +190,27 @@ def test_a_driver_that_commits_between_two_states_does_not_split_a_transaction(
             assert rows(found["words0"]) == rows(found["words1"]) == expected
 
 
+@pytest.mark.parametrize(("attempt", "epoch"), [(2, 1), (1, 2)], ids=["repeated", "by another leader"])
+def test_a_transaction_that_is_repeated_between_two_states_is_read_of_one_attempt(
+    monkeypatch: pytest.MonkeyPatch, attempt: int, epoch: int
+) -> None:
+    """Its sinks hold it, and ZooKeeper does not yet: the next attempt may give other values."""
+    states = [OpaqueMapState(MemoryBackend()) for _ in range(2)]
+    for each in states:
+        each.bind(KEY, VALUE)
+        each.prepare("topology")
+        transact(each, 1, 1, {"dog": 1})
+
+    def moves(call: int) -> None:
+        if call == 1:
+            for each in states:
+                transact(each, 1, attempt, {"dog": 100}, replay=True, epoch=epoch)
+
+    between(monkeypatch, moves)
+    with ratchet.read(*states) as found:
+        assert [each.arrow().to_pylist() for each in found] == [[{"word": "dog", "v": 100}]] * 2
+
+
 def test_a_driver_that_is_always_faster_ends_the_reading_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
