@@ -45,6 +45,7 @@ from framework.topology import (
 )
 from framework.transactions.poison import Poison, find_poison
 from framework.transactions.run import Run, TopologyFailed
+from framework.transactions.snapshot import Snapshot, StateSnapshot, read
 from framework.transactions.status import RunStatus
 
 __all__ = [
@@ -79,9 +80,11 @@ __all__ = [
     "RichOutputCollector",
     "Run",
     "RunStatus",
+    "Snapshot",
     "SpoutOutputCollector",
     "State",
     "StateProvider",
+    "StateSnapshot",
     "Topology",
     "TopologyBuilder",
     "TopologyContext",
@@ -94,5 +97,6 @@ __all__ = [
     "TransactionalTopologyBuilder",
     "Tuple",
     "find_poison",
+    "read",
     "submit",
 ]

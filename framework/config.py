@@ -135,6 +135,13 @@ class Config(BaseModel):
         alias="topology.collapse.resident",
         description="Whether a Spark task stays for such batches and keeps its slot meanwhile; false: each is a job of its own.",
     )
+    history_table: str | None = Field(
+        None,
+        alias="topology.history.table",
+        description="A table that keeps the record of each closed transaction for good: sqlite:PATH, or "
+        "postgresql://USER@HOST/DATABASE; #NAME at its end is the name of the table, by default history_ and the id of the "
+        "topology. Not set: the last thousand are kept, in ZooKeeper. Give a password as ${NAME} from the environment.",
+    )
     state_provider: str = Field(
         "framework.state.InMemoryKeyValueStateProvider",
         alias="topology.state.provider",
@@ -450,7 +457,7 @@ def is_secret(key: str) -> bool:
 
 def _hides(key: str) -> bool:
     """Whether one of Ratchet's own keys, including those for ZooKeeper, holds a secret."""
-    return "zookeeper.auth" in key or is_secret(key)
+    return "zookeeper.auth" in key or "history.table" in key or is_secret(key)
 
 
 def _shown(key: str, value: Any) -> str:

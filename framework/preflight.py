@@ -31,6 +31,7 @@ from framework.topology import (
     ValueType,
 )
 from framework.transactions.documents import committed_txid, differences_to_state
+from framework.transactions.keeping import history_target
 from framework.transactions.sources import ImmutableSource, planner_of
 
 Check = Callable[[], str]
@@ -104,6 +105,8 @@ def _checks(topology: AnyTopology, config: Config, executor: str, accept_changed
         for component in topology.components:
             for state in component.states:
                 yield f"sink {component.id}", lambda each=state: _sink(topology, each, config)  # type: ignore[misc]
+        if config.history_table is not None:
+            yield "history", lambda: _kept(topology, config)
 
 
 def _reachable(topology: Topology, config: Config) -> str:
@@ -165,6 +168,17 @@ def _source(topology: Topology, config: Config) -> str:
         return f"{len(partitions)} partitions"
     finally:
         planner.close()
+
+
+def _kept(topology: Topology, config: Config) -> str:
+    target = history_target(config, topology.id)
+    if target is None:
+        return "the last thousand transactions are recorded, in ZooKeeper"
+    try:
+        target.check(topology.id)
+    finally:
+        target.close()
+    return f"every transaction is recorded in {target.location}"
 
 
 def _sink(topology: Topology, state: FencedState, config: Config) -> str:

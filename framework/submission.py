@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Union, overload
 
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.run import CoreRun, submit_core
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, ExecutionPlan, LocalExecutor, plan_execution
 from framework.execution.choice import LOCAL, SPARK, checked_executor
 from framework.execution.plan import check_pickles
 from framework.observe.logs import get_logger
 from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
+from framework.transactions.keeping import history_target
 from framework.transactions.reset import reset_positions
 from framework.transactions.run import Run
 
@@ -100,6 +102,10 @@ def submit(
             component.instance.check_before_start(conf)
     plan = plan_execution(topology)
     runner = _batch_executor(executor, plan, conf, checked) if isinstance(executor, str) else executor
+    history = history_target(checked, topology.id)
+    if history is not None:
+        with suppress(RetryableError):  # a place that does not answer is caught up with later
+            history.check(topology.id)
     traces = _traces_of(topology, checked)
     owned = store is None
     try:
@@ -112,8 +118,9 @@ def submit(
     except BaseException:
         if owned and store is not None:
             store.close()
-        if traces is not None:
-            traces.close()
+        for each in (traces, history):
+            if each is not None:
+                each.close()
         raise
     return Run(
         topology,
@@ -124,6 +131,7 @@ def submit(
         accept_changed_topology=accept_changed_topology,
         standby=standby,
         traces=traces,
+        history=history,
     )
 
 

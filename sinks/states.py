@@ -12,7 +12,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from framework.topology import (
     OpenCommit,
     Reach,
     Stamp,
+    StateReading,
     TransactionAttempt,
     ValueType,
     check_granted,
@@ -260,6 +261,17 @@ class MapState(KeyedState):
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
         return self.backend.as_of(rows, txid)
+
+    @contextmanager
+    def reading(self, topology_id: str | None = None) -> Iterator[MapReading]:
+        if self.value_type is ValueType.NON_TRANSACTIONAL:
+            raise ConfigError(
+                f"{self.location} may add a batch twice, so nobody can say what it held after a transaction"
+            )
+        with self.backend.at_one_moment() as backend:
+            if topology_id is not None and backend.check_held(topology_id) is None:
+                raise ConfigError(f"{self.location}: there is nothing yet")
+            yield MapReading(self, backend)
 
     # --- for the driver ---------------------------------------------------------------------------
 
@@ -614,6 +626,43 @@ def _after(row: Row | None, commit: _Commit, value: Value | None) -> Row:
         return Row(value, commit.stamp, None, commit.writer)
     updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
     return Row(updated.value, commit.stamp, updated.prev, commit.writer)
+
+
+class MapReading(StateReading):
+    """The rows of a map state. A row knows its value and the one before, so a reading is as of the
+    newest transaction of the state, or of the one before it."""
+
+    def __init__(self, state: MapState, backend: MapBackend) -> None:
+        self._state, self._backend = state, backend
+
+    @property
+    def schema(self) -> pa.Schema:
+        key, value = (each.schema() for each in self._backend.fields)
+        if key is None or value is None:
+            raise ConfigError(
+                f"{self._state.location} has columns without a type: declare them, as in Fields(word=str)"
+            )
+        return pa.schema([*key, *value])
+
+    def header(self) -> Header:
+        return self._backend.read_header()
+
+    def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        schema = self.schema
+        found = self._backend.items_as_of(txid) if keys is None else self._named(keys, txid)
+        while page := list(itertools.islice(found, PAGE_KEYS)):
+            columns = zip(*((*key, *value) for key, value in page), strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _named(self, keys: Sequence[str], txid: int) -> Iterator[tuple[Key, Value]]:
+        wanted = list(dict.fromkeys(map(self._state.key_of, keys)))
+        answers = self._backend.as_of(self._backend.multi_get(wanted), txid)
+        for key, (known, value) in zip(wanted, answers, strict=True):
+            if not known:
+                raise MovedOnError(f"{self._state.location}, key {key!r}: changed after transaction {txid + 1}")
+            if value is not None:
+                yield key, value
 
 
 def _scratch(state: FencedState) -> MapState:

@@ -24,6 +24,7 @@ COMMANDS = {
     "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
     "ui": ("framework.commands.ui:app", "Show all topologies in a browser."),
     "verify": ("framework.commands.verify:app", "Recompute the sinks from the source, and compare."),
+    "read": ("framework.commands.read:app", "Show what sinks hold, as of one transaction."),
     "explain": ("framework.commands.explain:app", "Show why a number in a sink is what it is."),
     "replay": ("framework.commands.replay:app", "Commit a transaction again, here, and compare."),
     "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),

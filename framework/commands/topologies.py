@@ -23,7 +23,8 @@ from framework.errors import ConfigError
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
 from framework.observe.journal import RECORDS_MAX
 from framework.overview import TopologyOverview, read_topologies, read_topology
-from framework.transactions.documents import read_history, read_transaction
+from framework.transactions.documents import read_history, read_incarnation, read_transaction
+from framework.transactions.keeping import history_target
 from framework.transactions.rebuild import read_exchanges
 
 #: How often ``status --watch`` looks: as often as drivers tell.
@@ -101,15 +102,15 @@ def show_history(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the transactions that are recorded: of each topology the last thousand that were
-    closed."""
+    """Show the transactions that are recorded: of each topology the last thousand that were closed,
+    and with --txid any that the table at topology.history.table holds."""
     with opened(config, overrides) as store:
         if plot is not None and txid is not None:
             raise ConfigError("--plot draws many transactions, and --txid is one: leave one of the two out")
         if read_topology(store, topology) is None:
             raise _unknown(store, topology)
         if txid is not None:
-            records = [_recorded(store, topology, txid)]
+            records = [_recorded(store, topology, txid, Config.load(config, overrides or ()))]
         else:
             records = [each for each in read_history(store, topology) if each.attempts_total > 1 or not failed]
         records = records[-(limit or (20 if plot is None else RECORDS_MAX)) :]
@@ -193,7 +194,12 @@ def _details(found: TopologyOverview) -> Iterator[tuple[str, str]]:
         return
     status = leader.status
     yield from (_transactional_details if found.kind == "transactional" else _core_details)(status)
-    for label, key in (("waiting for", "waiting_for"), ("repeating", "repeating"), ("last error", "last_error")):
+    for label, key in (
+        ("waiting for", "waiting_for"),
+        ("repeating", "repeating"),
+        ("last error", "last_error"),
+        ("history waits", "history_waiting"),
+    ):
         if status.get(key):
             yield label, str(status[key])
 
@@ -315,14 +321,27 @@ def opened(config: Path | None, overrides: list[str] | None) -> Iterator[Coordin
             store.close()
 
 
-def _recorded(store: CoordinationStore, topology_id: str, txid: int) -> TransactionRecord:
+def _recorded(store: CoordinationStore, topology_id: str, txid: int, settings: Config) -> TransactionRecord:
+    """From the store or, where it keeps the record no more, from the table of records."""
     found = read_transaction(store, topology_id, txid)
-    if found is None:
-        raise ConfigError(
-            f"topology {topology_id!r} has no record of transaction {txid}: it is not closed yet, or longer ago than a "
-            "thousand transactions, or this is a core topology"
-        )
-    return found
+    if found is not None:
+        return found
+    elsewhere = "longer ago than a thousand transactions"
+    target = history_target(settings, topology_id)
+    if target is not None:
+        try:
+            kept = target.read(read_incarnation(store, topology_id), txid)
+        finally:
+            target.close()
+        if kept is not None and kept.record is not None:
+            return kept.record
+        elsewhere = f"{elsewhere} and not in {target.location}"
+        if kept is not None:
+            elsewhere = f"{elsewhere}, which lacks transactions {kept.txid} to {kept.until_txid}"
+    raise ConfigError(
+        f"topology {topology_id!r} has no record of transaction {txid}: it is not closed yet, or {elsewhere}, or this is a "
+        "core topology"
+    )
 
 
 def _unknown(store: CoordinationStore, topology_id: str) -> ConfigError:

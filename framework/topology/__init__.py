@@ -38,6 +38,7 @@ from framework.topology.fencing import (
 from framework.topology.fields import Fields
 from framework.topology.graph import Component, Graph, Subscription
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
+from framework.topology.reading import HeldFile, StateReading
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -96,6 +97,7 @@ __all__ = [
     "Graph",
     "Grouping",
     "Header",
+    "HeldFile",
     "Input",
     "KeyValueState",
     "KeyedState",
@@ -120,6 +122,7 @@ __all__ = [
     "Standing",
     "State",
     "StateProvider",
+    "StateReading",
     "StateSize",
     "Subscription",
     "Topology",

@@ -16,12 +16,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError
+
+if TYPE_CHECKING:
+    from framework.topology.reading import StateReading
 
 FORMAT = 1
 #: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and
@@ -346,6 +350,12 @@ class FencedState(ABC):
         """Compare what ``hold`` returned with ``scratch``, which has been brought to the txid that
         ``hold`` returned. Returns the number of keys compared."""
         raise ConfigError(f"{self.location} cannot be compared")
+
+    def reading(self, topology_id: str | None = None) -> AbstractContextManager[StateReading]:
+        """The state, opened to be read whole as of one transaction; a driver may write meanwhile.
+        ``topology_id``: of the owner that it must have; None: any. Raises ``ConfigError``, which
+        says why, where a state cannot be read so, and where there is nothing yet."""
+        raise ConfigError(f"{self.location} cannot be read as of a transaction: it has no rows that it could give")
 
     def clear(self, topology_id: str) -> Header:
         """Remove every row and start a new incarnation. Its header keeps the epoch. Called by

@@ -16,13 +16,14 @@ from framework.topology.builder import Topology
 
 if TYPE_CHECKING:
     from framework.observe.tracing import TransactionTraces
+    from framework.transactions.keeping import HistoryKeeper
 
 
 @dataclass(slots=True, kw_only=True)
 class DriverStatus:
     """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed.
     ``repeating``: the failure behind the present retries; None again when a transaction is
-    committed."""
+    committed. ``history_waiting``: why the record for good lags; None when it does not."""
 
     phase: str = "starting"
     epoch: int = 0
@@ -33,6 +34,7 @@ class DriverStatus:
     last_error: str | None = None
     waiting_for: str | None = None
     repeating: str | None = None
+    history_waiting: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,8 @@ class DriverContext:
     ``accept_changed_topology``: the user allows the topology to go on from the state of another
     shape. ``purge_every``: tombstones are removed once in this many transactions.
     ``stop_requested``: set when the run is to end. ``update``: changes fields of the driver's
-    status. ``traces``: of a run that traces its transactions; None in all others."""
+    status. ``traces``: of a run that traces its transactions; None in all others. ``history``: of a
+    run that keeps the record of its transactions for good."""
 
     topology: Topology
     executor: BatchExecutor
@@ -55,3 +58,4 @@ class DriverContext:
     stop_requested: threading.Event
     update: Callable[..., None]
     traces: TransactionTraces | None = None
+    history: HistoryKeeper | None = None

@@ -373,6 +373,13 @@ def forget_everything(
                 state.delete(f"{folder}/{name}")
 
 
+def undone_txid(store: CoordinationStore, topology_id: str) -> int | None:
+    """The transaction that ``undo`` took back last. Needs no leadership."""
+    found = TransactionalState(store, topology_id).get_data(UNDONE)
+    txid = found.get("txid") if isinstance(found, dict) else None
+    return txid if isinstance(txid, int) else None
+
+
 def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: int | None = None) -> tuple[int, Plan]:
     """Return a txid and its plan: by default those of the transaction that is next to commit. Needs
     no leadership. Raises ``ConfigError`` when there is no plan, ``CorruptStateError`` when it does

@@ -22,6 +22,7 @@ from framework.topology.builder import Topology
 from framework.topology.fencing import PURGE_EVERY, Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext, DriverStatus
+from framework.transactions.keeping import HistoryKeeper, HistoryTarget
 from framework.transactions.lineage import lineage_of
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering
@@ -50,6 +51,7 @@ class Driver:
         purge_every: int = PURGE_EVERY,
         threads: Threads | None = None,
         traces: TransactionTraces | None = None,
+        history: HistoryTarget | None = None,
     ) -> None:
         threads = threads or Threads()
         self._topology = topology
@@ -76,6 +78,7 @@ class Driver:
             stop_requested=self._stop_requested,
             update=self._update,
             traces=traces,
+            history=HistoryKeeper(store, topology.id, history, self._update) if history is not None else None,
         )
 
     # --- for other threads ------------------------------------------------------------------------
@@ -165,9 +168,13 @@ class Driver:
         """Run one term. Returns whether the topology has failed."""
         try:
             recovery = yield from recovering(self._context, leadership)
+            if self._context.history is not None:
+                self._context.history.begin(recovery.incarnation, leadership.epoch)
             self.failure = yield from self._begin_term(leadership, recovery).running()
         finally:
             self._end_term()
+            if self._context.history is not None:
+                self._context.history.end()
             self.journal.forget_open()
             if self._context.traces is not None:
                 self._context.traces.forget_open()

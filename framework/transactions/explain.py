@@ -23,9 +23,10 @@ from framework.topology import Bolt, Component, Difference, KeyedState, SourceRe
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
+from framework.transactions.named import state_named
 from framework.transactions.plans import Plan
 from framework.transactions.recompute import Batch, Recomputation
-from framework.transactions.shadow import recounting, shadow_of, state_named, with_what_it_needs
+from framework.transactions.shadow import recounting, shadow_of, with_what_it_needs
 from framework.transactions.sources import rows_in
 
 #: How many rows of a range are shown that is no single record.

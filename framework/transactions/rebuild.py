@@ -37,9 +37,10 @@ from framework.transactions.documents import (
     read_joined,
 )
 from framework.transactions.lineage import lineage_of
+from framework.transactions.named import state_named
 from framework.transactions.plans import Plan, plan_of, stored_plan
 from framework.transactions.recompute import RECORDS_PER_BATCH, Batch, Recomputation
-from framework.transactions.shadow import shadow_of, state_named, with_what_it_needs
+from framework.transactions.shadow import shadow_of, with_what_it_needs
 
 #: How long a rebuild that has caught up tries to take over from a topology that moves on.
 TAKE_OVER_TIMEOUT_S = 120.0

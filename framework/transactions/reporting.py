@@ -24,6 +24,7 @@ class TermReport:
         self._topology_id = context.topology.id
         self._journal = context.journal
         self._traces = context.traces
+        self._history = context.history
         self.update = context.update
         self._waits = Waits(topology=self._topology_id)
         self._fences = Waits(topology=self._topology_id)
@@ -42,6 +43,8 @@ class TermReport:
             self._log_committed(txid, attempt)
         self._waits.over()
         self.update(committed_txid=txid, repeating=None)
+        if self._history is not None:
+            self._history.closed()
 
     def cancelled(self, command: Cancel) -> None:
         if self._journal.cancelled(command.txid, command.attempt_id, command.reason):

@@ -17,6 +17,7 @@ from framework.observe import TransactionEvent, TransactionRecord
 from framework.observe.running import RunningThread
 from framework.topology import Topology
 from framework.transactions.driver import Driver
+from framework.transactions.keeping import HistoryTarget
 from framework.transactions.status import RunStatus
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Run(RunningThread):
         accept_changed_topology: bool = False,
         standby: bool = False,
         traces: TransactionTraces | None = None,
+        history: HistoryTarget | None = None,
     ) -> None:
         self._topology = topology
         self._driver = Driver(
@@ -78,13 +80,14 @@ class Run(RunningThread):
             accept_changed_topology=accept_changed_topology,
             standby=standby,
             traces=traces,
+            history=history,
         )
         self._started = time.monotonic()
         super().__init__(topology.id)
         self._store = store
         self._config = config
         presence = Presence(store, topology.id, "transactional", self._told)
-        owns = [executor.close, presence.close, *([traces.close] if traces is not None else [])]
+        owns = [executor.close, presence.close, *(each.close for each in (traces, history) if each is not None)]
         self._begin(config, *owns, *([store.close] if owned else []))
 
     def _work(self) -> None:

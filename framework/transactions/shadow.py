@@ -76,23 +76,6 @@ def shadow_of(
     return Topology(topology.id, tuple(kept), topology.at_least_once), list(left_out.values())
 
 
-def state_named(topology: Topology, name: str) -> tuple[Component, int]:
-    """The component that has the state, and which of its states it is. Raises ``ConfigError``."""
-    every = [
-        (component, number, state.location)
-        for component in topology.components
-        for number, state in enumerate(component.states)
-    ]
-    found = [each for each in every if name in (each[0].id, each[2])] or [
-        each for each in every if each[2].endswith(name) and name
-    ]
-    if len(found) != 1:
-        there = ", ".join(f"{component.id} ({location})" for component, _, location in found or every)
-        what = "has several states" if found else "has no state"
-        raise ConfigError(f"topology {topology.id!r} {what} {name!r}: name one of {there or 'none'}")
-    return found[0][:2]
-
-
 def with_what_it_needs(topology: Topology, component: Component) -> Topology:
     """The component, and all above it."""
     needed, waiting = set(), [component.id]

@@ -20,7 +20,8 @@ class RunStatus:
     of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they
     were read, and were skipped, since the positions began. ``waiting_for``: what the source does
     not answer. ``repeating``: the failure behind the present retries; None again when a transaction
-    is committed.
+    is committed. ``history_waiting``: why the record for good lags; None when it does not, or when
+    there is none.
     """
 
     topology_id: str
@@ -40,6 +41,7 @@ class RunStatus:
     last_error: str | None
     waiting_for: str | None
     repeating: str | None
+    history_waiting: str | None = None
 
     def summary(self) -> dict[str, Any]:
         """As ``document``, without the partitions: there may be thousands of them."""
@@ -73,6 +75,8 @@ class RunStatus:
             parts.append(f"waiting: {self.waiting_for}")
         if self.repeating:
             parts.append(f"repeated: {self.repeating}")
+        if self.history_waiting:
+            parts.append(f"history waits: {self.history_waiting}")
         return " | ".join(parts)
 
     def document(self) -> dict[str, Any]:

@@ -8,12 +8,16 @@ against it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import xxhash
 
-from framework.errors import ConfigError, RetryableError
+from framework.errors import ConfigError, MovedOnError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
@@ -79,6 +83,8 @@ class MapBackend(ABC):
 
     #: Where processes that write the rows can run.
     reach: Reach = Reach.NETWORK
+    #: Whether a scan may give a row twice, for example when the store rearranges itself meanwhile.
+    scan_may_repeat: bool = False
 
     @property
     @abstractmethod
@@ -153,6 +159,45 @@ class MapBackend(ABC):
     def scan(self) -> Iterator[tuple[Key, Row]]:
         """Every row, tombstones included, page by page, in any order. A row that is written during
         the scan may appear in its old or its new form."""
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[MapBackend]:
+        """A backend for reading whose header and rows are those of one moment, where the store can
+        do that. Elsewhere the rows may change between two reads, as by default, and
+        ``items_as_of`` notices it. Used by one thread."""
+        yield self.for_reading()
+
+    def items_as_of(self, txid: int) -> Iterator[tuple[Key, Value]]:
+        """Every key that had a value after transaction ``txid``, and that value, in any order. Of a
+        row that transaction ``txid + 1`` has changed, or is changing, it is the previous value.
+
+        Raises ``MovedOnError`` when a row no longer tells, when a deleted row may have been purged,
+        and when another leader, a roll-back or a reset came in between. It may do so at the very
+        end: do not use any of it before that."""
+        before, seen = self.read_header(), array("Q")
+        for key, row in self.scan():
+            known, value = row.as_of(txid)
+            if not known:
+                raise MovedOnError(f"{self.location}, key {key!r}: changed after transaction {txid + 1}")
+            if self.scan_may_repeat:
+                seen.append(xxhash.xxh64_intdigest(repr(key).encode()))
+            if value is not None:
+                yield key, value
+        self._check_held_still(before, txid)
+        if seen and len(np.unique(np.frombuffer(seen, np.uint64))) < len(seen):
+            raise MovedOnError(f"{self.location}: the scan may have given a row twice; read it again")
+
+    def _check_held_still(self, before: Header, txid: int) -> None:
+        """Raise unless what was read since ``before`` is as of ``txid``. Call it after the rows."""
+        after = self.read_header()
+        if min(before.done, after.done) < txid:
+            raise MovedOnError(f"{self.location}: transaction {txid} is not done, or was taken back")
+        if (before.incarnation, before.epoch) != (after.incarnation, after.epoch):
+            raise MovedOnError(f"{self.location}: another leader, or a reset, came while it was read")
+        if after.open is not None and after.open.txid == txid and not before.same_attempt(after):
+            raise MovedOnError(f"{self.location}: transaction {txid} was repeated while it was read")
+        if not after.tells_absence(txid):
+            raise MovedOnError(f"{self.location}: rows that were deleted after transaction {txid} may be purged")
 
     @abstractmethod
     def multi_put(

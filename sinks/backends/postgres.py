@@ -8,6 +8,7 @@ header (C1). A batch goes by COPY into a temporary table, and from there by one
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import threading
@@ -28,7 +29,7 @@ from framework.errors import (
 )
 from framework.topology import Fields, Reach
 from framework.topology.canonical import NAN, python_values
-from sinks.backends.backend import Key
+from sinks.backends.backend import Key, MapBackend
 from sinks.backends.sql import SqlBackend
 from sinks.backends.sql_schema import HEADERS_TABLE, Dialect, identifier
 from sinks.plain_values import check_storable
@@ -241,6 +242,8 @@ class PostgresBackend(SqlBackend):
     _keep_header = " FOR SHARE"
     _own_header = " FOR UPDATE"
     _staged_from_rows = 20  # below, COPY costs more than it saves
+    #: The connection of a reader of one moment.
+    _pinned: _Connection | None = None
 
     def __init__(
         self,
@@ -271,6 +274,20 @@ class PostgresBackend(SqlBackend):
         table = f"{self._schema}.{self._table}" if self._schema is not None else self._table
         return f"table {table!r} of PostgreSQL at {where}"
 
+    @contextmanager
+    def at_one_moment(self) -> Iterator[MapBackend]:
+        """In a sql_txn that reads; it holds up nobody."""
+        reader = copy.copy(self)
+        with self._connected() as connection:
+            connection.raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                connection.raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+                reader._pinned = connection
+                yield reader
+            finally:
+                with suppress(psycopg.Error):
+                    connection.raw.execute("ROLLBACK")
+
     def close(self) -> None:
         _connections.close(f"{self._schema} {self._dsn}")
 
@@ -278,6 +295,12 @@ class PostgresBackend(SqlBackend):
 
     @contextmanager
     def _connected(self) -> Iterator[_Connection]:
+        if self._pinned is not None:
+            try:
+                yield self._pinned
+            except psycopg.Error as error:
+                raise self._named(error) from error
+            return
         connection: _Connection | None = None
         try:
             try:
@@ -455,8 +478,8 @@ class PostgresBackend(SqlBackend):
         text = io.BytesIO()
         table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
         pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
-        with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as copy:
-            copy.write(text.getbuffer())
+        with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as stage:
+            stage.write(text.getbuffer())
 
     def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         columns = [

@@ -236,6 +236,7 @@ class RedisBackend(MapBackend):
     """
 
     reach = Reach.NETWORK
+    scan_may_repeat = True
 
     def __init__(self, url: str, name: str, key: Fields | None = None, value: Fields | None = None) -> None:
         self._url = resolved("the address of a RedisBackend", url)

@@ -31,7 +31,7 @@ from framework.errors import (
 )
 from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
-from sinks.backends.backend import Key
+from sinks.backends.backend import Key, MapBackend
 from sinks.backends.sql import SqlBackend, SqlRollBack
 from sinks.backends.sql_schema import Dialect
 from sinks.places import check_can_be_made
@@ -242,6 +242,23 @@ class SqliteBackend(SqlBackend):
                 super().exchange(expected, new, rebuilt)
             finally:
                 connection.execute("PRAGMA legacy_alter_table = OFF")
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[MapBackend]:
+        """In a sql_txn that reads; it does not hold up writers. States of one file share it, so
+        they are read as of the same moment."""
+        reader = self.for_reading()
+        with reader._reading() as connection:
+            if connection.in_transaction:  # another state of this file has begun it
+                yield reader
+                return
+            connection.execute("BEGIN")
+            try:
+                yield reader
+            finally:
+                with suppress(sqlite3.Error):  # another file may have taken its name
+                    connection.execute("ROLLBACK")
+                reader.close()
 
     def close(self) -> None:
         self._opens.at(self._path).close()

@@ -762,6 +762,95 @@ class BackendContract:
         with pytest.raises(MovedOnError, match="'dog'"):
             state.read_as_of(["dog"], 1)
 
+    # --- whole states as of a transaction ---------------------------------------------------------
+
+    @staticmethod
+    def items(backend: MapBackend, txid: int) -> dict[str, int]:
+        found = list(backend.items_as_of(txid))
+        assert len({key for key, _ in found}) == len(found)
+        return {key[0]: value[0] for key, value in found}
+
+    def test_items_are_as_of_the_newest_transaction_or_the_one_before(self, state: MapState) -> None:
+        if not state.can_undo:
+            assert isinstance(state, NonTransactionalMapState)
+            return
+        transact(state, 1, 1, {"old": 1, "dog": 2, "cat": 4})
+        granted = open_attempt(state, 2, 1)
+        state.begin_commit(granted)
+        state.multi_update(["dog", "new"], [add(10), add(20)])
+        state.delete(["cat"])
+        state.commit(granted)
+        before, after = {"old": 1, "dog": 2, "cat": 4}, {"old": 1, "dog": 12, "new": 20}
+        assert self.items(state.backend, 1) == before  # while transaction 2 is open
+        with pytest.raises(MovedOnError, match="transaction 2 is not done"):
+            self.items(state.backend, 2)
+        finish(state)
+        assert (self.items(state.backend, 1), self.items(state.backend, 2)) == (before, after)
+        transact(state, 3, 1, {"cat": 7})
+        assert self.items(state.backend, 2) == after
+        assert self.items(state.backend, 3) == {**after, "cat": 7}
+        with pytest.raises(MovedOnError, match="'cat'.*changed after transaction 2"):
+            self.items(state.backend, 1)
+
+    def test_items_that_may_have_been_purged_are_refused(
+        self, backend: MapBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With a purge each fifth transaction, in place of each thousandth."""
+        monkeypatch.setattr("framework.topology.fencing.PURGE_EVERY", 5)
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        transact(state, 1, 1, {"dog": 1, "cat": 1})
+        granted = open_attempt(state, 4, 1)
+        state.begin_commit(granted)
+        state.delete(["cat"])
+        state.commit(granted)
+        finish(state)
+        assert self.items(backend, 3) == {"dog": 1, "cat": 1}
+        open_attempt(state, 5, 1)
+        assert self.items(backend, 4) == {"dog": 1}
+        assert state.purge(state.read_header(), 5) == 1
+        with pytest.raises(MovedOnError, match="may be purged"):
+            self.items(backend, 3)
+        assert self.items(backend, 4) == {"dog": 1}
+
+    @pytest.mark.parametrize("what", ["roll-back", "leader", "repeated", "reset"])
+    def test_items_are_refused_at_the_end_if_their_transaction_did_not_stay(
+        self, backend: MapBackend, what: str
+    ) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        transact(state, 1, 1, {"dog": 1})
+        transact(state, 2, 1, {"dog": 10})
+        items = backend.items_as_of(2)
+        assert next(items) == (("dog",), (11,))
+        if what == "reset":
+            state.clear("topology")
+        elif what == "roll-back":
+            open_attempt(state, 2, 2)
+            assert state.roll_back(state.read_header()) == 1
+        elif what == "repeated":
+            transact(state, 2, 2, {"dog": 100}, replay=True)
+        else:
+            transact(state, 3, 1, {"cat": 1}, epoch=2)
+        with pytest.raises(MovedOnError):
+            list(items)
+
+    def test_a_reader_of_one_moment_reads_right_or_says_that_the_state_moved_on(self, backend: MapBackend) -> None:
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        transact(state, 1, 1, {f"w{each:04}": each for each in range(3_000)})
+        with backend.at_one_moment() as still:
+            assert still.read_header().done == 1
+            transact(state, 2, 1, {"w0000": 1, "w2999": 1})
+            txid = still.read_header().done
+            found = self.items(still, txid)
+            assert found == {f"w{each:04}": each + (txid == 2 and each in (0, 2_999)) for each in range(3_000)}
+            transact(state, 3, 1, {"w0000": 1, "w2999": 1})
+            with suppress(MovedOnError):
+                assert self.items(still, 1) == {f"w{each:04}": each for each in range(3_000)}
+        assert backend.read_header().done == 3
+        assert self.items(backend, 3)["w2999"] == 3_001
+
     # --- faults -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("after", [False, True], ids=["nothing done", "answer lost"])

@@ -136,9 +136,12 @@ class DeltaLakeTable(FileTable):
     def files_as_of(self, txid: int) -> list[DataFile]:
         application = self._application(self.read_header())
         table = self._table()
-        while (table.transaction_version(application) or 0) > txid:
-            table.load_as_version(table.version() - 1)
-        return self._files_of(table)
+        try:
+            while (table.transaction_version(application) or 0) > txid:
+                table.load_as_version(table.version() - 1)
+            return self._files_of(table)
+        except DeltaError as error:
+            raise MovedOnError(f"{self.location} no longer knows its version of transaction {txid}") from error
 
     def files_added_by(self, txid: int) -> list[DataFile]:
         """What the oldest version of ``txid`` added. Later ones of the same txid are Delta's own:

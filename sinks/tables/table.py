@@ -26,7 +26,7 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,7 +50,9 @@ from framework.topology import (
     FencedState,
     Fields,
     Header,
+    HeldFile,
     Reach,
+    StateReading,
     TransactionAttempt,
     ValueType,
     check_granted,
@@ -422,6 +424,15 @@ class FileTable(FencedState):
         """The files of the transactions up to ``txid``. Raises ``MovedOnError`` if the table no
         longer records that."""
 
+    @contextmanager
+    def reading(self, topology_id: str | None = None) -> Iterator[FilesReading]:
+        held = self._chain.read()
+        if held is None:
+            raise ConfigError(f"{self.location}: there is nothing yet")
+        if topology_id is not None:
+            self._check_owned(held, topology_id)
+        yield FilesReading(self)
+
     def become_scratch(self, folder: Path) -> None:
         self.path = folder
         self._shape = None
@@ -501,6 +512,48 @@ class FileTable(FencedState):
 
     def _pending(self, header: Header) -> Path:
         return self._folder / "pending" / "{}-{}-{}".format(*header.stamp)
+
+
+class FilesReading(StateReading):
+    """The rows of a table of files. It knows the files of each transaction, until they are
+    compacted."""
+
+    def __init__(self, table: FileTable) -> None:
+        self._table = table
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    def header(self) -> Header:
+        return self._table.read_header()
+
+    def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        if keys is not None:
+            raise ConfigError(f"{self._table.location} has no keys: leave them out")
+        yield from self.dataset(self.files(txid)).to_batches()
+
+    def files(self, txid: int) -> list[HeldFile]:
+        table = self._table
+        try:
+            found = table.files_as_of(txid)
+        except FileNotFoundError as error:
+            raise MovedOnError(f"{table.location} was compacted while it was read") from error
+        return [
+            HeldFile(
+                table.path / each.path, each.rows, each.size, dict(zip(table.partition_by, each.partition, strict=True))
+            )
+            for each in found
+        ]
+
+    def dataset(self, files: Sequence[HeldFile]) -> ds.Dataset:
+        root = self._table.path
+        return self._table.dataset_of(
+            [
+                DataFile(str(each.path.relative_to(root)), each.rows, each.size, tuple(each.partition.values()))
+                for each in files
+            ]
+        )
 
 
 def _counted(rows: ds.Dataset) -> Counter[tuple[Any, ...]]:

@@ -15,7 +15,11 @@ from framework.transactions.reporting import TermReport
 
 def report() -> TermReport:
     context: Any = SimpleNamespace(
-        topology=SimpleNamespace(id="words"), journal=Journal(), traces=None, update=lambda **changes: None
+        topology=SimpleNamespace(id="words"),
+        journal=Journal(),
+        traces=None,
+        history=None,
+        update=lambda **changes: None,
     )
     return TermReport(cast(DriverContext, context))
 

@@ -479,3 +479,16 @@ def test_a_database_without_an_encoding_takes_text_as_utf_8(admin: Any, postgres
         state.close()
     finally:
         admin.execute(f"DROP DATABASE {name} (FORCE)")
+
+
+def test_a_reader_of_one_moment_does_not_see_what_is_committed_meanwhile(postgres: PostgresServer, table: str) -> None:
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, Fields(word=str), Fields(n=int)))
+    put(state, 1, dog=1)
+    with state.backend.at_one_moment() as still:
+        before = still.read_header()
+        for txid in (2, 3, 4):
+            put(state, txid, dog=txid, cat=txid)
+        assert still.read_header() == before
+        assert list(still.items_as_of(1)) == [(("dog",), (1,))]
+    assert dict(state.backend.items_as_of(4)) == {("dog",): (4,), ("cat",): (4,)}
+    state.close()

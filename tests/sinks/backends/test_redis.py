@@ -18,12 +18,20 @@ import pytest
 import redis
 
 from framework import Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
-from framework.errors import CommitOutcomeUnknown, ConfigError, CorruptStateError, RetryableError, TopologyError
+from framework.errors import (
+    CommitOutcomeUnknown,
+    ConfigError,
+    CorruptStateError,
+    MovedOnError,
+    RetryableError,
+    TopologyError,
+)
 from framework.topology import OpenCommit, Stamp
 from framework.transactions import MemoryStore
 from framework.transactions.run import TopologyFailed
 from integration import RedisServer
 from sinks import Count, OpaqueMapState, RedisBackend, Row, StateCommitter
+from sinks.contract.parts import transact
 from spouts import OpaqueMemoryTransactionalSpout
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -256,3 +264,17 @@ def test_a_server_restored_to_an_older_snapshot_stops_the_topology(
     with pytest.raises(ConfigError, match=r"holds transactions up to 5.*11 is next.*the sink is behind"):
         again.wait_until_caught_up(60)
     again.stop()
+
+
+def test_a_scan_that_gives_a_row_twice_is_no_answer(
+    redis_server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may do that when it makes a hash smaller meanwhile."""
+    backend = RedisBackend(redis_server.url, name, KEY, VALUE)
+    state = OpaqueMapState(backend)
+    transact(state, 1, 1, {"dog": 1, "cat": 2})
+    assert len(list(backend.items_as_of(1))) == 2
+    once = backend.scan
+    monkeypatch.setattr(backend, "scan", lambda: [*once(), next(iter(once()))])
+    with pytest.raises(MovedOnError, match="may have given a row twice"):
+        list(backend.items_as_of(1))

@@ -1,0 +1,271 @@
+"""Keeps the record of each closed transaction for good, in a table, exactly once.
+
+The coordination store has the records of the last thousand transactions: each is written in the
+step that closes its transaction. A keeper copies them to a *target*, after they are closed, in a
+thread of its own.
+
+Invariants:
+
+1. The target holds each closed transaction of a topology's life once, in the order of their txids,
+   or a gap that says which ones were gone before they could be copied.
+2. What the target holds comes from the store: nothing is copied that is not closed.
+3. Where a copy goes on is read from the target, after each error and by each new leader. So a
+   crash between a close and its copy neither loses nor doubles a record.
+4. A target that does not answer holds up nobody. The keeper tries again, and says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from framework.config import Config
+from framework.coordination.store import CoordinationStore
+from framework.errors import CorruptStateError, RatchetError, StaleWriterError
+from framework.observe.journal import RECORDS_MAX, TransactionRecord
+from framework.observe.logs import get_logger
+from framework.observe.waits import Waits
+from framework.transactions.documents import committed_txid, read_incarnation, read_transaction, undone_txid
+
+#: Records per write.
+PAGE = 50
+#: Pause before a target that has failed is tried again.
+RETRY_S = 1.0
+#: How long the end of a term waits for the last records to be copied. What is left is copied by the
+#: next leader.
+END_S = 5.0
+
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """A record as a target holds it. ``record`` None: a gap, ``txid`` to ``until_txid``."""
+
+    txid: int
+    until_txid: int
+    record: TransactionRecord | None
+
+
+class HistoryTarget(ABC):
+    """A place for records. Used by one thread at a time. Every method raises ``RetryableError``
+    when the place does not answer, and ``ConfigError`` when it cannot be used."""
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """For messages. Contains no secrets."""
+
+    @abstractmethod
+    def check(self, topology_id: str) -> None:
+        """Raise ``ConfigError`` where the place is of another topology, or of other columns.
+        Changes nothing."""
+
+    @abstractmethod
+    def begin(self, topology_id: str, incarnation: str, epoch: int) -> int:
+        """Create what is missing, and let no leader of a lower epoch write any more, from the next
+        write on. Returns the last txid of this incarnation that is held, or in a gap; 0: none.
+        Raises ``StaleWriterError`` when a later leader of this incarnation has written."""
+
+    @abstractmethod
+    def write(self, kept: Sequence[KeptRecord]) -> None:
+        """Write records one after the other, in the order of their txids; a record that is there
+        already is replaced. Raises ``StaleWriterError`` when somebody else has written since
+        ``begin``. After an error, call ``begin`` again."""
+
+    @abstractmethod
+    def read(self, incarnation: str, txid: int) -> KeptRecord | None:
+        """The record, or the gap that begins with this txid. Creates nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections. Safe to call twice; the next use opens them again."""
+
+
+def history_target(config: Config, topology_id: str) -> HistoryTarget | None:
+    """The target that the configuration names, not connected yet; None: it names none. Raises
+    ``ConfigError`` for an address that is none."""
+    if config.history_table is None:
+        return None
+    made: HistoryTarget = import_module("sinks.history").history_table(config.history_table, topology_id)
+    return made
+
+
+class HistoryKeeper:
+    """Copies the records of one topology, during the terms of one driver. ``update``: gets
+    ``history_waiting``, why the target lags, or None."""
+
+    def __init__(
+        self, store: CoordinationStore, topology_id: str, target: HistoryTarget, update: Callable[..., None]
+    ) -> None:
+        self._store = store
+        self._topology_id = topology_id
+        self._target = target
+        self._update = update
+        self._term: _Term | None = None
+
+    def begin(self, incarnation: str, epoch: int) -> None:
+        """A term begins."""
+        target = copy.copy(self._target)  # a thread of an earlier term may hang in its own
+        self._term = _Term(Copying(self._store, self._topology_id, target, incarnation, epoch), self._update)
+
+    def closed(self) -> None:
+        """A transaction is closed in the store."""
+        if self._term is not None:
+            self._term.wake()
+
+    def end(self) -> None:
+        """The term ends. Waits a moment until all that is closed is copied."""
+        term, self._term = self._term, None
+        if term is not None:
+            term.end()
+
+
+class Copying:
+    """The copying of one term, without its thread."""
+
+    def __init__(
+        self, store: CoordinationStore, topology_id: str, target: HistoryTarget, incarnation: str, epoch: int
+    ) -> None:
+        self.topology_id = topology_id
+        self.target = target
+        self.epoch = epoch
+        self._store = store
+        self._incarnation = incarnation
+        self._newest: int | None = None
+
+    def catch_up(self) -> None:
+        """Copy all that is closed and not copied. Raises what store and target raise, and
+        ``StaleWriterError`` with an epoch above this term's when another leader copies now."""
+        try:
+            newest = self._newest if self._newest is not None else self._begin()
+            committed = committed_txid(self._store, self.topology_id)
+            while newest < committed:
+                page = self._page(newest, committed)
+                self.target.write(page)
+                newest = page[-1].until_txid
+        except BaseException:
+            self._newest = None  # it is unknown how much was written
+            raise
+        self._newest = newest
+
+    def _begin(self) -> int:
+        """Where to go on after."""
+        if read_incarnation(self._store, self.topology_id) != self._incarnation:
+            raise StaleWriterError(f"topology {self.topology_id!r} was begun anew", self.epoch + 1)
+        newest = self.target.begin(self.topology_id, self._incarnation, self.epoch)
+        if newest == 0:
+            return 0
+        committed = committed_txid(self._store, self.topology_id)
+        held = self.target.read(self._incarnation, newest)
+        now, _ = self._record(newest)
+        if newest > committed:  # it was taken back, and will be closed once more
+            if now is not None and (held is None or held.record != now):
+                self.target.write([KeptRecord(newest, newest, now)])
+            return committed
+        return newest - 1 if held is not None and self._was_closed_again(held, now) else newest
+
+    def _was_closed_again(self, held: KeptRecord, now: TransactionRecord | None) -> bool:
+        """Whether a transaction was taken back, and closed once more, since it was copied. It can
+        only have been the newest of those copied."""
+        if held.record is None or now == held.record:
+            return False
+        return now is not None or undone_txid(self._store, self.topology_id) == held.txid
+
+    def _page(self, newest: int, committed: int) -> list[KeptRecord]:
+        oldest = committed - RECORDS_MAX + 1
+        if newest + 1 < oldest:
+            return [self._gap(newest + 1, oldest - 1, "the store keeps no more of them")]
+        page: list[KeptRecord] = []
+        for txid in range(newest + 1, min(newest + PAGE, committed) + 1):
+            record, why = self._record(txid)
+            page.append(KeptRecord(txid, txid, record) if record is not None else self._gap(txid, txid, why))
+        return page
+
+    def _record(self, txid: int) -> tuple[TransactionRecord | None, str]:
+        try:
+            return read_transaction(self._store, self.topology_id, txid), "the store has no record of it"
+        except CorruptStateError as error:
+            return None, str(error)
+
+    def _gap(self, txid: int, until_txid: int, reason: str) -> KeptRecord:
+        _log.warning(
+            "history.gap",
+            topology=self.topology_id,
+            txid=txid,
+            until_txid=until_txid,
+            target=self.target.location,
+            reason=reason,
+        )
+        return KeptRecord(txid, until_txid, None)
+
+
+class _Term:
+    """The thread of one term."""
+
+    def __init__(self, copying: Copying, update: Callable[..., None]) -> None:
+        self._copying = copying
+        self._update = update
+        self._changed = threading.Condition()
+        self._to_do, self._ended = True, False
+        self._waits = Waits(topology=copying.topology_id, target=copying.target.location)
+        self._thread = threading.Thread(target=self._run, name="ratchet-history", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._to_do = True
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        try:
+            for _ in self._turns():
+                if not self._copied():
+                    return
+        except Exception:  # noqa: BLE001 - a bug in here must not be silent, nor end the topology
+            _log.error("history.crashed", topology=self._copying.topology_id, exc_info=True)
+            self._update(history_waiting="the record for good has stopped: see history.crashed in the log")
+
+    def _turns(self) -> Iterator[None]:
+        """Each time that there is something to do, and once more at the end."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._to_do or self._ended)
+                ended, self._to_do = self._ended, False
+            yield
+            if ended:
+                return
+
+    def _copied(self) -> bool:
+        """Copy. Returns whether this term may go on."""
+        try:
+            self._copying.catch_up()
+        except StaleWriterError as error:
+            if error.epoch is not None and error.epoch > self._copying.epoch:
+                _log.info("history.stale", topology=self._copying.topology_id, reason=str(error))
+                return False
+            self._again(error)
+        except RatchetError as error:
+            self._again(error)
+        else:
+            self._waits.over()
+            self._update(history_waiting=None)
+        return True
+
+    def _again(self, error: RatchetError) -> None:
+        self._waits.again("history.waiting", str(error))
+        self._update(history_waiting=str(error))
+        with self._changed:
+            if not self._ended:
+                self._changed.wait_for(lambda: self._ended, RETRY_S)
+            self._to_do = True
