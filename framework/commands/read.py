@@ -75,7 +75,7 @@ def main(
 
 
 def _lines(state: StateSnapshot) -> Iterator[str]:
-    yield f"{state.name} ({state.location}): {state.row_count:,} rows"
+    yield f"{state.name} ({state.location}): {state.row_count:,} {'row' if state.row_count == 1 else 'rows'}"
     for row in _rows(state):
         yield printable("  " + ", ".join(f"{name}={shortened(value)}" for name, value in row.items()))
 

@@ -93,6 +93,7 @@ def _lines(found: RebuildReport) -> Iterator[str]:
         yield from (f"  {each}" for each in difference.differences)
         if difference.difference_count > len(difference.differences):
             yield f"  and {difference.difference_count - len(difference.differences):,} more"
+    if found.batches:
         yield (
             f"rebuilt from {found.records:,} records in {found.batches:,} batches, {found.seconds:.1f} s, with the bolts, codecs, "
             "committers and states of this version"
