@@ -295,15 +295,8 @@ class TopologyDocuments:
             self._state.set_data(JOINED, {**_joined_in(self._state, self._topology.id), location: txid})
 
     def undone(self) -> Undone | None:
-        """What ``undo`` took back last. Raises ``CorruptStateError``."""
-        document = self._state.get_data(UNDONE)
-        if document is None:
-            return None
-        try:
-            attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
-            return Undone(int(document["txid"]), bool(document["finished"]), attempts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptStateError(f"{self._topology.id}/{UNDONE}: not what undo writes; delete the node") from error
+        """As ``read_undone``."""
+        return _undone_in(self._state, self._topology.id)
 
     def pending_undo(self, currtx: int) -> Undone | None:
         """The transaction that was being taken back when a command ended too early, if it is still
@@ -373,11 +366,9 @@ def forget_everything(
                 state.delete(f"{folder}/{name}")
 
 
-def undone_txid(store: CoordinationStore, topology_id: str) -> int | None:
-    """The transaction that ``undo`` took back last. Needs no leadership."""
-    found = TransactionalState(store, topology_id).get_data(UNDONE)
-    txid = found.get("txid") if isinstance(found, dict) else None
-    return txid if isinstance(txid, int) else None
+def read_undone(store: CoordinationStore, topology_id: str) -> Undone | None:
+    """What ``undo`` took back last. Needs no leadership. Raises ``CorruptStateError``."""
+    return _undone_in(TransactionalState(store, topology_id), topology_id)
 
 
 def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: int | None = None) -> tuple[int, Plan]:
@@ -433,6 +424,17 @@ def _incarnation_in(state: TransactionalState, topology_id: str) -> str:
     if found is not None and not isinstance(found, str):
         raise CorruptStateError(f"{topology_id}/{INCARNATION}: {found!r}; restore it from a backup")
     return found or ""
+
+
+def _undone_in(state: TransactionalState, topology_id: str) -> Undone | None:
+    document = state.get_data(UNDONE)
+    if document is None:
+        return None
+    try:
+        attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
+        return Undone(int(document["txid"]), bool(document["finished"]), attempts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptStateError(f"{topology_id}/{UNDONE}: not what undo writes; delete the node") from error
 
 
 def _joined_in(state: TransactionalState, topology_id: str) -> Mapping[str, int]:

@@ -29,7 +29,7 @@ from framework.errors import CorruptStateError, RatchetError, StaleWriterError
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.observe.logs import get_logger
 from framework.observe.waits import Waits
-from framework.transactions.documents import committed_txid, read_incarnation, read_transaction, undone_txid
+from framework.transactions.documents import committed_txid, read_incarnation, read_transaction, read_undone
 
 #: Records per write.
 PAGE = 50
@@ -174,7 +174,8 @@ class Copying:
         only have been the newest of those copied."""
         if held.record is None or now == held.record:
             return False
-        return now is not None or undone_txid(self._store, self.topology_id) == held.txid
+        undone = read_undone(self._store, self.topology_id)
+        return now is not None or (undone is not None and undone.txid == held.txid)
 
     def _page(self, newest: int, committed: int) -> list[KeptRecord]:
         oldest = committed - RECORDS_MAX + 1

@@ -13,6 +13,8 @@ killed goes on when it is repeated.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +26,7 @@ from typing import Any
 from framework.coordination.election import ELECTION_TIMEOUT_S, identity_of_process
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.coordination.transactional_state import TransactionalState
-from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions.audit import StateReport, compared
@@ -35,10 +37,12 @@ from framework.transactions.documents import (
     read_history,
     read_incarnation,
     read_joined,
+    read_origin,
+    read_undone,
 )
 from framework.transactions.lineage import lineage_of
 from framework.transactions.named import state_named
-from framework.transactions.plans import Plan, plan_of, stored_plan
+from framework.transactions.plans import Plan, plan_digest, plan_of, stored_plan
 from framework.transactions.recompute import RECORDS_PER_BATCH, Batch, Recomputation
 from framework.transactions.shadow import shadow_of, with_what_it_needs
 
@@ -170,7 +174,8 @@ class _Rebuild:
             raise ConfigError(f"{self._state.location} cannot be rebuilt: {each}")
         self._rebuilt: FencedState = shadow.states[0]
         self._lineage = lineage_of(topology)
-        made_by = {**self._lineage, "incarnation": read_incarnation(store, topology.id)}
+        self._life = _life_of(store, topology.id)
+        made_by = {**self._lineage, "life": self._life}
         self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents, made_by=made_by)
 
     def run(self, told: Callable[[RebuildProgress], None], *, take_over: bool) -> RebuildReport:
@@ -222,16 +227,15 @@ class _Rebuild:
     def _exchanged(self, difference: StateReport | None) -> bool:
         """Follow the topology, and exchange the rows if nothing is closed meanwhile."""
         committed = committed_txid(self._store, self._topology.id)
-        if committed < self._copy.txid:
-            raise ConfigError(
-                f"topology {self._topology.id!r} went back from transaction {self._copy.txid} to {committed} meanwhile: nothing "
-                "was exchanged; repeat this"
-            )
-        self._copy.advance(committed)
-        if committed_txid(self._store, self._topology.id) != committed:
-            return False
+        if committed >= self._copy.txid:
+            self._copy.advance(committed)
         header, rebuilt = self._state.read_header(), self._rebuilt.read_header()
-        if header.done != committed or rebuilt.done != committed:
+        if committed < self._copy.txid or _life_of(self._store, self._topology.id) != self._life:
+            raise RetryableError(
+                f"topology {self._topology.id!r} was reset, or a transaction of it was taken back, while its state was rebuilt: "
+                "nothing was exchanged; repeat this"
+            )
+        if not self._copy.is_as_of(committed) or header.done != committed or not _is_whole(rebuilt, committed):
             return False
         self._documents.note_taking_over(committed, difference, self._lineage)
         try:
@@ -261,6 +265,16 @@ class _Copy(Recomputation):
         self._documents, self._made_by = documents, dict(made_by)
         self.tell: Callable[[Batch], None] = lambda batch: None
         self.resumed_at = 0
+
+    def is_as_of(self, txid: int) -> bool:
+        """Whether the copy has read what the topology had read when it closed ``txid``, its last
+        transaction."""
+        if self.txid != txid or committed_txid(self._store, self._topology.id) != txid:
+            return False
+        try:
+            return plan_digest(self._plan_of(txid)) == plan_digest(self._plan)
+        except RetryableError:
+            return False  # the topology has moved on
 
     def _seen_by(self, batch: Batch) -> None:
         self.tell(batch)
@@ -390,7 +404,10 @@ class _Documents:
     def finish(self, state: FencedState) -> bool:
         """Whether a rebuild that ended too early had exchanged the rows already: then record it."""
         found, mark = self._state.get_data(TAKEN_OVER), self._state.get_data(MARK)
-        if found is None or found["finished"] or mark is None or _holds_something(_beside(state, REBUILT)):
+        if found is None or found["finished"] or mark is None:
+            return False
+        former = _header_of(_beside(state, FORMER))
+        if former is None or former.done != found["txid"] or _header_of(_beside(state, REBUILT)) is not None:
             return False
         self.note_taken_over()
         return True
@@ -442,11 +459,26 @@ def _beside_itself(bolt: Bolt, folder: Path) -> Bolt:
     return bolt
 
 
-def _holds_something(state: FencedState) -> bool:
+def _header_of(state: FencedState) -> Header | None:
+    """The header of what stands beside a state, if there is one."""
     try:
-        return state.read_header().open is not None
-    except CorruptStateError:
-        return False  # there is no header
+        return state.read_header()
+    except (CorruptStateError, ConfigError, InvariantViolation):
+        return None
+
+
+def _is_whole(rebuilt: Header, txid: int) -> bool:
+    """Whether rebuilt rows hold transaction ``txid``, and nothing of what follows."""
+    return rebuilt.done == txid and rebuilt.open is not None and rebuilt.open.txid == txid
+
+
+def _life_of(store: CoordinationStore, topology_id: str) -> str:
+    """Changes whenever transactions that were closed are no longer what they were: the topology was
+    reset, or one of them was taken back."""
+    undone = read_undone(store, topology_id)
+    taken_back = (undone.txid, [each.document() for each in undone.attempts]) if undone is not None else None
+    life = (read_incarnation(store, topology_id), read_origin(store, topology_id).txid, taken_back)
+    return hashlib.sha256(json.dumps(life).encode()).hexdigest()[:16]
 
 
 def with_closed_fence(header: Header) -> Header:

@@ -340,6 +340,46 @@ def test_a_copy_is_not_used_after_the_topology_began_anew(tmp_path: Path, store:
     assert (found.resumed_at, held(built)) == (0, RIGHT)
 
 
+def test_a_copy_is_not_used_after_a_transaction_of_it_was_taken_back(tmp_path: Path, store: MemoryStore) -> None:
+    """The topology makes another batch of it, and goes on."""
+    spout = OpaqueMemoryTransactionalSpout({0: [*ROWS]}, FIELDS, 2)
+    built = counting(tmp_path, spout=spout)
+    run(built, store)
+    rebuild(built, store, state="words", take_over=False)
+    undo(built, store, leave_out={"0": [4]})
+    run(built, store)
+    spout.append("0", ["e", 1])
+    run(built, store)
+    rows = [*ROWS[:4], ROWS[5], ["e", 1]]
+    assert held(built) == expected(rows)
+    found = rebuild(built, store, state="words", take_over=True)
+    assert (found.resumed_at, held(built)) == (0, expected(rows))
+    assert found.difference is not None and found.difference.difference_count == 0
+
+
+@pytest.mark.parametrize("what", [undo, reset_everything])
+def test_nothing_is_exchanged_if_the_topology_went_back_meanwhile(
+    tmp_path: Path, store: MemoryStore, what: Callable[[Topology, MemoryStore], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    compared = rebuild_module.compared
+
+    def went_back(*arguments: Any) -> Any:
+        found = compared(*arguments)
+        what(built, store)
+        run(built, store)
+        return found
+
+    monkeypatch.setattr(rebuild_module, "compared", went_back)
+    with pytest.raises(RetryableError, match="was reset, or a transaction of it was taken back"):
+        rebuild(built, store, state="words", take_over=True)
+    assert held(built) == RIGHT
+    monkeypatch.undo()
+    assert rebuild(built, store, state="words", take_over=True).resumed_at == 0
+    assert held(built) == RIGHT
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

@@ -59,6 +59,4 @@ def assert_prints(folder: Path, command: str, shown: str) -> None:
     for line in typed:  # what a terminal shows as it is typed
         shown = shown.replace(f"{PROMPT}{line}\n", PROMPT)
     wanted = "".join(".*?" if part == "…" else re.escape(part) for part in re.split("(…)", shown.strip()))
-    assert re.fullmatch(wanted, done.stdout.strip(), re.S), (
-        f"{command}\n{done.stdout}\n--- the page shows\n{shown}"
-    )
+    assert re.fullmatch(wanted, done.stdout.strip(), re.S), f"{command}\n{done.stdout}\n--- the page shows\n{shown}"
