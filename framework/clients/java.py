@@ -30,6 +30,12 @@ def find_java() -> str:
     return found
 
 
+def java_version() -> int:
+    """The version of the Java that ``find_java`` finds. Raises ``ConfigError``."""
+    found = find_java()
+    return _version_of(found, os.stat(found).st_mtime_ns)
+
+
 @functools.cache  # a process that starts many servers asks once
 def _version_of(java: str, changed_at: int) -> int:
     """``changed_at``: of the file, which another may take the place of."""

@@ -5,6 +5,7 @@ sinks and servers by name only."""
 from __future__ import annotations
 
 import io
+import platform
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from framework.clients.java import java_version
 from framework.commands.exits import exit_codes
+from framework.errors import ConfigError
 
 #: Command -> where it is, and what it does in a line.
 COMMANDS = {
@@ -84,6 +87,11 @@ def _show_versions(wanted: bool) -> None:
                 typer.echo(f"{name} {version(name)}")
             except PackageNotFoundError:
                 typer.echo(f"{name} is not installed")
+        typer.echo(f"python {platform.python_version()}")
+        try:
+            typer.echo(f"java {java_version()}")
+        except ConfigError as error:
+            typer.echo(f"java: {error}")
         raise typer.Exit
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def test_each_command_has_help_of_its_own(name: str) -> None:
 def test_the_versions_of_all_that_matters_are_shown() -> None:
     status, out, _ = ratchet("--version")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["ratchet-pipelines", "pyspark", "confluent-kafka"]
+    shown = dict(line.split() for line in out.splitlines())
+    assert list(shown) == ["ratchet-pipelines", "pyspark", "confluent-kafka", "python", "java"]
+    assert shown["python"] == platform.python_version() and int(shown["java"]) >= 17
 
 
 def test_the_help_of_ratchet_does_not_load_spark() -> None:
