@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
+from framework.commands.systemd import ServiceManager
 from framework.core.run import CoreRun
 from framework.observe import ProgressLines
+from framework.observe.standing import is_ready
 from framework.transactions.run import Run
 
 _POLL_S = 0.2
@@ -31,14 +33,18 @@ def supervise(
     ``stopped`` ended it. ``json_stream``: where progress goes as JSON lines. Raises what the
     topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
     progress = ProgressLines(json_lines=json_stream is not None, stream=json_stream)
+    manager = ServiceManager()
     waiting: _InThread | None = None
     if until_caught_up:
         wait = run.wait_until_caught_up if isinstance(run, Run) else run.wait_until_idle
         waiting = _InThread("ratchet-caught-up", lambda: wait(timeout_s))
     try:
         while not stopped.is_set() and not (waiting and waiting.ended.is_set()) and not run.join(_POLL_S):
-            progress.show(run.status())
+            status = run.status()
+            progress.show(status)
+            manager.tell(status.phase, ready=is_ready(status.phase))
     finally:
+        manager.stopping()
         run.stop()
         progress.show(run.status(), force=True)
         progress.done()

@@ -38,6 +38,7 @@ from prometheus_client.utils import floatToGoString
 
 from framework.errors import ConfigError
 from framework.observe.figures import CoreFigures, Distribution, TransactionFigures
+from framework.observe.standing import is_ready
 
 #: So many partitions have figures of their own, those with the greatest lag first: five series
 #: each are what Prometheus stores easily. ``ratchet_lag_records`` covers all of them.
@@ -509,7 +510,7 @@ def health_of(topology_id: str, phase: str) -> tuple[bool, bool, dict[str, str]]
     """Whether a run in this phase is alive, whether it is ready (it leads, or stands by to take
     over), and what to say of it."""
     alive = phase not in ("failed", "stopped")
-    return alive, phase in ("running", "standby"), {"topology": topology_id, "phase": phase}
+    return alive, is_ready(phase), {"topology": topology_id, "phase": phase}
 
 
 def serve_metrics(

@@ -9,6 +9,11 @@ from typing import Any
 Statuses = Sequence[Mapping[str, Any]]
 
 
+def is_ready(phase: str) -> bool:
+    """Whether a run in this phase leads, or stands by to take over."""
+    return phase in ("running", "standby")
+
+
 def waits(statuses: Statuses) -> bool:
     """Whether what one of the drivers does fails and is tried again."""
     return any(each.get("waiting_for") or each.get("repeating") for each in statuses)

@@ -1,0 +1,105 @@
+"""A run as a service: what it tells systemd, and the unit of ``deploy/systemd``."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.commands import systemd
+from framework.commands.supervision import supervise
+from framework.commands.systemd import ServiceManager
+from framework.transactions import MemoryStore
+from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.processes import ROOT
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
+    """A service manager's socket: a function that returns what came since it was called last."""
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.bind(str(tmp_path / "notify"))
+    receiver.setblocking(False)
+
+    def received() -> list[str]:
+        found = []
+        while True:
+            try:
+                found.append(receiver.recv(4096).decode())
+            except BlockingIOError:
+                return found
+
+    yield received
+    receiver.close()
+
+
+def test_a_run_says_when_it_leads_that_it_works_and_that_it_stops(
+    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    builder = TransactionalTopologyBuilder(
+        "served", "spout", OpaqueMemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
+    )
+    state = OpaqueMapState(MemoryBackend())
+    builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")
+    run = submit(builder.build(), store=MemoryStore(), executor="local")
+    run.wait_until_caught_up(60)
+    assert supervise(run, threading.Event(), until_caught_up=True)
+    first, *_, last = told()
+    assert first == "READY=1\nWATCHDOG=1\nSTATUS=running" and last == "STOPPING=1"
+
+
+def test_it_is_ready_once_and_tells_as_often_as_the_watchdog_asks(
+    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(systemd.time, "monotonic", lambda: now[0])
+    manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "500000"})
+    manager.tell("starting", ready=False)
+    manager.tell("running", ready=True)  # at once
+    now[0] += 0.2
+    manager.tell("running", ready=True)
+    now[0] += 0.06
+    manager.tell("running", ready=True)
+    assert told() == [
+        "WATCHDOG=1\nSTATUS=starting",
+        "READY=1\nWATCHDOG=1\nSTATUS=running",
+        "WATCHDOG=1\nSTATUS=running",
+    ]
+
+
+@pytest.mark.parametrize("address", ["", "/there/is/nothing"])
+def test_without_a_manager_nothing_happens(address: str) -> None:
+    manager = ServiceManager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "soon"})
+    manager.tell("running", ready=True)
+    manager.stopping()
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed: the unit is not checked")
+    text = (ROOT / "deploy/systemd/ratchet@.service").read_text()
+    (tmp_path / "ratchet@orders.service").write_text(text.replace("User=ratchet", "User=root"))
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", str(tmp_path / "ratchet@orders.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    (tmp_path / "ratchet@orders.service").write_text(text.replace("Type=notify", "Type=notified"))
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", str(tmp_path / "ratchet@orders.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "notified" in done.stderr  # it does look at the file
