@@ -327,8 +327,11 @@ class MapState(KeyedState):
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         self.backend.exchange(expected, new, rebuilt)
 
-    def remove(self) -> None:
-        self.backend.remove()
+    def check_exchange(self, topology_id: str) -> None:
+        self.backend.check_exchange(topology_id)
+
+    def remove(self, topology_id: str) -> bool:
+        return self.backend.remove(topology_id)
 
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
         copy = _scratch(replayed)

@@ -231,6 +231,9 @@ class _MemoryPlanner(PartitionPlanner):
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
         return _leaving_out_too(last, {"first": first["next" if after else "first"], "next": last["next"]})
 
+    def beginning(self, meta: Meta) -> Meta:
+        return {**meta, "next": meta["first"]}
+
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         first, end = int(meta["first"]), int(meta["next"])
         if end - first < 2:

@@ -50,8 +50,10 @@ def main(
             with opened_transactional(topology, config, overrides) as (built, store, settings):
                 timeout_s = settings.zookeeper_election_timeout_secs
                 if remove:
-                    for place in clean(built, store, state, timeout_s):
-                        typer.echo(f"removed: {place}", file=output)
+                    removed = clean(built, store, state, timeout_s)
+                    shown = [f"removed: {place}" for place in removed] or ["there was nothing to remove"]
+                    for line in [json.dumps({"type": "cleaned", "removed": removed})] if as_json else shown:
+                        typer.echo(line, file=output)
                     return
                 conf = settings.for_components()
                 found = rebuild(
@@ -93,6 +95,8 @@ def _lines(found: RebuildReport) -> Iterator[str]:
         yield from (f"  {each}" for each in difference.differences)
         if difference.difference_count > len(difference.differences):
             yield f"  and {difference.difference_count - len(difference.differences):,} more"
+    if found.moved:
+        yield f"  {found.moved:,} keys were changed meanwhile, and not compared"
     if found.batches:
         yield (
             f"rebuilt from {found.records:,} records in {found.batches:,} batches, {found.seconds:.1f} s, with the bolts, codecs, "

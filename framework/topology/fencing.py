@@ -314,15 +314,21 @@ class FencedState(ABC):
         its content with another one."""
         raise ConfigError(f"{self.location} cannot be rebuilt: it cannot exchange its content for another one")
 
+    def check_exchange(self, topology_id: str) -> None:
+        """Raise ``ConfigError``, which says what to do, when an exchange would be refused."""
+
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         """Give the rows in ``REBUILT`` the place of this state's own, in one atomic step. Its own
         go to ``FORMER``; what was there is removed, and nothing stays in ``REBUILT``. The header
-        ``expected`` becomes ``new``. Raises ``StaleWriterError`` when the header is not
-        ``expected``, or that in ``REBUILT`` is not ``rebuilt``; nothing is changed then."""
+        ``expected`` becomes ``new``. The header in ``FORMER`` is ``expected`` with the incarnation
+        of ``rebuilt``, so that everybody can see which rows have taken the place. Raises
+        ``StaleWriterError`` when the header is not ``expected``, or that in ``REBUILT`` is not
+        ``rebuilt``, and ``ConfigError`` as ``check_exchange``; nothing is changed then."""
         raise ConfigError(f"{self.location} cannot exchange its content for another one")
 
-    def remove(self) -> None:
-        """Remove rows, header, and what holds them. Called on what stands beside a state."""
+    def remove(self, topology_id: str) -> bool:
+        """Remove rows, header, and what holds them. Called on what stands beside a state. Returns
+        whether there was anything. Raises ``ConfigError`` when it is somebody else's."""
         raise ConfigError(f"{self.location} cannot be removed")
 
     def compare(

@@ -352,6 +352,11 @@ class PartitionPlanner(ABC):
         cannot join ranges, or when they are not of one log without a gap. For ``verify``."""
         return None
 
+    def beginning(self, meta: Meta) -> Meta | None:
+        """Return the empty range that ends where ``meta`` begins: what a plan before ``meta`` would
+        have said, had it read up to there. None, the default, when this source cannot say."""
+        return None
+
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
         """The number of records after ``previous`` that the source held when last asked, or None
         when unknown. No I/O."""

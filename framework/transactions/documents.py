@@ -404,7 +404,7 @@ def committed_or_refused(store: CoordinationStore, topology_id: str) -> int:
     to compare."""
     committed = committed_txid(store, topology_id)
     if committed == 0:
-        raise ConfigError(f"topology {topology_id!r} has committed no transaction yet: there is nothing to verify")
+        raise ConfigError(f"topology {topology_id!r} has committed no transaction yet: there is nothing to look at")
     return committed
 
 

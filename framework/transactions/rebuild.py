@@ -27,9 +27,9 @@ from framework.coordination.election import ELECTION_TIMEOUT_S, identity_of_proc
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.coordination.transactional_state import TransactionalState
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
-from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology
+from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
-from framework.transactions.audit import StateReport, compared
+from framework.transactions.audit import StateReport
 from framework.transactions.documents import (
     committed_or_refused,
     committed_txid,
@@ -51,6 +51,8 @@ TAKE_OVER_TIMEOUT_S = 120.0
 #: The epochs of rebuilds begin here and rise. They are below those of all drivers: a driver that
 #: replays the last transaction, because ZooKeeper has lost its close, writes its rows again.
 EPOCH_OF_REBUILDS = -1_000_000_000
+#: Pause before it looks again whether the topology holds still.
+PAUSE_S = 0.001
 #: How often it reads up to where the topology stands before it compares.
 ROUNDS_MAX = 20
 
@@ -72,7 +74,8 @@ class RebuildProgress:
 class RebuildReport:
     """``txid``: as of which transaction the copy was compared, or took over. ``resumed_at``: the
     transaction that an earlier rebuild had reached; 0 if it began anew. ``difference``: None where
-    the copy had taken over already. ``former``: where the rows from before are now; None as long as
+    the copy had taken over already. ``moved``: keys that the topology changed while they were
+    compared, so they were not. ``former``: where the rows from before are now; None as long as
     nothing was exchanged. ``has_other_code``: whether the topology's last transaction was made by
     other code than this, which would go on with the new rows."""
 
@@ -82,6 +85,7 @@ class RebuildReport:
     _: KW_ONLY
     resumed_at: int
     difference: StateReport | None = None
+    moved: int = 0
     former: str | None = None
     has_other_code: bool = False
     records: int = 0
@@ -108,12 +112,16 @@ def rebuild(
     ``RetryableError`` when something does not answer, or the topology moves on too fast: repeated,
     it goes on where it ended."""
     component = _rebuildable(topology, *state_named(topology, state))
+    (kept,) = component.states
+    _check_owned(topology.id, kept, read_incarnation(store, topology.id))
+    kept.check_exchange(topology.id)
+    made_by = _maker_of(topology, store, conf or {})
     with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
-        if take_over and documents.finish(component.states[0]):
-            return documents.report(component.states[0])
+        if documents.finish(kept, made_by) and take_over:
+            return documents.report(kept)
         with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
             work = _Rebuild(topology, store, conf or {}, documents, component=component, folder=Path(folder))
-            return work.run(told, take_over=take_over)
+            return work.run(told, made_by, take_over=take_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +144,9 @@ def read_exchanges(store: CoordinationStore, topology_id: str) -> list[Exchange]
         path = f"{topology_id}/rebuild/{component_id}"
         document = TransactionalState(store, path).get_data(TAKEN_OVER)
         try:
-            if document is not None and document.pop("finished"):
-                found.append(Exchange(component_id, **document))
+            if document is not None and document["finished"]:
+                shown = {name: document[name] for name in ("txid", "at", "differed", "made_by")}
+                found.append(Exchange(component_id, **shown))
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptStateError(f"{path}/{TAKEN_OVER}: not what rebuild writes; delete the node") from error
     return found
@@ -149,10 +158,8 @@ def clean(topology: Topology, store: CoordinationStore, state: str, timeout_s: f
     component = _rebuildable(topology, *state_named(topology, state))
     with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
         documents.forget()
-        removed = [_beside(component.states[0], place) for place in (REBUILT, FORMER)]
-        for each in removed:
-            each.remove()
-        return [each.location for each in removed]
+        places = [_beside(component.states[0], place) for place in (REBUILT, FORMER)]
+        return [each.location for each in places if each.remove(topology.id)]
 
 
 class _Rebuild:
@@ -173,13 +180,13 @@ class _Rebuild:
         for each in left_out:
             raise ConfigError(f"{self._state.location} cannot be rebuilt: {each}")
         self._rebuilt: FencedState = shadow.states[0]
-        self._lineage = lineage_of(topology)
-        self._life = _life_of(store, topology.id)
-        made_by = {**self._lineage, "life": self._life}
-        self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents, made_by=made_by)
+        self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents)
 
-    def run(self, told: Callable[[RebuildProgress], None], *, take_over: bool) -> RebuildReport:
+    def run(
+        self, told: Callable[[RebuildProgress], None], made_by: Mapping[str, str], *, take_over: bool
+    ) -> RebuildReport:
         began_s = time.monotonic()
+        self._copy.made_by = made_by
         target = committed_or_refused(self._store, self._topology.id)
 
         def tell(batch: Batch) -> None:
@@ -192,31 +199,38 @@ class _Rebuild:
                 target = committed_txid(self._store, self._topology.id)
                 if target <= copy.txid:
                     break
-            (difference,) = compared(copy, [(self._state, self._rebuilt)])
-            report = RebuildReport(
-                self._topology.id,
-                self._state.location,
-                copy.txid,
-                resumed_at=copy.resumed_at,
-                difference=difference,
-                has_other_code=self._made_by_other_code(),
-            )
+            report = RebuildReport(self._topology.id, self._state.location, copy.txid, resumed_at=copy.resumed_at)
+            report.difference, report.moved = self._compared()
+            report.has_other_code = self._made_by_other_code(made_by)
             if take_over:
-                self._take_over(report)
+                self._take_over(report, made_by)
             report.records, report.batches = copy.records, copy.batches
         report.seconds = time.monotonic() - began_s
         return report
 
-    def _made_by_other_code(self) -> bool:
+    def _compared(self) -> tuple[StateReport, int]:
+        """Compare as of the copy's transaction. Keys that have moved on are counted."""
+        report, moved = StateReport(self._state.location), 0
+
+        def count(key: Any) -> None:
+            nonlocal moved
+            moved += 1
+
+        report.compared = self._state.compare(self._rebuilt, self._copy.txid, report.add, count)
+        return report, moved
+
+    def _made_by_other_code(self, made_by: Mapping[str, str]) -> bool:
         """Whether the last transaction was made by another version of the code, as far as it is
         recorded."""
         attempts = [each for record in read_history(self._store, self._topology.id)[-1:] for each in record.attempts]
-        made_by = attempts[-1].made_by if attempts else {}
-        return bool(made_by) and made_by.get("code") != self._lineage["code"]
+        found = attempts[-1].made_by if attempts else {}
+        return bool(found) and found.get("code") != made_by["code"]
 
-    def _take_over(self, report: RebuildReport) -> None:
+    def _take_over(self, report: RebuildReport, made_by: Mapping[str, str]) -> None:
+        differed = report.difference.difference_count if report.difference is not None else 0
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT_S
-        while not self._exchanged(report.difference):
+        while not self._exchanged(differed, made_by):
+            time.sleep(PAUSE_S)
             if time.monotonic() > deadline:
                 raise RetryableError(
                     f"topology {self._topology.id!r} moves on faster than its copy follows: stop it for a moment, or repeat this "
@@ -224,24 +238,33 @@ class _Rebuild:
                 )
         report.txid, report.former = self._copy.txid, _beside(self._state, FORMER).location
 
-    def _exchanged(self, difference: StateReport | None) -> bool:
+    def _exchanged(self, differed: int, made_by: Mapping[str, str]) -> bool:
         """Follow the topology, and exchange the rows if nothing is closed meanwhile."""
+        leads = self._store.is_led(self._topology.id)
         committed = committed_txid(self._store, self._topology.id)
         if committed >= self._copy.txid:
             self._copy.advance(committed)
         header, rebuilt = self._state.read_header(), self._rebuilt.read_header()
-        if committed < self._copy.txid or _life_of(self._store, self._topology.id) != self._life:
+        if committed < self._copy.txid or _life_of(self._store, self._topology.id) != made_by["life"]:
             raise RetryableError(
                 f"topology {self._topology.id!r} was reset, or a transaction of it was taken back, while its state was rebuilt: "
                 "nothing was exchanged; repeat this"
             )
+        if header.done > committed and not leads and not self._store.is_led(self._topology.id):
+            raise ConfigError(
+                f"transaction {header.done} was being closed when the last driver of topology {self._topology.id!r} ended: run "
+                "the topology until it is closed, then repeat this"
+            )
         if not self._copy.is_as_of(committed) or header.done != committed or not _is_whole(rebuilt, committed):
             return False
-        self._documents.note_taking_over(committed, difference, self._lineage)
+        new = header if self._documents.has_closed_fence(header) else with_closed_fence(header)
+        self._documents.note_taking_over(committed, differed, made_by, rebuilt=rebuilt, header=new)
         try:
-            self._state.exchange(header, with_closed_fence(header), rebuilt)
+            self._state.exchange(header, new, rebuilt)
         except StaleWriterError:
             return False
+        except RetryableError:  # it waited for readers, or nobody knows what became of it
+            return self._documents.finish(self._state, made_by)
         self._documents.note_taken_over()
         return True
 
@@ -259,10 +282,11 @@ class _Copy(Recomputation):
         *,
         shadow: Topology,
         documents: _Documents,
-        made_by: Mapping[str, str],
     ) -> None:
         super().__init__(topology, store, conf, shadow=shadow, seen=self._seen_by, epoch=documents.epoch)
-        self._documents, self._made_by = documents, dict(made_by)
+        self._documents = documents
+        self.made_by: Mapping[str, str] = {}
+        self._rows = ""  # the incarnation of the rebuilt rows
         self.tell: Callable[[Batch], None] = lambda batch: None
         self.resumed_at = 0
 
@@ -281,14 +305,29 @@ class _Copy(Recomputation):
 
     def _begin(self) -> None:
         (state,) = self._shadow.states
-        header, mark = state.prepare(self._shadow.id), self._documents.mark()
-        if mark is not None and mark.made_by == self._made_by and mark.fits(header, self._epoch):
-            self._go_on(header, mark)
-            return
-        state.remove()
+        header, mark = _header_of(state), self._documents.mark()
+        if header is not None and mark is not None and self._is_ours(state, header, mark):
+            try:
+                state.prepare(self._shadow.id)
+            except (CorruptStateError, ConfigError):
+                pass  # somebody has removed or changed the rows
+            else:
+                self._rows = header.incarnation
+                self._go_on(header, mark)
+                return
+        self._documents.forget()
+        state.remove(self._shadow.id)
         header = state.prepare(self._shadow.id)
+        self._rows = header.incarnation
         state.raise_header(header, replace(header, epoch=self._epoch))
         super()._begin()
+
+    def _is_ours(self, state: FencedState, header: Header, mark: _Mark) -> bool:
+        """Whether the rows with this header are of the same making, and can be gone on with."""
+        if mark.made_by != self.made_by or not mark.fits(header, self._epoch):
+            return False
+        begun = header.open is not None and header.open.txid > header.done  # it may be there in part
+        return not (begun and state.value_type is ValueType.NON_TRANSACTIONAL)
 
     def _go_on(self, header: Header, mark: _Mark) -> None:
         opened = header.open
@@ -301,7 +340,16 @@ class _Copy(Recomputation):
             self._read_over(mark.txid, mark.target)
 
     def _step(self, txid: int, plan: Plan, target: Plan, left: int = 0) -> None:
-        mark = _Mark(self._made_by, txid, left, after=self._number, batch=plan, before=self._plan, target=target)
+        mark = _Mark(
+            self.made_by,
+            self._rows,
+            txid,
+            left,
+            after=self._number,
+            batch=plan,
+            before=self._plan,
+            target=target if left else {},
+        )
         self._documents.set_mark(mark)
         self._commit_as(txid - left, plan)
         self._plan = {**self._plan, **plan}
@@ -322,11 +370,13 @@ class _Copy(Recomputation):
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The batch that is committed next. It leads, with ``left`` others, to the end of transaction
-    ``txid``, whose plan is ``target``. ``before``: what each partition was read to when it began,
-    by the batch with the txid ``after``; 0 for the first one."""
+    """The batch that is committed next, into the rows of the incarnation ``rows``. It leads, with
+    ``left`` others, to the end of transaction ``txid``, whose plan is ``target``. ``before``: what
+    each partition was read to when it began, by the batch with the txid ``after``; 0 for the first
+    one."""
 
     made_by: Mapping[str, str]
+    rows: str
     txid: int
     left: int
     _: KW_ONLY
@@ -343,7 +393,8 @@ class _Mark:
         """Whether a state with this header has all batches before this one, and at most this
         one."""
         opened = header.open.txid if header.open is not None else 0
-        return header.epoch <= epoch and header.done <= self.number and opened in (self.after, self.number)
+        ours = header.incarnation == self.rows and header.epoch <= epoch
+        return ours and header.done <= self.number and opened in (self.after, self.number)
 
     def document(self) -> dict[str, Any]:
         return {**asdict(self), **{name: stored_plan(getattr(self, name)) for name in _PLANS}}
@@ -386,31 +437,41 @@ class _Documents:
         self._state.set_data(MARK, document, max(form_of(document[name]) for name in _PLANS))
 
     def forget(self) -> None:
+        """The rebuilt rows are given up, and so is an exchange that did not happen."""
         if self._state.get_data(MARK) is not None:
             self._state.delete(MARK)
+        found = self._state.get_data(TAKEN_OVER)
+        if found is not None and not found["finished"]:
+            self._state.delete(TAKEN_OVER)
 
-    def note_taking_over(self, txid: int, difference: StateReport | None, made_by: Mapping[str, str]) -> None:
+    def note_taking_over(
+        self, txid: int, differed: int, made_by: Mapping[str, str], *, rebuilt: Header, header: Header
+    ) -> None:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        differed = difference.difference_count if difference is not None else 0
-        self._state.set_data(
-            TAKEN_OVER, {"txid": txid, "at": at, "differed": differed, "made_by": dict(made_by), "finished": False}
-        )
+        note = {"txid": txid, "at": at, "differed": differed, "made_by": dict(made_by), "finished": False}
+        self._state.set_data(TAKEN_OVER, {**note, "rows": rebuilt.incarnation, "header": asdict(header)})
 
     def note_taken_over(self) -> None:
         with self._state.atomically():
             self._state.set_data(TAKEN_OVER, {**self._state.get_data(TAKEN_OVER), "finished": True})
             self._state.delete(MARK)
 
-    def finish(self, state: FencedState) -> bool:
-        """Whether a rebuild that ended too early had exchanged the rows already: then record it."""
-        found, mark = self._state.get_data(TAKEN_OVER), self._state.get_data(MARK)
-        if found is None or found["finished"] or mark is None:
+    def has_closed_fence(self, header: Header) -> bool:
+        """Whether the header is the one that the last exchange has left: its fence is closed."""
+        found = self._state.get_data(TAKEN_OVER)
+        return found is not None and bool(found["finished"]) and found["header"] == asdict(header)
+
+    def finish(self, state: FencedState, made_by: Mapping[str, str]) -> bool:
+        """Record an exchange that a rebuild has made and not recorded, as the header of the former
+        rows shows. Returns whether there was one, of rows that this code had made."""
+        found = self._state.get_data(TAKEN_OVER)
+        if found is None or found["finished"]:
             return False
         former = _header_of(_beside(state, FORMER))
-        if former is None or former.done != found["txid"] or _header_of(_beside(state, REBUILT)) is not None:
+        if former is None or former.incarnation != found["rows"]:
             return False
         self.note_taken_over()
-        return True
+        return bool(found["made_by"] == dict(made_by))
 
     def report(self, state: FencedState) -> RebuildReport:
         """The exchange that is recorded."""
@@ -444,6 +505,24 @@ def _rebuildable(topology: Topology, component: Component, number: int) -> Compo
             )
     _beside(component.states[number], REBUILT)
     return component
+
+
+def _check_owned(topology_id: str, state: FencedState, incarnation: str) -> None:
+    """Raise ``ConfigError`` for a state of another topology, or of another life of this one."""
+    header = state.check(topology_id)
+    if header is not None and incarnation and header.done and header.incarnation != incarnation:
+        raise ConfigError(
+            f"{state.location} is of incarnation {header.incarnation}, and topology {topology_id!r} is of {incarnation}: one of "
+            "them was wiped, or restored from a backup"
+        )
+
+
+def _maker_of(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]) -> dict[str, str]:
+    """What rebuilt rows depend on, beside the records: code, configuration, and the life of the
+    topology."""
+    settings = json.dumps(dict(conf), sort_keys=True, default=str)
+    conf_digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    return {**lineage_of(topology), "conf": conf_digest, "life": _life_of(store, topology.id)}
 
 
 def _beside(state: FencedState, place: str) -> FencedState:

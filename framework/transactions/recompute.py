@@ -117,13 +117,14 @@ class Recomputation:
         if txid <= self.txid:
             return
         plans = {each.txid: each.plan for each in read_history(self._store, self._topology.id)}
-        recorded = txid + 1  # where the recorded ones begin
+        if not plans.get(txid):
+            plans[txid] = self._plan_of(txid)
+        recorded = txid  # where the recorded ones begin
         while recorded > self.txid + 1 and plans.get(recorded - 1):
             recorded -= 1
         if recorded > self.txid + 1:
             self.is_recorded = False
-            until = min(recorded, txid)
-            self._read_over(until, plans.get(until) or self._plan_of(until))
+            self._read_over(*self._before(recorded, plans[recorded]))
         for each in range(self.txid + 1, txid + 1):
             self._step(each, plans[each], plans[each])
             self.txid, self._plan = each, plans[each]
@@ -203,6 +204,14 @@ class Recomputation:
         for number, batch in enumerate(batches, 1):
             self._step(txid, batch, plan, len(batches) - number)
         self.txid, self._plan = txid, plan
+
+    def _before(self, txid: int, plan: Plan) -> tuple[int, Plan]:
+        """Where the transaction before ``txid`` ended: its txid and plan, as far as ``plan``, that
+        of ``txid``, tells. If the source cannot tell, ``txid`` and ``plan`` themselves."""
+        before = {partition: self.planner.beginning(meta) for partition, meta in plan.items()}
+        return (
+            (txid, plan) if None in before.values() else (txid - 1, {each: meta or {} for each, meta in before.items()})
+        )
 
     def _plan_of(self, txid: int) -> Plan:
         try:

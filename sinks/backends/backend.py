@@ -261,13 +261,16 @@ class MapBackend(ABC):
             f"{self.location} cannot be rebuilt: a {type(self).__name__} cannot exchange its rows for others"
         )
 
+    def check_exchange(self, topology_id: str) -> None:
+        """As ``FencedState.check_exchange``."""
+
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         """As ``FencedState.exchange``. What others have attached to the rows, such as rights and
         indexes, is kept, or ``ConfigError`` names what is in the way."""
         raise NotImplementedError
 
-    def remove(self) -> None:
-        """As ``FencedState.remove``. Nothing may be there."""
+    def remove(self, topology_id: str) -> bool:
+        """As ``FencedState.remove``."""
         raise NotImplementedError
 
     @abstractmethod

@@ -6,6 +6,7 @@ import copy
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -175,15 +176,17 @@ class MemoryBackend(MapBackend):
             self._check(expected)
             other._check(rebuilt)
             former = shared.beside[FORMER] = _Rows()
-            former.rows, former.header = shared.rows, expected
+            former.rows, former.header = shared.rows, replace(expected, incarnation=rebuilt.incarnation)
             shared.rows, shared.header = other._rows().rows, new
-            other.remove()
+            other.remove(expected.topology_id)
 
-    def remove(self) -> None:
+    def remove(self, topology_id: str) -> bool:
         if not self._place:
             raise InvariantViolation(f"{self.location} does not stand beside another one")
+        self.check(topology_id)
         shared = self._rows()
-        shared.rows, shared.header = {}, None
+        there, shared.rows, shared.header = shared.header is not None, {}, None
+        return there
 
     def close(self) -> None:
         """Nothing to release."""

@@ -27,7 +27,7 @@ from framework.errors import (
     CorruptStateError,
     RetryableError,
 )
-from framework.topology import Fields, Reach
+from framework.topology import REBUILT, Fields, Reach
 from framework.topology.canonical import NAN, python_values
 from sinks.backends.backend import Key, MapBackend
 from sinks.backends.sql import SqlBackend
@@ -133,27 +133,60 @@ _SERVER = (
 )
 
 
-#: The statements that give a table the rights that its users have. Parameters: table, name.
+#: The statements that take from a table, once it is called ``name``, all rights that its users
+#: have. Parameters: rebuilt, name.
+_REVOKED = """
+SELECT DISTINCT format('REVOKE ALL ON %%I FROM %%s', %(name)s::text,
+                       CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = to_regclass(%(rebuilt)s) AND grantee <> relowner
+"""
+#: The statements that give it the rights that others have on ``table``, and its comment.
 _GRANTED = """
 SELECT format('GRANT %%s ON %%I TO %%s%%s', privilege_type, %(name)s::text,
               CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
               CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
 FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = to_regclass(%(table)s) AND grantee <> relowner
+UNION ALL
+SELECT format('COMMENT ON TABLE %%I IS %%L', %(name)s::text, obj_description(to_regclass(%(table)s)::oid, 'pg_class'))
+WHERE obj_description(to_regclass(%(table)s)::oid, 'pg_class') IS NOT NULL
 """
-#: What stays with a table that is renamed. Parameters: table, view (that of its live rows).
+#: A view of this user's without options, and its text. Parameter: its name.
+_PLAIN_VIEW = """
+SELECT oid, pg_get_viewdef(oid) FROM pg_class WHERE oid = to_regclass(%s) AND relkind = 'v' AND reloptions IS NULL
+    AND pg_has_role(relowner, 'USAGE')
+"""
+#: What stays with a table that is renamed, and what else keeps this user from renaming it.
+#: Parameters: table, view (the oid of that of its live rows, which is replaced).
 _IN_THE_WAY = """
-WITH own AS (SELECT to_regclass(%(table)s)::oid AS oid)
-SELECT DISTINCT 'view ' || relname FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
-    JOIN pg_class ON pg_class.oid = ev_class, own
-    WHERE classid = 'pg_rewrite'::regclass AND refobjid = own.oid AND relname <> %(view)s AND relkind IN ('v', 'm')
-UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger, own WHERE tgrelid = own.oid AND NOT tgisinternal
+WITH own AS (SELECT *, pg_class.oid AS own_oid FROM pg_class WHERE oid = to_regclass(%(table)s))
+SELECT 'its owner, ' || pg_get_userbyid(relowner) || ', who alone may rename it: rebuild it as that user' FROM own
+    WHERE NOT pg_has_role(relowner, 'USAGE') OR relowner <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+UNION ALL SELECT 'its schema, which is not the first of the search path: name it, as in PostgresBackend(..., schema=...)'
+    FROM own WHERE relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
+UNION ALL SELECT DISTINCT 'view ' || pg_rewrite.ev_class::regclass::text FROM pg_depend
+    JOIN pg_rewrite ON pg_rewrite.oid = objid, own
+    WHERE classid = 'pg_rewrite'::regclass AND refobjid = own_oid AND ev_class NOT IN (%(view)s::oid, own_oid)
+UNION ALL SELECT 'rule ' || rulename FROM pg_rewrite, own WHERE ev_class = own_oid
+UNION ALL SELECT 'function ' || objid::regprocedure::text FROM pg_depend, own
+    WHERE classid = 'pg_proc'::regclass AND refobjid = own_oid
+UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger, own WHERE tgrelid = own_oid AND NOT tgisinternal
 UNION ALL SELECT 'foreign key ' || conname FROM pg_constraint, own
-    WHERE contype = 'f' AND (confrelid = own.oid OR conrelid = own.oid)
-UNION ALL SELECT 'policy ' || polname FROM pg_policy, own WHERE polrelid = own.oid
+    WHERE contype = 'f' AND (confrelid = own_oid OR conrelid = own_oid)
+UNION ALL SELECT 'policy ' || polname FROM pg_policy, own WHERE polrelid = own_oid
+UNION ALL SELECT 'row level security' FROM own WHERE relrowsecurity
 UNION ALL SELECT 'publication ' || pubname FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid, own
-    WHERE prrelid = own.oid
-UNION ALL SELECT 'partition ' || inhrelid::regclass::text FROM pg_inherits, own WHERE inhparent = own.oid
-UNION ALL SELECT 'rights on column ' || attname FROM pg_attribute, own WHERE attrelid = own.oid AND attacl IS NOT NULL
+    WHERE prrelid = own_oid
+UNION ALL SELECT 'inheritance of ' || inhparent::regclass::text || ' by ' || inhrelid::regclass::text FROM pg_inherits, own
+    WHERE own_oid IN (inhparent, inhrelid)
+UNION ALL SELECT 'rights on column ' || attname FROM pg_attribute, own WHERE attrelid = own_oid AND attacl IS NOT NULL
+UNION ALL SELECT 'its replica identity' FROM own WHERE relreplident <> 'd'
+UNION ALL SELECT 'its storage parameters' FROM own WHERE reloptions IS NOT NULL
+"""
+#: A row if both tables are there, and do not have as many indexes. Parameters: table, rebuilt.
+_HAS_OTHER_INDEXES = """
+SELECT 1 WHERE to_regclass(%(rebuilt)s) IS NOT NULL
+    AND (SELECT count(*) FROM pg_index WHERE indrelid = to_regclass(%(table)s))
+     <> (SELECT count(*) FROM pg_index WHERE indrelid = to_regclass(%(rebuilt)s))
 """
 
 
@@ -409,19 +442,52 @@ class PostgresBackend(SqlBackend):
                 super()._create_table(connection)
 
     def _in_the_way(self, connection: Any) -> list[str]:
-        names = {"table": f'"{self._table}"', "view": self.shape.live_view or ""}
-        return [name for (name,) in connection.execute(_IN_THE_WAY, names)]
+        names = {"table": f'"{self._table}"', "rebuilt": f'"{self.beside(REBUILT)._table}"'}
+        found = [name for (name,) in connection.execute(_IN_THE_WAY, {**names, "view": self._own_view(connection)})]
+        if not found and connection.execute(_HAS_OTHER_INDEXES, names).fetchone() is not None:
+            found = [
+                "an index that was made or dropped after the rebuild began: ratchet rebuild --clean, then begin anew"
+            ]
+        return found
+
+    def _own_view(self, connection: Any) -> int:
+        """The view of the live rows, if it is still as Ratchet made it; 0: there is none, or
+        somebody has changed it."""
+        view = self.shape.live_view
+        if view is None:
+            return 0
+        with self._own_sql_txn(connection):
+            found = connection.execute(_PLAIN_VIEW, (f'"{view}"',)).fetchone()
+            if found is None:
+                return 0
+            probe = self.shape.live_view_ddl().replace(f'CREATE VIEW "{view}"', "CREATE TEMP VIEW _ratchet_probe", 1)
+            connection.execute(probe)
+            (text,) = connection.execute("SELECT pg_get_viewdef('pg_temp._ratchet_probe'::regclass)").fetchone()
+            connection.execute("DROP VIEW pg_temp._ratchet_probe")
+        return int(found[0]) if found[1] == text else 0
+
+    @contextmanager
+    def _own_sql_txn(self, connection: Any) -> Iterator[None]:
+        """A sql_txn, unless one is open."""
+        if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            with connection.transaction():
+                yield
+        else:
+            yield
+
+    def _lock_briefly(self, connection: Any) -> None:
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (str(RENAME_TIMEOUT_MS),))
 
     def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
-        # Readers wait behind a statement that waits for other readers: not for long.
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (str(RENAME_TIMEOUT_MS),))
-        granted = connection.execute(_GRANTED, {"table": f'"{self._table}"', "name": self._table}).fetchall()
+        view = self._own_view(connection)
+        names = {"table": f'"{self._table}"', "rebuilt": f'"{rebuilt}"', "name": self._table}
+        taken = connection.execute(_REVOKED, names).fetchall()
+        given = connection.execute(_GRANTED, names).fetchall()
         connection.execute(f'ALTER TABLE "{self._table}" RENAME TO "{former}"')
         connection.execute(f'ALTER TABLE "{rebuilt}" RENAME TO "{self._table}"')
-        for (statement,) in granted:
+        for (statement,) in [*taken, *given]:
             connection.execute(statement)
-        view = self.shape.live_view
-        if view is not None and connection.execute("SELECT to_regclass(%s)", (f'"{view}"',)).fetchone()[0] is not None:
+        if view:
             connection.execute(self.shape.live_view_ddl().replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
 
     def _may_create_view(self, connection: Any, name: str) -> bool:

@@ -27,7 +27,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -55,6 +55,8 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("RedisBackend needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
+#: The keys of a state, beside its own name.
+_PARTS = ("header", "", "touched", "deleted", "columns")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
@@ -148,19 +150,22 @@ return {1}
 """
 
 # KEYS: header, rows, touched, deleted; the same of the rebuilt rows and of the former ones; then
-# the columns of the three. ARGV: header expected, header new, header of the rebuilt rows. Returns
-# as _PUT; -2 means that the rebuilt rows have another header.
+# the columns of the three. ARGV: header expected, header new, header of the rebuilt rows, header of
+# the former ones. Returns as _PUT; -2 means that the rebuilt rows have another header, -3 that a
+# part of what is exchanged is gone. Checks everything first: what a script has written stays.
 _EXCHANGE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
 if redis.call('GET', KEYS[5]) ~= ARGV[3] then return {-2} end
+local columns = redis.call('GET', KEYS[13])
+if not columns or redis.call('EXISTS', KEYS[6]) < redis.call('EXISTS', KEYS[7]) then return {-3} end
 redis.call('UNLINK', KEYS[10], KEYS[11], KEYS[12])
 for i = 2, 4 do
   if redis.call('EXISTS', KEYS[i]) == 1 then redis.call('RENAME', KEYS[i], KEYS[i + 8]) end
   if redis.call('EXISTS', KEYS[i + 4]) == 1 then redis.call('RENAME', KEYS[i + 4], KEYS[i]) end
 end
-redis.call('SET', KEYS[9], ARGV[1])
-redis.call('SET', KEYS[15], redis.call('GET', KEYS[13]))
+redis.call('SET', KEYS[9], ARGV[4])
+redis.call('SET', KEYS[15], columns)
 redis.call('UNLINK', KEYS[5], KEYS[14])
 redis.call('SET', KEYS[1], ARGV[2])
 return {1}
@@ -488,17 +493,41 @@ class RedisBackend(MapBackend):
         three, parts = ("", REBUILT, FORMER), ("header", "", "touched", "deleted")
         keys = [":".join(filter(None, (place, part))) for place in three for part in parts]
         keys += [":".join(filter(None, (place, "columns"))) for place in three]
-        arguments = [_header_text(each) for each in (expected, new, rebuilt)]
+        taken = replace(expected, incarnation=rebuilt.incarnation)
+        arguments = [_header_text(each) for each in (expected, new, rebuilt, taken)]
+        self.beside(FORMER)._check_ours(expected.topology_id)
         with self._named():
             answer = self._checked(self._script(_EXCHANGE, keys, arguments), expected)
         if answer[0] == -2:
             raise StaleWriterError(f"{self.beside(REBUILT).location}: its header is no longer {rebuilt}")
+        if answer[0] == -3:
+            raise CorruptStateError(
+                f"{self.location}: a part of it or of {self.beside(REBUILT).location} is gone; restore it, or make the rows anew "
+                "after ratchet rebuild --clean"
+            )
 
-    def remove(self) -> None:
+    def check_exchange(self, topology_id: str) -> None:
+        for place in (REBUILT, FORMER):
+            self.beside(place)._check_ours(topology_id)
+
+    def remove(self, topology_id: str) -> bool:
         if not self._place:
             raise InvariantViolation(f"{self.location} does not stand beside another hash")
+        self._check_ours(topology_id)
         with self._named():
-            _clients.get(self._url).unlink(*map(self._key, ("header", "", "touched", "deleted", "columns")))
+            removed = _clients.get(self._url).unlink(*map(self._key, _PARTS))
+        return bool(removed)
+
+    def _check_ours(self, topology_id: str) -> None:
+        """Raise ``ConfigError`` when there is something that is not Ratchet's, or another
+        topology's."""
+        with self._named(writes=False):
+            client = _clients.get(self._url)
+            there, text = client.exists(*map(self._key, _PARTS)), client.get(self._key("header"))
+        if there and (text is None or self._header_in(text).topology_id != topology_id):
+            raise ConfigError(
+                f"{self.location} is not Ratchet's, or another topology's: rename it, its name is needed here"
+            )
 
     def close(self) -> None:
         _clients.close(self._url)

@@ -11,6 +11,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -38,6 +39,8 @@ from sinks.backends.sql_schema import (
     identifier,
 )
 
+#: The longest name of a table.
+NAME_MAX = 63
 #: Rows per page of a scan.
 SCAN_ROWS = 10_000
 
@@ -116,7 +119,11 @@ class SqlBackend(MapBackend):
 
     @abstractmethod
     def _in_the_way(self, connection: Any) -> list[str]:
-        """What others have attached to the table, and would stay behind if it were renamed."""
+        """What others have attached to the table, and would stay behind if it were renamed; and
+        what else keeps this user from renaming it."""
+
+    def _lock_briefly(self, connection: Any) -> None:
+        """Do not wait long for readers, from here to the end of the sql_txn: others wait behind."""
 
     @abstractmethod
     def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
@@ -328,33 +335,66 @@ class SqlBackend(MapBackend):
     # --- beside another one -----------------------------------------------------------------------
 
     def beside(self, place: str) -> SqlBackend:
-        other = copy.copy(self)
-        other._table, other._model, other._shape = identifier(f"{self._table}__{place}", "table"), self._table, None
+        name, other = f"{self._table}__{place}", copy.copy(self)
+        if len(name) > NAME_MAX:
+            raise ConfigError(
+                f"{self.location} cannot be rebuilt: the name {name!r} would be too long; give the table one of "
+                f"{NAME_MAX - len(name) + len(self._table)} letters"
+            )
+        other._table, other._model, other._shape = identifier(name, "table"), self._table, None
         other.bind(*self.fields)
         return other
+
+    def check_exchange(self, topology_id: str) -> None:
+        with self._reading() as connection:
+            self._refuse_exchange(connection)
+            for place in (REBUILT, FORMER):
+                self.beside(place)._check_ours(connection, topology_id)
+
+    def _refuse_exchange(self, connection: Any) -> None:
+        found = self._in_the_way(connection)
+        if found:
+            raise ConfigError(
+                f"{self.location} cannot be exchanged, because of what would stay with the former table: {', '.join(found)}; "
+                "drop it, and create it again afterwards"
+            )
+
+    def _check_ours(self, connection: Any, topology_id: str) -> bool:
+        """Whether there is anything. Raises ``ConfigError`` when it is somebody else's."""
+        if not self._found_columns(connection):
+            return False
+        header = self._select_header(connection, "")
+        if header is not None and header.topology_id == topology_id:
+            return True
+        raise ConfigError(
+            f"{self.location} is not Ratchet's, or another topology's: rename it, its name is needed here"
+        )
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         other, former = self.beside(REBUILT), self.beside(FORMER)
         with self._writing() as connection:
+            self._lock_briefly(connection)
             self._check_header(connection, expected, self._own_header)
-            other._check_header(connection, rebuilt, self._own_header)
-            found = self._in_the_way(connection)
-            if found:
-                raise ConfigError(
-                    f"{self.location} cannot be exchanged, because of what would stay with the former table: {', '.join(found)}; "
-                    "drop it, and create it again afterwards"
-                )
+            if other._select_header(connection, self._own_header) != rebuilt:
+                raise StaleWriterError(f"{other.location}: its header is no longer {rebuilt}")
+            self._refuse_exchange(connection)
+            former._check_ours(connection, expected.topology_id)
             former._drop(connection)
             self._rename(connection, former._table, other._table)
-            connection.execute(self.dialect.insert_header(), (former._table, *header_values(expected)))
+            taken = replace(expected, incarnation=rebuilt.incarnation)
+            connection.execute(self.dialect.insert_header(), (former._table, *header_values(taken)))
             connection.execute(self.dialect.delete_header(), (other._table,))
             connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
 
-    def remove(self) -> None:
+    def remove(self, topology_id: str) -> bool:
         if not self._model:
             raise InvariantViolation(f"{self.location} is no table beside another one")
         with self._writing() as connection:
+            self._lock_briefly(connection)
+            self._create_headers(connection)
+            there = self._check_ours(connection, topology_id)
             self._drop(connection)
+        return there
 
     def _drop(self, connection: Any) -> None:
         connection.execute(f'DROP TABLE IF EXISTS "{self._table}"')

@@ -260,6 +260,13 @@ class SqliteBackend(SqlBackend):
                     connection.execute("ROLLBACK")
                 reader.close()
 
+    def check_exchange(self, topology_id: str) -> None:
+        if Path(self._path).exists():
+            super().check_exchange(topology_id)
+
+    def remove(self, topology_id: str) -> bool:
+        return Path(self._path).exists() and super().remove(topology_id)
+
     def close(self) -> None:
         self._opens.at(self._path).close()
 
@@ -333,12 +340,13 @@ class SqliteBackend(SqlBackend):
 
     def _in_the_way(self, connection: sqlite3.Connection) -> list[str]:
         found = connection.execute(
-            "SELECT 'trigger ' || name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?", (self._table,)
+            "SELECT 'trigger ' || name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE",
+            (self._table,),
         )
         return [name for (name,) in found]
 
     def _rename(self, connection: sqlite3.Connection, former: str, rebuilt: str) -> None:
-        query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+        query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? COLLATE NOCASE AND sql IS NOT NULL"
         indexes = connection.execute(query, (self._table,)).fetchall()
         for name, _ in indexes:
             connection.execute(f'DROP INDEX "{name.replace(chr(34), 2 * chr(34))}"')

@@ -238,11 +238,12 @@ class BackendContract:
             with pytest.raises(StaleWriterError):
                 backend.exchange(expected, new, held)
         assert (live.get("dog"), rebuilt.get("dog")) == (11, 22)
-        backend.exchange(header, new, rebuilt.read_header())
+        rebuilt_header = rebuilt.read_header()
+        backend.exchange(header, new, rebuilt_header)
         assert live.read_header() == new
         assert [live.get(key) for key in ("dog", "cat", "cow", "pig")] == [22, None, None, 3]
         assert [former.get(key) for key in ("dog", "cat", "cow", "pig")] == [11, 1, 5, None]
-        assert former.read_header() == header
+        assert former.read_header() == replace(header, incarnation=rebuilt_header.incarnation)
         with pytest.raises(RatchetError):  # there is none any more
             rebuilt.read_header()
         transact(live, 3, 2, {"dog": 100, "cat": 1})
@@ -269,11 +270,11 @@ class BackendContract:
             return
         live, rebuilt = OpaqueMapState(backend), OpaqueMapState(backend.beside(REBUILT))
         live.prepare("topology")
-        rebuilt.remove()  # nothing is there
+        assert not rebuilt.remove("topology")
         for dogs in (1, 2, 3):
             transact(rebuilt, 1, 1, {"dog": dogs})
             if dogs != 2:
-                rebuilt.remove()
+                assert rebuilt.remove("topology")
                 rebuilt.prepare("topology")
                 assert rebuilt.get("dog") is None
             else:
@@ -281,10 +282,11 @@ class BackendContract:
                 backend.exchange(header, header, rebuilt.read_header())
         assert live.get("dog") == 2
         former = backend.beside(FORMER)
-        former.remove()
-        former.remove()
+        with pytest.raises(ConfigError):
+            former.remove("another")
+        assert former.remove("topology") and not former.remove("topology")
         with pytest.raises(InvariantViolation):
-            backend.remove()
+            backend.remove("topology")
         assert live.get("dog") == 2
 
     # --- value types ------------------------------------------------------------------------------

@@ -218,8 +218,12 @@ class KafkaPlanner(PartitionPlanner):
             return None  # offsets in between were skipped, or are of other records by now
         whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
         epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
-        known = {**epochs, "topic_id": last.get("topic_id"), LEFT_OUT: last.get(LEFT_OUT)}
+        known = {**epochs, **{each: last.get(each) for each in ("topic_id", "gaps", "lost_records", LEFT_OUT)}}
         return {**whole, **{name: value for name, value in known.items() if value is not None}}
+
+    def beginning(self, meta: Meta) -> Meta:
+        changed = {"next_offset": meta["first_offset"], "next_leader_epoch": meta.get("first_leader_epoch")}
+        return {name: value for name, value in {**meta, **changed}.items() if value is not None and name != "gap"}
 
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         first, end = int(meta["first_offset"]), int(meta["next_offset"])

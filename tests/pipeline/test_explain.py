@@ -142,7 +142,7 @@ def test_what_is_no_longer_recorded_one_by_one_is_one_step_for_each_batch_that_i
     found = of(built, store, "twice")
     assert found.agrees
     assert [(each.first_txid, each.txid, each.after) for each in found.steps] == [
-        (1, 3, {"count": 1, "total": 6}),
+        (1, 2, {"count": 1, "total": 6}),
         (4, 4, {"count": 2, "total": 80}),
     ]
     assert found.steps[0].causes[0].rows == ({"word": "twice", "n": 3},)

@@ -28,7 +28,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.transactions import MemoryStore, committed_txid, recompute
 from framework.transactions import rebuild as rebuild_module
 from framework.transactions.audit import verify
-from framework.transactions.documents import read_transaction
+from framework.transactions.documents import TopologyDocuments, read_transaction
 from framework.transactions.rebuild import RebuildProgress, RebuildReport, clean, rebuild
 from framework.transactions.recompute import Unverifiable
 from framework.transactions.reset import reset_everything, reset_positions
@@ -38,6 +38,7 @@ from sinks import (
     AppendCommitter,
     Count,
     MapState,
+    NonTransactionalMapState,
     OpaqueMapState,
     ParquetTable,
     PostgresBackend,
@@ -69,16 +70,22 @@ class Wrong(Same):
 
 
 def counting(
-    folder: Path, bolt: Any = None, *, spout: Any = None, state: type[MapState] = OpaqueMapState, backend: Any = None
+    folder: Path,
+    bolt: Any = None,
+    *,
+    spout: Any = None,
+    state: type[MapState] = OpaqueMapState,
+    backend: Any = None,
+    words: type[StateCommitter] = StateCommitter,
 ) -> Topology:
     """Counts and sums per word, two rows per batch; the rows go to files too."""
     kind = MemoryTransactionalSpout if state is TransactionalMapState else OpaqueMemoryTransactionalSpout
-    builder = TransactionalTopologyBuilder("anew", "spout", spout or kind({0: ROWS}, FIELDS, 2))
+    twice = state is NonTransactionalMapState
+    builder = TransactionalTopologyBuilder("anew", "spout", spout or kind({0: ROWS}, FIELDS, 2), at_least_once=twice)
     builder.set_bolt("same", bolt or Same()).shuffle_grouping("spout")
-    words = StateCommitter(
-        state(backend or SqliteBackend(folder / "x.db", "words")), ["word"], {"count": Count(), "total": Sum("n")}
-    )
-    builder.set_bolt("words", words, 2).fields_grouping("same", Fields("word"))
+    kept = state(backend or SqliteBackend(folder / "x.db", "words"))
+    committer = words(kept, ["word"], {"count": Count(), "total": Sum("n")})
+    builder.set_bolt("words", committer, 2).fields_grouping("same", Fields("word"))
     builder.set_bolt("rows", AppendCommitter(ParquetTable(folder / "rows"))).global_grouping("same")
     return builder.build()
 
@@ -115,9 +122,8 @@ def test_a_state_of_a_mended_bolt_is_made_anew_and_takes_over(
         SqliteBackend(tmp_path / "x.db", "words__former", *mended["words"].states[0].backend.fields)
     )  # type: ignore[attr-defined]
     assert former.get("a") == (3, 6) and former.get("b") is None
-    assert clean(mended, store, "words") == [
-        f"table 'words__{place}' of {tmp_path / 'x.db'}" for place in ("rebuilt", "former")
-    ]
+    assert clean(mended, store, "words") == [f"table 'words__former' of {tmp_path / 'x.db'}"]
+    assert clean(mended, store, "words") == []
     with sqlite3.connect(tmp_path / "x.db") as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type != 'index'")}
     assert names == {"_ratchet_headers", "words", "words_live"}
@@ -229,13 +235,7 @@ class Exchanges(StateCommitter):
 def test_a_commit_that_is_open_when_the_rows_are_exchanged_is_repeated(tmp_path: Path, store: MemoryStore) -> None:
     """Its first task has written to the former rows already."""
     exchanged: list[RebuildReport] = []
-    builder = TransactionalTopologyBuilder("anew", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
-    builder.set_bolt("same", Same()).shuffle_grouping("spout")
-    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
-    words = Exchanges(state, ["word"], {"count": Count(), "total": Sum("n")})
-    builder.set_bolt("words", words, 2).fields_grouping("same", Fields("word"))
-    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("same")
-    built = builder.build()
+    built = counting(tmp_path, words=Exchanges)
     IN_COMMIT[3] = lambda: exchanged.append(rebuild(counting(tmp_path), store, state="words", take_over=True))
     run(built, store)
     assert [each.txid for each in exchanged] == [2]
@@ -363,21 +363,160 @@ def test_nothing_is_exchanged_if_the_topology_went_back_meanwhile(
 ) -> None:
     built = counting(tmp_path)
     run(built, store)
-    compared = rebuild_module.compared
+    compared = rebuild_module._Rebuild._compared
 
-    def went_back(*arguments: Any) -> Any:
-        found = compared(*arguments)
+    def went_back(self: Any) -> Any:
+        found = compared(self)
         what(built, store)
         run(built, store)
         return found
 
-    monkeypatch.setattr(rebuild_module, "compared", went_back)
+    monkeypatch.setattr(rebuild_module._Rebuild, "_compared", went_back)
     with pytest.raises(RetryableError, match="was reset, or a transaction of it was taken back"):
         rebuild(built, store, state="words", take_over=True)
     assert held(built) == RIGHT
     monkeypatch.undo()
     assert rebuild(built, store, state="words", take_over=True).resumed_at == 0
     assert held(built) == RIGHT
+
+
+def test_an_exchange_is_taken_for_one_that_happened_only_where_its_rows_took_the_place(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older exchange as of the same transaction has left former rows, and the rebuilt ones are
+    gone: the command was killed before the next exchange, and again when it began anew.
+    """
+    run(counting(tmp_path, Wrong()), store)
+    mended = counting(tmp_path)
+    rebuild(counting(tmp_path, Wrong()), store, state="words", take_over=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteBackend, "exchange", Dies(1, after=False).wrap(SqliteBackend.exchange))
+        with pytest.raises(Crash):
+            rebuild(mended, store, state="words", take_over=True)
+    beside = SqliteBackend(tmp_path / "x.db", "words", Fields(word=str), Fields(count=int, total=int)).beside("rebuilt")
+    assert beside.remove("anew")
+    found = rebuild(mended, store, state="words", take_over=True)
+    assert (found.resumed_at, found.batches, held(mended)) == (0, 3, RIGHT)
+
+
+def test_an_exchange_that_other_code_has_made_is_recorded_and_its_rows_are_made_anew(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(counting(tmp_path, Wrong()), store)
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteBackend, "exchange", Dies(1, after=True).wrap(SqliteBackend.exchange))
+        with pytest.raises(Crash):
+            rebuild(counting(tmp_path, Wrong()), store, state="words", take_over=True)
+    lineage = rebuild_module.lineage_of
+    monkeypatch.setattr(rebuild_module, "lineage_of", lambda topology: {**lineage(topology), "code": "mended"})
+    mended = counting(tmp_path)
+    rebuild(mended, store, state="words", take_over=True)
+    assert held(mended) == RIGHT
+    (exchange,) = rebuild_module.read_exchanges(store, "anew")
+    assert exchange.made_by["code"] == "mended"
+
+
+def test_another_configuration_begins_anew(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    rebuild(built, store, {"app.factor": 1}, state="words", take_over=False)
+    assert rebuild(built, store, {"app.factor": 2}, state="words", take_over=False).resumed_at == 0
+    assert rebuild(built, store, {"app.factor": 2}, state="words", take_over=False).resumed_at == 3
+
+
+def test_the_newest_transaction_keeps_its_own_rows_where_it_alone_is_not_recorded(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    for txid in (1, 2, 3):
+        store.apply([Delete(f"anew/history/{txid:03d}")])
+    found = rebuild(built, store, state="words", take_over=True)
+    assert (found.batches, found.txid, held(built)) == (2, 3, RIGHT)
+    assert SqliteBackend(tmp_path / "x.db", "words", Fields(word=str), Fields(count=int, total=int)).as_of(
+        OpaqueMapState(built["words"].states[0].backend).backend.multi_get([("a",)]),
+        2,  # type: ignore[attr-defined]
+    ) == [(True, (2, 4))]
+
+
+def test_rows_of_a_state_that_may_count_twice_are_begun_anew_where_a_batch_was_begun(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path, state=NonTransactionalMapState)
+    run(built, store)
+    for after in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteBackend, "apply", Dies(2, after=after).wrap(SqliteBackend.apply))
+            with pytest.raises(Crash):
+                rebuild(built, store, state="words", take_over=True)
+        assert rebuild(built, store, state="words", take_over=True).resumed_at == 0
+        assert held(built) == RIGHT
+
+
+def test_a_fence_that_a_rebuild_has_closed_is_not_closed_again(tmp_path: Path, store: MemoryStore) -> None:
+    """However often rows are exchanged under one open commit, its next attempt may write."""
+    many: list[int] = []
+
+    def exchange_often() -> None:
+        for _ in range(8):
+            many.append(rebuild(counting(tmp_path), store, state="words", take_over=True).txid)
+
+    built = counting(tmp_path, words=Exchanges)
+    IN_COMMIT[3] = exchange_often
+    run(built, store, {"topology.max.attempts": 3})
+    assert many == [2] * 8
+    assert held(built) == RIGHT and verify(built, store).right
+
+
+def test_a_state_of_another_topology_and_what_is_not_ratchets_are_left_alone(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    other = TransactionalTopologyBuilder("other", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    words = StateCommitter(state, ["word"], {"count": Count(), "total": Sum("n")})
+    other.set_bolt("words", words).global_grouping("spout")
+    with pytest.raises(ConfigError, match="belongs to topology 'anew', not 'other'"):
+        rebuild(other.build(), store, state="words", take_over=True)
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("CREATE TABLE words__former (mine TEXT)")
+    for refused in (lambda: rebuild(built, store, state="words", take_over=True), lambda: clean(built, store, "words")):
+        with pytest.raises(ConfigError, match="'words__former' of .* is not Ratchet's"):
+            refused()
+    assert held(built) == RIGHT
+
+
+def test_rebuilt_rows_that_somebody_has_removed_or_changed_are_made_anew(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    for statement in ("DROP TABLE words__rebuilt", "ALTER TABLE words__rebuilt ADD COLUMN more TEXT"):
+        rebuild(built, store, state="words", take_over=False)
+        with sqlite3.connect(tmp_path / "x.db") as connection:
+            connection.execute(statement)
+        found = rebuild(built, store, state="words", take_over=False)
+        assert found.resumed_at == 0 and found.difference is not None and found.difference.difference_count == 0
+
+
+def test_a_driver_that_died_before_it_closed_a_transaction_has_to_close_it_first(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = counting(tmp_path)
+    with monkeypatch.context() as patch:
+        save = TopologyDocuments.save
+
+        def stuck(self: Any, change: Any, record: Any = None) -> None:
+            if change.currtx == 4:
+                raise ConfigError("pulled")
+            save(self, change, record)
+
+        patch.setattr(TopologyDocuments, "save", stuck)
+        with pytest.raises(Exception, match="pulled"):
+            run(built, store)
+    with pytest.raises(ConfigError, match="transaction 3 was being closed when the last driver .* ended: run"):
+        rebuild(built, store, state="words", take_over=True)
+    run(built, store)
+    assert rebuild(built, store, state="words", take_over=True).txid == 3
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -422,7 +561,7 @@ def test_a_state_that_cannot_exchange_its_content_is_refused(tmp_path: Path, sto
     with pytest.raises(ConfigError, match="rows cannot be rebuilt: it cannot exchange its content"):
         rebuild(built, store, state="rows", take_over=False)
     long = counting(tmp_path, backend=SqliteBackend(tmp_path / "x.db", "w" * 60))
-    with pytest.raises(Exception, match="is not usable in SQL"):
+    with pytest.raises(Exception, match="would be too long; give the table one of 54 letters"):
         rebuild(long, store, state="words", take_over=False)
 
 
@@ -443,7 +582,7 @@ def test_a_topology_that_moves_on_too_fast_keeps_its_rows(
     built = counting(tmp_path)
     run(built, store)
     monkeypatch.setattr(rebuild_module, "TAKE_OVER_TIMEOUT_S", -1.0)
-    monkeypatch.setattr(rebuild_module._Rebuild, "_exchanged", lambda self, difference: False)
+    monkeypatch.setattr(rebuild_module._Rebuild, "_exchanged", lambda self, *rest: False)
     with pytest.raises(RetryableError, match="moves on faster than its copy follows"):
         rebuild(built, store, state="words", take_over=True)
     monkeypatch.undo()
@@ -502,6 +641,64 @@ def test_rights_indexes_and_views_of_a_postgres_table_stay(tmp_path: Path, store
 
 
 @pytest.mark.integration
+def test_what_would_stay_with_a_postgres_table_is_named_before_anything_is_done(
+    tmp_path: Path, store: MemoryStore, postgres: Any
+) -> None:
+    table, role = f"words_{uuid.uuid4().hex[:8]}", f"role_{uuid.uuid4().hex[:8]}"
+    built = counting(tmp_path, backend=PostgresBackend(postgres.dsn, table))
+    run(built, store)
+    live = f"{table}_live"
+    ways = {
+        f"view {live}": (
+            f'CREATE OR REPLACE VIEW "{live}" AS SELECT word, count, total FROM "{table}" WHERE NOT _deleted AND count > 1',
+            f'DROP VIEW "{live}"',
+        ),
+        "rule told": (f'CREATE RULE told AS ON DELETE TO "{table}" DO ALSO NOTHING', f'DROP RULE told ON "{table}"'),
+        "row level security": (
+            f'ALTER TABLE "{table}" ENABLE ROW LEVEL SECURITY',
+            f'ALTER TABLE "{table}" DISABLE ROW LEVEL SECURITY',
+        ),
+        "its replica identity": (
+            f'ALTER TABLE "{table}" REPLICA IDENTITY FULL',
+            f'ALTER TABLE "{table}" REPLICA IDENTITY DEFAULT',
+        ),
+        "its storage parameters": (
+            f'ALTER TABLE "{table}" SET (fillfactor = 50)',
+            f'ALTER TABLE "{table}" RESET (fillfactor)',
+        ),
+        f"its owner, {role}": (
+            f'ALTER TABLE "{table}" OWNER TO "{role}"',
+            f'ALTER TABLE "{table}" OWNER TO CURRENT_USER',
+        ),
+    }
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(f'CREATE ROLE "{role}"')
+        for named, (statement, undone) in ways.items():
+            connection.execute(statement)
+            with pytest.raises(ConfigError, match=f"cannot be exchanged, because of .*{named}"):
+                rebuild(built, store, state="words", take_over=True)
+            connection.execute(undone)
+        connection.execute(f'COMMENT ON TABLE "{table}" IS $$it\'s mine$$')
+        connection.execute(f'GRANT SELECT ON "{table}" TO "{role}"')
+        connection.execute(f'ALTER DEFAULT PRIVILEGES GRANT INSERT ON TABLES TO "{role}"')
+        rebuild(built, store, state="words", take_over=False)
+        connection.execute(f'CREATE INDEX ON "{table}" (count)')
+        with pytest.raises(ConfigError, match="an index that was made or dropped after the rebuild began"):
+            rebuild(built, store, state="words", take_over=True)
+        clean(built, store, "words")
+        rebuild(built, store, state="words", take_over=True)
+        rights = "SELECT has_table_privilege(%s, %s, 'SELECT'), has_table_privilege(%s, %s, 'INSERT')"
+        assert connection.execute(rights, (role, table, role, table)).fetchone() == (True, False)
+        comment = connection.execute("SELECT obj_description(to_regclass(%s))", (f'"{table}"',)).fetchone()
+        assert comment == ("it's mine",)
+        connection.execute(f'ALTER DEFAULT PRIVILEGES REVOKE INSERT ON TABLES FROM "{role}"')
+        clean(built, store, "words")
+        connection.execute(f'DROP TABLE "{table}" CASCADE')
+        connection.execute(f'DROP ROLE "{role}"')
+    built["words"].states[0].close()
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["postgres", "redis"])
 def test_a_topology_over_any_store_goes_on_while_its_state_is_exchanged(
     kind: str, tmp_path: Path, store: MemoryStore, name: str, request: pytest.FixtureRequest
@@ -551,6 +748,8 @@ def test_the_command_shows_what_differs_and_changes_nothing_without_yes(
     assert done.exit_code == 0 and "all agree" in done.stdout
     done = command(monkeypatch, store, "words", "--clean", app=app, topology=mended)
     assert done.exit_code == 0 and done.stdout.count("removed: ") == 2
+    done = command(monkeypatch, store, "words", "--clean", "--json", app=app, topology=mended)
+    assert json.loads(done.stdout) == {"type": "cleaned", "removed": []}
 
 
 # --- kills ----------------------------------------------------------------------------------------
