@@ -34,10 +34,10 @@ from framework.transactions.documents import (
     committed_or_refused,
     committed_txid,
     form_of,
-    read_history,
     read_incarnation,
     read_joined,
     read_origin,
+    read_transaction,
     read_undone,
 )
 from framework.transactions.lineage import lineage_of
@@ -56,7 +56,7 @@ PAUSE_S = 0.001
 #: How often it reads up to where the topology stands before it compares.
 ROUNDS_MAX = 20
 
-MARK, TAKEN_OVER = "mark", "taken_over"
+MARK, TAKING_OVER, TAKEN_OVER = "mark", "taking_over", "taken_over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def read_exchanges(store: CoordinationStore, topology_id: str) -> list[Exchange]
         path = f"{topology_id}/rebuild/{component_id}"
         document = TransactionalState(store, path).get_data(TAKEN_OVER)
         try:
-            if document is not None and document["finished"]:
+            if document is not None:
                 shown = {name: document[name] for name in ("txid", "at", "differed", "made_by")}
                 found.append(Exchange(component_id, **shown))
         except (KeyError, TypeError, AttributeError) as error:
@@ -222,8 +222,8 @@ class _Rebuild:
     def _made_by_other_code(self, made_by: Mapping[str, str]) -> bool:
         """Whether the last transaction was made by another version of the code, as far as it is
         recorded."""
-        attempts = [each for record in read_history(self._store, self._topology.id)[-1:] for each in record.attempts]
-        found = attempts[-1].made_by if attempts else {}
+        record = read_transaction(self._store, self._topology.id, self._copy.txid)
+        found = record.attempts[-1].made_by if record is not None and record.attempts else {}
         return bool(found) and found.get("code") != made_by["code"]
 
     def _take_over(self, report: RebuildReport, made_by: Mapping[str, str]) -> None:
@@ -244,6 +244,7 @@ class _Rebuild:
         committed = committed_txid(self._store, self._topology.id)
         if committed >= self._copy.txid:
             self._copy.advance(committed)
+        self._documents.note_taking_over(committed, differed, made_by, self._copy.rows)
         header, rebuilt = self._state.read_header(), self._rebuilt.read_header()
         if committed < self._copy.txid or _life_of(self._store, self._topology.id) != made_by["life"]:
             raise RetryableError(
@@ -258,14 +259,13 @@ class _Rebuild:
         if not self._copy.is_as_of(committed) or header.done != committed or not _is_whole(rebuilt, committed):
             return False
         new = header if self._documents.has_closed_fence(header) else with_closed_fence(header)
-        self._documents.note_taking_over(committed, differed, made_by, rebuilt=rebuilt, header=new)
         try:
             self._state.exchange(header, new, rebuilt)
         except StaleWriterError:
             return False
         except RetryableError:  # it waited for readers, or nobody knows what became of it
             return self._documents.finish(self._state, made_by)
-        self._documents.note_taken_over()
+        self._documents.note_taken_over(new)
         return True
 
 
@@ -286,7 +286,7 @@ class _Copy(Recomputation):
         super().__init__(topology, store, conf, shadow=shadow, seen=self._seen_by, epoch=documents.epoch)
         self._documents = documents
         self.made_by: Mapping[str, str] = {}
-        self._rows = ""  # the incarnation of the rebuilt rows
+        self.rows = ""  # their incarnation
         self.tell: Callable[[Batch], None] = lambda batch: None
         self.resumed_at = 0
 
@@ -312,13 +312,13 @@ class _Copy(Recomputation):
             except (CorruptStateError, ConfigError):
                 pass  # somebody has removed or changed the rows
             else:
-                self._rows = header.incarnation
+                self.rows = header.incarnation
                 self._go_on(header, mark)
                 return
         self._documents.forget()
         state.remove(self._shadow.id)
         header = state.prepare(self._shadow.id)
-        self._rows = header.incarnation
+        self.rows = header.incarnation
         state.raise_header(header, replace(header, epoch=self._epoch))
         super()._begin()
 
@@ -342,7 +342,7 @@ class _Copy(Recomputation):
     def _step(self, txid: int, plan: Plan, target: Plan, left: int = 0) -> None:
         mark = _Mark(
             self.made_by,
-            self._rows,
+            self.rows,
             txid,
             left,
             after=self._number,
@@ -407,14 +407,16 @@ class _Documents:
     """What is kept of the rebuilds of one state, under its leadership::
 
     <topology id>/rebuild/<component>/mark         the batch that is committed next
-    <topology id>/rebuild/<component>/taken_over   the last exchange, and whether it is known to
-                                                   have happened
+    <topology id>/rebuild/<component>/taking_over  the exchange that is tried, or was when a command
+                                                   ended too early
+    <topology id>/rebuild/<component>/taken_over   the last exchange
     """
 
     def __init__(self, store: CoordinationStore, path: str, leadership: Leadership) -> None:
         self._state = TransactionalState(store, path, leadership.apply)
         self._path, self._leadership = path, leadership
         self.epoch = EPOCH_OF_REBUILDS + leadership.epoch
+        self._left = (self._state.get_data(TAKEN_OVER) or {}).get("left")
 
     def __enter__(self) -> _Documents:
         return self
@@ -438,36 +440,34 @@ class _Documents:
 
     def forget(self) -> None:
         """The rebuilt rows are given up, and so is an exchange that did not happen."""
-        if self._state.get_data(MARK) is not None:
-            self._state.delete(MARK)
-        found = self._state.get_data(TAKEN_OVER)
-        if found is not None and not found["finished"]:
-            self._state.delete(TAKEN_OVER)
+        for node in (MARK, TAKING_OVER):
+            if self._state.get_data(node) is not None:
+                self._state.delete(node)
 
-    def note_taking_over(
-        self, txid: int, differed: int, made_by: Mapping[str, str], *, rebuilt: Header, header: Header
-    ) -> None:
+    def note_taking_over(self, txid: int, differed: int, made_by: Mapping[str, str], rows: str) -> None:
+        """An exchange is tried as of this transaction, for rows of this incarnation."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        note = {"txid": txid, "at": at, "differed": differed, "made_by": dict(made_by), "finished": False}
-        self._state.set_data(TAKEN_OVER, {**note, "rows": rebuilt.incarnation, "header": asdict(header)})
+        note = {"txid": txid, "at": at, "differed": differed, "made_by": dict(made_by), "rows": rows}
+        self._state.set_data(TAKING_OVER, note)
 
-    def note_taken_over(self) -> None:
+    def note_taken_over(self, left: Header | None = None) -> None:
+        """The exchange has happened. ``left``: the header that it has left, if that is known."""
+        self._left = asdict(left) if left is not None else None
+        note = {**self._state.get_data(TAKING_OVER), "left": self._left}
         with self._state.atomically():
-            self._state.set_data(TAKEN_OVER, {**self._state.get_data(TAKEN_OVER), "finished": True})
+            self._state.set_data(TAKEN_OVER, note)
+            self._state.delete(TAKING_OVER)
             self._state.delete(MARK)
 
     def has_closed_fence(self, header: Header) -> bool:
         """Whether the header is the one that the last exchange has left: its fence is closed."""
-        found = self._state.get_data(TAKEN_OVER)
-        return found is not None and bool(found["finished"]) and found["header"] == asdict(header)
+        return self._left == asdict(header)
 
     def finish(self, state: FencedState, made_by: Mapping[str, str]) -> bool:
         """Record an exchange that a rebuild has made and not recorded, as the header of the former
         rows shows. Returns whether there was one, of rows that this code had made."""
-        found = self._state.get_data(TAKEN_OVER)
-        if found is None or found["finished"]:
-            return False
-        former = _header_of(_beside(state, FORMER))
+        found = self._state.get_data(TAKING_OVER)
+        former = _header_of(_beside(state, FORMER)) if found is not None else None
         if former is None or former.incarnation != found["rows"]:
             return False
         self.note_taken_over()

@@ -22,7 +22,7 @@ from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_
 from framework.topology import Topology
 from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions.commit import CommitPhase
-from framework.transactions.documents import Origin, committed_txid, read_history, read_origin, read_plan
+from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.shadow import SHADOW_ATTEMPT
 from framework.transactions.sources import planner_of, processing_job
@@ -116,12 +116,11 @@ class Recomputation:
         topology moves on too fast."""
         if txid <= self.txid:
             return
-        plans = {each.txid: each.plan for each in read_history(self._store, self._topology.id)}
-        if not plans.get(txid):
-            plans[txid] = self._plan_of(txid)
+        plans = {txid: self._recorded(txid) or self._plan_of(txid)}
         recorded = txid  # where the recorded ones begin
-        while recorded > self.txid + 1 and plans.get(recorded - 1):
+        while recorded > self.txid + 1 and (plan := self._recorded(recorded - 1)):
             recorded -= 1
+            plans[recorded] = plan
         if recorded > self.txid + 1:
             self.is_recorded = False
             self._read_over(*self._before(recorded, plans[recorded]))
@@ -132,11 +131,10 @@ class Recomputation:
     def skip_to_records(self) -> int:
         """Begin with the oldest transaction that is recorded without a gap up to the last one, as
         if nothing had come before. Returns its txid."""
-        plans = {each.txid: each.plan for each in read_history(self._store, self._topology.id)}
         first = committed_txid(self._store, self._topology.id) + 1
-        while plans.get(first - 1):
+        while self._recorded(first - 1):
             first -= 1
-        if not plans.get(first):
+        if not self._recorded(first):
             raise Unverifiable(f"topology {self._topology.id!r}: the plan of its last transaction is not recorded")
         self.txid = first - 1
         return first
@@ -204,6 +202,11 @@ class Recomputation:
         for number, batch in enumerate(batches, 1):
             self._step(txid, batch, plan, len(batches) - number)
         self.txid, self._plan = txid, plan
+
+    def _recorded(self, txid: int) -> Plan | None:
+        """The plan in the record of a transaction; None or empty: there is none."""
+        record = read_transaction(self._store, self._topology.id, txid) if txid > 0 else None
+        return record.plan if record is not None else None
 
     def _before(self, txid: int, plan: Plan) -> tuple[int, Plan]:
         """Where the transaction before ``txid`` ended: its txid and plan, as far as ``plan``, that

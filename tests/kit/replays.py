@@ -27,6 +27,7 @@ from framework import (
 )
 from framework.commands import loading
 from framework.commands.replay import app as replay_app
+from framework.observe import TransactionRecord
 from framework.topology import Change, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions.replay import ReplayReport, Watch, plan_to_replay, replay
@@ -106,6 +107,11 @@ def replayed(built: Topology, store: CoordinationStore, txid: int, watch: Watch 
 
 def told(changes: Sequence[Change]) -> dict[Any, bool | None]:
     return {each.key: each.agrees for each in changes}
+
+
+def only(records: Sequence[TransactionRecord]) -> Callable[..., TransactionRecord | None]:
+    """In place of ``read_transaction``: no others are recorded any more."""
+    return lambda store, topology_id, txid: {each.txid: each for each in records}.get(txid)
 
 
 def command(

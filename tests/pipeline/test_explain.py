@@ -55,7 +55,7 @@ from spouts import (
     OpaqueKafkaTransactionalSpout,
     OpaqueMemoryTransactionalSpout,
 )
-from tests.kit.replays import OverKafka, Sums, command, run, state_at, topology_of
+from tests.kit.replays import OverKafka, Sums, command, only, run, state_at, topology_of
 from tests.kit.topics import Topics
 
 FIELDS = Fields(word=str, n=int)
@@ -138,7 +138,7 @@ def test_what_is_no_longer_recorded_one_by_one_is_one_step_for_each_batch_that_i
     built = counted(tmp_path)
     run(built, store)
     last_two = documents_module.read_history(store, built.id)[2:]
-    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last_two)
+    monkeypatch.setattr("framework.transactions.recompute.read_transaction", only(last_two))
     found = of(built, store, "twice")
     assert found.agrees
     assert [(each.first_txid, each.txid, each.after) for each in found.steps] == [
@@ -147,7 +147,7 @@ def test_what_is_no_longer_recorded_one_by_one_is_one_step_for_each_batch_that_i
     ]
     assert found.steps[0].causes[0].rows == ({"word": "twice", "n": 3},)
     monkeypatch.setattr("framework.transactions.recompute.RECORDS_PER_BATCH", 5)
-    assert [(each.first_txid, each.txid) for each in of(built, store, "w1").steps] == [*[(1, 3)] * 8, (4, 4)]
+    assert [(each.first_txid, each.txid) for each in of(built, store, "w1").steps] == [*[(1, 2)] * 4, (3, 3), (4, 4)]
 
 
 def test_recorded_begins_where_the_records_do_and_says_so(
@@ -157,7 +157,7 @@ def test_recorded_begins_where_the_records_do_and_says_so(
     built = counted(tmp_path, data=data)
     run(built, store)
     last_two = documents_module.read_history(store, built.id)[2:]
-    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last_two)
+    monkeypatch.setattr("framework.transactions.recompute.read_transaction", only(last_two))
     built.spout.instance.expire("0", 20)  # type: ignore[attr-defined]
     with pytest.raises(Unverifiable, match="has lost what the sinks were made of"):
         of(built, store, "twice")
@@ -175,7 +175,7 @@ def test_input_from_before_a_reset_is_not_made_up(
     run(built, store)
     assert [each.txid for each in of(built, store, "once").steps] == [2, 6]
     last = documents_module.read_history(store, built.id)[-1:]
-    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last)
+    monkeypatch.setattr("framework.transactions.recompute.read_transaction", only(last))
     with pytest.raises(Unverifiable, match="its positions were reset"):
         of(built, store, "once")
 
@@ -519,7 +519,7 @@ def test_where_nothing_can_be_compared_the_command_says_why(
     store, again = MemoryStore(), counted(tmp_path / "again")
     run(again, store)
     last = documents_module.read_history(store, again.id)[-1:]
-    monkeypatch.setattr("framework.transactions.recompute.read_history", lambda store, topology_id: last)
+    monkeypatch.setattr("framework.transactions.recompute.read_transaction", only(last))
     part = command(monkeypatch, store, "words", "twice", "--recorded", app=app, topology=again)
     assert part.exit_code == 0
     assert "values count from transaction 4 on: what came before is left out" in part.output
