@@ -1,0 +1,185 @@
+"""What user code changes outside of its topology: what stands for it in a test, and the guard that
+keeps a simulation from changing the real thing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from framework.errors import ConfigError
+
+
+class _Content:
+    """What all copies of one ``Outside`` share."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.values: dict[Any, Any] = {}
+
+
+_shared: WeakValueDictionary[str, _Content] = WeakValueDictionary()
+
+
+class Outside:
+    """Stands for something that a committer changes outside of its states, such as a mailbox or a
+    table of its own. Give it to the committer in place of the real one.
+
+    A simulation empties it before each schedule, and compares what it holds in the end with what
+    one commit of each batch leaves there. All copies of it in this process share what it holds.
+
+    >>> mailbox = Outside("mailbox")
+    >>> mailbox.append("hello")
+    >>> mailbox.items
+    ['hello']
+    """
+
+    def __init__(self, name: str = "outside") -> None:
+        self.name = name
+        self._id = uuid.uuid4().hex
+        self._own: _Content | None = _Content()
+        _shared[self._id] = self._own
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_own": None}
+
+    @property
+    def _content(self) -> _Content:
+        content = self._own or _shared.get(self._id)
+        if content is None:
+            raise ConfigError(f"{self.name!r} lives in the process that made it, and this is another one")
+        return content
+
+    def is_same(self, other: Outside) -> bool:
+        """Whether the other one is a copy of this one."""
+        return self._id == other._id
+
+    @property
+    def items(self) -> list[Any]:
+        """What was appended, in order."""
+        return list(self._content.items)
+
+    @property
+    def values(self) -> dict[Any, Any]:
+        """What was put, by key."""
+        return dict(self._content.values)
+
+    def append(self, item: Any) -> None:
+        """Add to the end: a line, a mail, an order."""
+        self._content.items.append(item)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of a key."""
+        self._content.values[key] = value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._content.values.get(key, default)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._content.items.clear()
+        self._content.values.clear()
+
+
+#: What is refused: the event of ``sys.audit``, and what it means.
+_REFUSED = {
+    "smtplib.connect": "sends mail",
+    "smtplib.send": "sends mail",
+    "subprocess.Popen": "starts a program",
+    "os.system": "starts a program",
+    "os.posix_spawn": "starts a program",
+    "ftplib.connect": "connects to another host",
+    "socket.connect": "connects to another process",
+    "socket.sendto": "sends to another process",
+}
+_CONNECTS = ("ftplib.connect", "socket.connect")
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT
+
+
+class _Guard:
+    """One for the process: a hook of ``sys.audit`` cannot be taken out again. It does nothing as
+    long as it is not armed."""
+
+    def __init__(self) -> None:
+        self._installed = False
+        self._thread: int | None = None
+        self._folder = ""
+        self._connect = False
+        self.struck: str | None = None
+
+    def arm(self, folder: Path, *, connect: bool) -> None:
+        if not self._installed:
+            sys.addaudithook(self._hook)
+            self._installed = True
+        self._folder, self._connect = str(folder), connect
+        self._thread = threading.get_ident()
+
+    def disarm(self) -> None:
+        self._thread = None
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._thread is None or self._thread != threading.get_ident():
+            return
+        what = self._refuses(event, args)
+        if what is not None:
+            self.struck = what
+            raise ConfigError(f"it {what}, and a simulation changes nothing outside")
+
+    def _refuses(self, event: str, args: tuple[Any, ...]) -> str | None:
+        if event == "open":
+            path, _, flags = args
+            written = isinstance(path, str | bytes) and isinstance(flags, int) and flags & _WRITES
+            return f"writes to {os.fsdecode(path)}" if written and not self._own(os.fsdecode(path)) else None
+        if event == "sqlite3.connect":
+            path = os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else str(args[0])
+            return f"opens the database {path}" if path != ":memory:" and not self._own(path) else None
+        if event in _CONNECTS and self._connect:
+            return None
+        what = _REFUSED.get(event)
+        if what is None:
+            return None
+        shown = ", ".join(str(each) for each in args[1:] or args)
+        return f"{what} ({event}: {shown[:80]})"
+
+    def _own(self, path: str) -> bool:
+        return path.startswith(self._folder) or path == os.devnull or "__pycache__" in path
+
+
+_guard = _Guard()
+
+
+@contextmanager
+def guarded(folder: Path, *, connect: bool) -> Iterator[None]:
+    """Let user code in this thread write only below ``folder``, and send nothing; with ``connect``
+    it may open connections. Else a ``ConfigError`` is raised, and ``struck`` tells of it."""
+    _guard.arm(folder, connect=connect)
+    try:
+        yield
+    finally:
+        _guard.disarm()
+
+
+def struck() -> str | None:
+    """What user code tried to do last, since the last call; None when it tried nothing."""
+    what, _guard.struck = _guard.struck, None
+    return what
+
+
+def outsides_of(bolt: Any) -> list[Outside]:
+    """What a bolt holds that stands for the world outside: among its attributes, and among the
+    names of the modules of its classes."""
+    own = [value for value in vars(bolt).values() if isinstance(value, Outside)]
+    modules = [sys.modules.get(each.__module__) for each in type(bolt).__mro__]
+    return own + [
+        value
+        for module in modules
+        if module is not None
+        for value in vars(module).values()
+        if isinstance(value, Outside)
+    ]
