@@ -67,7 +67,10 @@ def main(
         finally:
             for state in built.states:
                 state.close()
-        _print(report, topology, output, as_json=as_json)
+        again = f"ratchet simulate {topology} " + (
+            f"--input {source}" if source is not None else f"--records {records}"
+        )
+        _print(report, again, output, as_json=as_json)
     raise typer.Exit(EXIT_DIFFERS if report.findings else 0)
 
 
@@ -83,7 +86,7 @@ def _progress(schedules: int) -> Progress | None:
     return told
 
 
-def _print(report: Report, topology: str, output: IO[str], *, as_json: bool) -> None:
+def _print(report: Report, again: str, output: IO[str], *, as_json: bool) -> None:
     if as_json:
         for document in (*(each.document() for each in report.findings), report.document()):
             typer.echo(json.dumps(json_able(document), default=str), file=output)
@@ -91,4 +94,4 @@ def _print(report: Report, topology: str, output: IO[str], *, as_json: bool) -> 
     for line in report.lines():
         typer.echo(line, file=output)
     for each in report.findings[:1]:
-        typer.echo(f"again: ratchet simulate {topology} --seed {each.seed} --schedules 1", file=output)
+        typer.echo(f"again: {again} --seed {each.seed} --schedules 1", file=output)

@@ -9,6 +9,9 @@ from typing import Any
 
 from framework.testing.schedule import Schedule
 
+#: The most lines of a schedule that are shown to a person.
+_STORY_MAX = 40
+
 
 class Broken(Enum):
     """What does not hold."""
@@ -66,7 +69,11 @@ class Finding:
         if self.keeps:
             yield f"    changed in memory meanwhile: {', '.join(self.keeps)}"
         yield "  the shortest schedule that shows it:"
-        yield from (f"  {number:3}. {each}" for number, each in enumerate(self.story, 1))
+        numbered = [f"  {number:3}. {each}" for number, each in enumerate(self.story, 1)]
+        if len(numbered) > _STORY_MAX:
+            half = _STORY_MAX // 2
+            numbered[half:-half] = [f"  ... and {len(numbered) - 2 * half:,} lines more ..."]
+        yield from numbered
         yield f"  what to do: {self.advice}"
         yield f"  seed {self.seed}"
 

@@ -177,7 +177,10 @@ class WorkerMemory:
 
         def put_back() -> None:
             found.clear()
-            (found.update if isinstance(found, dict | set) else found.extend)(at_first)
+            if isinstance(found, dict):
+                dict.update(found, at_first)  # that of a Counter counts
+            else:
+                (found.update if isinstance(found, set) else found.extend)(at_first)
 
         self._kept.append((name, changed, put_back))
         values: Iterable[Any] = (value for _, value in at_first) if isinstance(found, dict) else at_first

@@ -72,6 +72,7 @@ class OtherProcess:
         if self._process is not None:
             if self._process.stdin is not None:
                 self._process.stdin.close()
+            self._process.kill()  # it holds nothing
             self._process.wait()
             if self._process.stdout is not None:
                 self._process.stdout.close()

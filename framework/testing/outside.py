@@ -99,6 +99,8 @@ _REFUSED = {
     "socket.sendto": "sends to another process",
 }
 _CONNECTS = ("ftplib.connect", "socket.connect")
+#: Events whose first argument is the path that is changed.
+_CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -139,13 +141,17 @@ class _Guard:
         if event == "sqlite3.connect":
             path = os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else str(args[0])
             return f"opens the database {path}" if path != ":memory:" and not self._own(path) else None
+        if event in _CHANGES:
+            path = os.fsdecode(args[0]) if isinstance(args[0], str | bytes | os.PathLike) else ""
+            return f"changes {path} ({event})" if path and not self._own(path) else None
         if event in _CONNECTS and self._connect:
             return None
         what = _REFUSED.get(event)
         if what is None:
             return None
         shown = ", ".join(str(each) for each in args[1:] or args)
-        return f"{what} ({event}: {shown[:80]})"
+        allowed = ", which `connect` allows" if event in _CONNECTS else ""
+        return f"{what} ({event}: {shown[:80]}{allowed})"
 
     def _own(self, path: str) -> bool:
         return path.startswith(self._folder) or path == os.devnull or "__pycache__" in path

@@ -134,7 +134,7 @@ class _Search:
         world, report = self._world, self._report
         outcome = self._possible()
         report.left_out = {each.component.id: each.why for each in outcome.left_out}
-        if len(outcome.plan.components) == len(outcome.left_out) + 1:
+        if len({*outcome.plan.components} - {*report.left_out}) == 1:  # only the spout
             told = "; ".join(map(str, outcome.left_out)) or "it has no bolt"
             raise ConfigError(f"nothing of topology {world.topology.id!r} can be simulated: {told}")
         if isinstance(outcome.failure, TaskFailure):
