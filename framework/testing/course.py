@@ -35,7 +35,7 @@ class Execution:
     rows: RowsSeen
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Kept:
     """The result of a processing phase, until its attempt is over. ``turn``: of the processing;
     ``commit_turn``: of the commit, 0 before it. ``held``: edge -> rows for the commit."""

@@ -66,7 +66,9 @@ class TroubledExecutor(_Executor):
             return _lost("the worker has died")
         if course.take(Kind.DRIVER_DIES_PROCESSED, txid) is not None:
             course.die(Kind.DRIVER_DIES_PROCESSED)
-        self._kept[header] = Kept(header, job, done.records, held_rows(self._plan, done.reports), turn)
+        self._kept[header] = Kept(
+            header=header, job=job, records=done.records, held=held_rows(self._plan, done.reports), turn=turn
+        )
         return done.result
 
     def _processed(self, job: ProcessingJob, turn: int) -> Processed:

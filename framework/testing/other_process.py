@@ -20,7 +20,7 @@ from framework.execution.ports import ProcessingJob
 from framework.execution.tasks import PlannedTopology
 from framework.testing.clock import Turns
 from framework.testing.memory import WorkerMemory
-from framework.testing.outside import guarded
+from framework.testing.outside import guarded, install_guard
 from framework.testing.tasks import Processed, RowsTaken, process
 from framework.topology import Topology
 
@@ -123,6 +123,7 @@ def _receive(stream: IO[bytes]) -> bytes:
 class _Worker:
     def __init__(self, questions: IO[bytes], answers: IO[bytes]) -> None:
         self._questions, self._answers = questions, answers
+        install_guard()
         self._conf: dict[str, Any] = {}
         self._folder, self._connect = Path(), False
         self._memory: WorkerMemory | None = None
@@ -158,9 +159,7 @@ class _Worker:
 
 
 def main() -> None:
-    """Answer what the other end of standard input asks. What user code prints goes to standard
-    error."""
+    """Answer what the other end of standard input asks. What user code prints goes nowhere."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _Worker(sys.stdin.buffer, answers).run()

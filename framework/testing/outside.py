@@ -110,23 +110,26 @@ class _Guard:
 
     def __init__(self) -> None:
         self._installed = False
-        self._thread: int | None = None
+        self._armed = False
+        self._others = frozenset[int]()  # threads that were there before any user code ran
         self._folder = ""
         self._connect = False
         self.struck: str | None = None
 
-    def arm(self, folder: Path, *, connect: bool) -> None:
+    def install(self) -> None:
         if not self._installed:
             sys.addaudithook(self._hook)
             self._installed = True
-        self._folder, self._connect = str(folder), connect
-        self._thread = threading.get_ident()
+        self._others = frozenset(sys._current_frames()) - {threading.get_ident()}
+
+    def arm(self, folder: Path, *, connect: bool) -> None:
+        self._folder, self._connect, self._armed = str(folder), connect, True
 
     def disarm(self) -> None:
-        self._thread = None
+        self._armed = False
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._thread is None or self._thread != threading.get_ident():
+        if not self._armed or threading.get_ident() in self._others:
             return
         what = self._refuses(event, args)
         if what is not None:
@@ -160,9 +163,14 @@ class _Guard:
 _guard = _Guard()
 
 
+def install_guard() -> None:
+    """Call this before any user code runs: threads that begin later are taken to be its own."""
+    _guard.install()
+
+
 @contextmanager
 def guarded(folder: Path, *, connect: bool) -> Iterator[None]:
-    """Let user code in this thread write only below ``folder``, and send nothing; with ``connect``
+    """Let user code write only below ``folder``, and send nothing; with ``connect``
     it may open connections. Else a ``ConfigError`` is raised, and ``struck`` tells of it."""
     _guard.arm(folder, connect=connect)
     try:

@@ -21,7 +21,7 @@ from framework.testing.course import Execution, Kept
 from framework.testing.findings import Finding, Report
 from framework.testing.memory import WorkerMemory
 from framework.testing.other_process import OtherProcess
-from framework.testing.outside import guarded, outsides_of, struck
+from framework.testing.outside import guarded, install_guard, outsides_of, struck
 from framework.testing.sample import Sample
 from framework.testing.schedule import Kind, Schedule, Trouble, drawn
 from framework.testing.tasks import RowsTaken, process
@@ -74,6 +74,7 @@ def _world(topology: Topology, sample: Sample, config: Config, *, connect: bool)
     in_memory = Path("/dev/shm")
     place = in_memory if in_memory.is_dir() else None  # a fsync costs nothing there
     with tempfile.TemporaryDirectory(prefix="ratchet-simulate-", dir=place, ignore_cleanup_errors=True) as folder:
+        install_guard()
         other = OtherProcess(topology, config.for_components(), Path(folder), connect=connect)
         try:
             yield World(
@@ -148,6 +149,7 @@ class _Search:
             else:
                 world.ignored.add((wrong.broken, wrong.component))
                 report.notes.append(f"{wrong.what} without any trouble, too: it is not compared")
+        report.notes += [f"{what} is not compared: {why}" for what, why in world.uncompared.items()]
         world.steady = self._steady(outcome)
 
     def _calm(self) -> Schedule:
@@ -167,6 +169,8 @@ class _Search:
             struck()
             outcome = run_trial(world, self._calm())
             tried, failure = struck(), outcome.failure
+            if tried is not None and not isinstance(failure, TaskFailure):
+                self._report.notes.append(f"your code {tried}, which was refused")
             if tried is None or not isinstance(failure, TaskFailure) or failure.component_id in refused:
                 return outcome
             refused[failure.component_id] = (
@@ -300,7 +304,8 @@ def _smallest(schedule: Schedule) -> Iterator[Schedule]:
     left out step by step may end at more than that."""
     kinds = dict.fromkeys([*(each.kind for each in schedule.troubles), Kind.PROCESSING_LOST, Kind.ANSWER_LOST])
     picks = dict.fromkeys([0, *(each.pick for each in schedule.troubles)])
-    for size in range(1, min(len(schedule.kept), _SMALLEST_MAX + 1)):
+    sizes = len(schedule.kept) if len(schedule.troubles) > 1 else len(schedule.kept) - 1
+    for size in range(1, min(sizes, _SMALLEST_MAX) + 1):
         for kept in itertools.combinations(schedule.kept[:_COMBINED_MAX], size):
             for kind, pick, txid in itertools.product(kinds, picks, range(1, size + 1)):
                 troubles = (Trouble(kind, txid, pick),)

@@ -19,16 +19,13 @@ from typing import Any, cast
 from framework.coordination.steps import Step, Steps, Threads
 from framework.errors import InvariantViolation
 
-#: A driver that needs more steps than this for a sample makes no progress.
-STEPS_MAX = 20_000
-
 
 class DriverDied(BaseException):
     """The driver dies inside a step: all of its threads end at once."""
 
 
 class NoProgress(Exception):
-    """The driver went on and on without coming to an end."""
+    """The driver has taken more steps than it can need."""
 
 
 @dataclass(slots=True)
@@ -61,8 +58,9 @@ class VirtualThreads(Threads):
     """The threads, queues, events and the clock of one driver. ``ended`` is called with the name of
     each thread that has ended."""
 
-    def __init__(self, ended: Callable[[str], None]) -> None:
+    def __init__(self, ended: Callable[[str], None], steps_max: int) -> None:
         self._ended = ended
+        self._steps_max = steps_max
         self._now_ms = 0
         self._threads: deque[_Thread] = deque()
         self._steps = 0
@@ -89,7 +87,7 @@ class VirtualThreads(Threads):
         ``NoProgress``."""
         while not until():
             self._steps += 1
-            if self._steps > STEPS_MAX:
+            if self._steps > self._steps_max:
                 raise NoProgress
             self._perform(self._next())
 
