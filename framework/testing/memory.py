@@ -55,6 +55,7 @@ class WorkerMemory:
         self.outside: list[Outside] = []
         self._seen: dict[int, Any] = {}  # keeps what was seen alive, so that ids stay its own
         self._kept: list[tuple[str, Callable[[], bool], Callable[[], None]]] = []
+        self._unseen: list[Callable[[], None]] = []  # what a person need not know of
         self._open: deque[tuple[str, Any]] = deque()
         for component in topology.components:
             made_by = component.factory
@@ -69,6 +70,8 @@ class WorkerMemory:
 
     def restore(self) -> None:
         """As in a process that has just begun."""
+        for put_back in self._unseen:
+            put_back()
         for _, changed, put_back in self._kept:
             if changed():
                 put_back()
@@ -137,9 +140,23 @@ class WorkerMemory:
                 if vars(found).get(key) is not value:
                     setattr(found, key, value)
 
-        self._kept.append((found.__qualname__.replace("<locals>.", ""), changed, put_back))
+        if "<locals>" in found.__qualname__ or found.__module__ == "__main__":
+            self._kept_code(found)
+        self._kept.append((found.__qualname__.split("<locals>.")[-1], changed, put_back))
         for key, value in list(vars(found).items()):
             self._open.append((f"{found.__name__}.{key}", value))
+
+    def _kept_code(self, found: type) -> None:
+        """A class that no module names is pickled as a whole. Each copy of it gives it other
+        functions, with variables of their own."""
+        code = {key: value for key, value in vars(found).items() if not _is_private(key) and isinstance(value, _CODE)}
+
+        def put_back() -> None:
+            for key, value in code.items():
+                if vars(found).get(key) is not value:
+                    setattr(found, key, value)
+
+        self._unseen.append(put_back)
 
     def _function(self, name: str, found: FunctionType) -> None:
         module = sys.modules.get(found.__module__ or "")

@@ -145,7 +145,7 @@ class _Search:
         for wrong in outcome.wrong:
             promises = getattr(world.topology[wrong.component].instance, "deterministic", False)
             if promises:
-                report.findings.append(_finding(wrong, self._calm(), outcome))
+                report.findings.append(self._shortest(self._calm(), wrong))
             else:
                 world.ignored.add((wrong.broken, wrong.component))
                 report.notes.append(f"{wrong.what} without any trouble, too: it is not compared")

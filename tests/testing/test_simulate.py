@@ -5,6 +5,7 @@ from __future__ import annotations
 import smtplib
 import socket
 import sqlite3
+import uuid
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from framework.testing import Broken, Outside, SimulationFailed, simulate
 from framework.testing.sample import read_sample, sample_of
 from framework.testing.schedule import drawn
 from framework.transactions.run import TopologyFailed
-from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks import Count, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.testing.mistakes import FIELDS, NOWHERE, RECORDS, Newest, Own, RunningCount, Stamped, Words, counting
 
@@ -242,3 +243,45 @@ def test_a_sample_is_read_from_json_lines_and_from_csv(tmp_path: Path) -> None:
         read_sample(topology, tmp_path / "b.jsonl")
     with pytest.raises(ConfigError, match=r"c\.jsonl does not exist"):
         read_sample(topology, tmp_path / "c.jsonl")
+
+
+def local_class() -> Topology:
+    seen: dict[str, int] = {}
+
+    class Local(Words):
+        def execute(self, tup: Any, collector: Any) -> None:
+            seen[tup["word"]] = seen.get(tup["word"], 0) + 1
+            collector.emit([tup["word"], seen[tup["word"]]])
+
+    return counting(Local())
+
+
+def test_a_class_that_no_module_names_keeps_nothing_from_one_schedule_to_the_next() -> None:
+    topology = local_class()
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(topology, RECORDS, schedules=40)
+    (finding,) = caught.value.report.findings
+    assert (finding.broken, finding.component, len(finding.schedule.troubles)) == (Broken.ROWS, "bolt", 1)
+
+
+def test_a_state_that_counts_twice_by_its_type_is_not_compared() -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 1)
+    builder = TransactionalTopologyBuilder("twice", "spout", spout, at_least_once=True)
+    state = NonTransactionalMapState(SqliteBackend(NOWHERE, "twice"))
+    builder.set_bolt("count", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    report = simulate(builder.build(), RECORDS, schedules=20)
+    assert report.notes == [
+        "table 'twice' of /nonexistent/real.db is not compared: it counts a replayed batch twice, as its type says"
+    ]
+
+
+class Stamps(Own):
+    """Writes a random number with each value, and promises nothing."""
+
+    def add(self, word: str, n: int) -> None:
+        self.state.multi_put([word], [uuid.uuid4().int % 1000])
+
+
+def test_random_values_of_a_committer_are_repeated_with_its_attempt() -> None:
+    report = simulate(counting(Words(), opaque=True, committer=Stamps()), RECORDS, schedules=30)
+    assert report.notes == []
