@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from framework.execution.plan import Phase
@@ -26,6 +26,10 @@ _RECORDS_SHOWN_MAX = 6
 _LATE_MOMENTS = ("before the next attempt commits", "after its transaction", "after the next transaction")
 
 
+#: Stands for the commit tasks below the first level.
+BELOW = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """What a phase of an attempt has emitted."""
@@ -37,15 +41,16 @@ class Execution:
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """The result of a processing phase, until its attempt is over. ``turn``: of the processing;
-    ``commit_turn``: of the commit, 0 before it. ``held``: edge -> rows for the commit."""
+    """The result of a processing phase, until its attempt is over. ``turn``: of the processing.
+    ``commit_turns``: of the last run of each commit task, and of those below them, ``BELOW``.
+    ``held``: edge -> rows for the commit."""
 
     header: AttemptHeader
     job: ProcessingJob
     records: Sequence[Record]
     held: Mapping[int, int]
     turn: int
-    commit_turn: int = 0
+    commit_turns: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
 from framework.execution.records import AttemptHeader, CommitterState, Record, TaskReport
 from framework.execution.tasks import Addressed, PlannedTopology
-from framework.testing.course import Course, Execution, Kept
+from framework.testing.course import BELOW, Course, Execution, Kept
 from framework.testing.schedule import Kind
 from framework.testing.tasks import CommitTasks, Processed, RowsTaken, process
 from framework.topology import Topology
@@ -104,10 +104,8 @@ class TroubledExecutor(_Executor):
         if course.take(Kind.DRIVER_DIES_OPENED, txid) is not None:
             course.die(Kind.DRIVER_DIES_OPENED)
         tasks = CommitTasks(self._planned, header, kept.records, collapsed=course.schedule.collapsed)
-        kept.commit_turn = course.turns.next()
-        with course.turn(kept.commit_turn):
-            self._rows.rows = {}
-            result = self._committed(tasks, kept)
+        self._rows.rows = {}
+        result = self._committed(tasks, kept)
         if result.failure is not None:
             return result
         course.attempts.append(Execution(header, Phase.COMMIT, self._rows.rows))
@@ -144,15 +142,23 @@ class TroubledExecutor(_Executor):
                 return _lost("a task hangs")
             course.tell(f"{told}: {name}")
             if twice is not None and turn == twice.pick % len(tasks):
-                tasks.run_task(task, [])
+                self._run_task(tasks, task, kept, [])
                 self._rows.rows = {place: rows for place, rows in self._rows.rows.items() if place[1] != task}
                 course.tell(f"TROUBLE: {Kind.TASK_TWICE.value} ({name})")
-            sent[task] = tasks.run_task(task, reports)
-        tasks.run_rest([each for task in sorted(sent) for each in sent[task]], reports, backwards=backwards)
+            sent[task] = self._run_task(tasks, task, kept, reports)
+        kept.commit_turns[BELOW] = course.turns.next()
+        with course.turn(kept.commit_turns[BELOW]):
+            tasks.run_rest([each for task in sorted(sent) for each in sent[task]], reports, backwards=backwards)
         result = tasks.summary(reports, kept.held)
         if result.failure is not None:
             course.tell(f"attempt {header.attempt_id} at transaction {header.txid} fails: {result.failure}")
         return result
+
+    def _run_task(self, tasks: CommitTasks, task: int, kept: Kept, reports: list[TaskReport]) -> list[Addressed]:
+        """Each run has a turn of its own: of two runs of a task, the last one's rows are kept."""
+        kept.commit_turns[task] = self._course.turns.next()
+        with self._course.turn(kept.commit_turns[task]):
+            return tasks.run_task(task, reports)
 
     def cancel(self, header: AttemptHeader) -> None:
         self._dead.add(header)
@@ -199,8 +205,11 @@ class OnceExecutor(_Executor):
         tasks = CommitTasks(self._planned, header, records, collapsed=course.schedule.collapsed)
         reports: list[TaskReport] = []
         self._rows.rows = {}
-        with course.turn(kept.commit_turn):
-            sent = [each for task in range(len(tasks)) for each in tasks.run_task(task, reports)]
+        sent: list[Addressed] = []
+        for task in range(len(tasks)):
+            with course.turn(kept.commit_turns[task]):
+                sent += tasks.run_task(task, reports)
+        with course.turn(kept.commit_turns[BELOW]):
             tasks.run_rest(sent, reports)
         self.attempts[Phase.COMMIT, header.txid] = Execution(header, Phase.COMMIT, self._rows.rows)
         return tasks.summary(reports, kept.held)

@@ -13,7 +13,7 @@ from framework.testing.schedule import Kind
 from tests.testing import mistakes
 from tests.testing.mistakes import RECORDS, committed_by, counting
 
-SCHEDULES = 60
+SCHEDULES = 40
 
 #: Topology -> what breaks, in which component, and the most records and troubles that show it.
 PLANTED: dict[str, tuple[Callable[[], Topology], Broken, str, int, int]] = {

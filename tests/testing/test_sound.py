@@ -9,7 +9,7 @@ from framework.testing.schedule import Kind
 from tests.testing.mistakes import RECORDS
 from tests.testing.sound import SOUND, numbered
 
-SCHEDULES = 60
+SCHEDULES = 30
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -22,7 +22,7 @@ def test_nothing_is_found_in_a_sound_topology(name: str) -> None:
 
 
 def test_every_kind_of_trouble_strikes() -> None:
-    report = simulate(SOUND["opaque"](), RECORDS, schedules=SCHEDULES)
+    report = simulate(SOUND["opaque"](), RECORDS, schedules=60)
     assert set(report.met) == {kind.name.lower() for kind in Kind}
 
 
