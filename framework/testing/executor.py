@@ -74,8 +74,8 @@ class TroubledExecutor(_Executor):
     def _processed(self, job: ProcessingJob, turn: int) -> Processed:
         header, course = job.header, self._course
         backwards = course.take(Kind.OTHER_ORDER, header.txid) is not None
-        again = " again" if course.was_processed(header) else ""
-        told = f"attempt {header.attempt_id} at transaction {header.txid} processes the batch{again}"
+        batch = "the same batch again, days later" if course.was_processed(header) else "the batch"
+        told = f"attempt {header.attempt_id} at transaction {header.txid} processes {batch}"
         if course.take(Kind.OTHER_PROCESS, header.txid) is not None:
             done = course.other.process(self._plan, job, seed=course.schedule.seed, turn=turn)
             if done is not None:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -183,6 +184,65 @@ def struck() -> str | None:
     """What user code tried to do last, since the last call; None when it tried nothing."""
     what, _guard.struck = _guard.struck, None
     return what
+
+
+#: Libraries that write or connect where ``sys.audit`` does not see it.
+_IN_C = (
+    "confluent_kafka",
+    "psycopg",
+    "deltalake",
+    "pyarrow.parquet",
+    "pyarrow.fs",
+    "pyarrow.dataset",
+    "grpc",
+    "pymongo",
+)
+#: Modules that are not looked into.
+_OURS = ("framework", "spouts", "sinks", "integration", "builtins", "typing", "collections", "abc")
+
+
+def unseen_library(bolt: Any) -> str | None:
+    """A library that a bolt's own code uses, and whose writes the guard cannot hold back. Looks at
+    its attributes, and at what its methods name, and the functions that they name in turn. The
+    bolts of Ratchet write by their states."""
+    for value in vars(bolt).values():
+        found = _library(type(value))
+        if found is not None:
+            return found
+    seen: set[int] = set()
+    waiting: list[Any] = list(type(bolt).__mro__)
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        found = _library(each)
+        if found is not None:
+            return found
+        if str(getattr(each, "__module__", "")).partition(".")[0] in _OURS:
+            continue
+        each = getattr(each, "__func__", each)
+        if isinstance(each, type):
+            waiting += vars(each).values()
+        elif isinstance(each, FunctionType):
+            waiting += [each.__globals__[name] for name in _names(each.__code__) if name in each.__globals__]
+    return None
+
+
+def _library(value: Any) -> str | None:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    if not isinstance(name, str):
+        return None
+    return next((each for each in _IN_C if name == each or name.startswith(f"{each}.")), None)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names that code uses, with that of the functions inside it."""
+    found = set(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            found |= _names(each)
+    return found
 
 
 def outsides_of(bolt: Any) -> list[Outside]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from framework.testing.course import Execution, Kept
 from framework.testing.findings import Finding, Report
 from framework.testing.memory import WorkerMemory
 from framework.testing.other_process import OtherProcess
-from framework.testing.outside import guarded, install_guard, outsides_of, struck
+from framework.testing.outside import guarded, install_guard, outsides_of, struck, unseen_library
 from framework.testing.sample import Sample
 from framework.testing.schedule import Kind, Schedule, Trouble, drawn
 from framework.testing.tasks import RowsTaken, process
@@ -84,15 +85,18 @@ def _world(topology: Topology, sample: Sample, config: Config, *, connect: bool)
                 folder=Path(folder),
                 memory=WorkerMemory(topology),
                 other=other,
-                left_out=_why_not,
+                left_out=partial(_why_not, connect=connect),
                 connect=connect,
             )
         finally:
             other.close()
 
 
-def _why_not(component: Component) -> str:
+def _why_not(component: Component, *, connect: bool) -> str:
     """Why a component cannot be simulated; nothing where it can."""
+    library = None if connect else unseen_library(component.instance)
+    if library is not None:
+        return f"its code uses {library}, which a simulation cannot hold back: give it something in place of that"
     if isinstance(component.instance, DataFrameBolt):
         return "Spark SQL is not simulated"
     if component.committer and not component.states and not outsides_of(component.instance):
@@ -162,7 +166,7 @@ class _Search:
         refused: dict[str, str] = {}
 
         def left_out(component: Component) -> str:
-            return refused.get(component.id) or _why_not(component)
+            return refused.get(component.id) or _why_not(component, connect=world.connect)
 
         world.left_out = left_out
         while True:

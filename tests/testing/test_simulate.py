@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any, ClassVar
 
+import confluent_kafka
 import pytest
 
 from framework import (
@@ -124,6 +125,23 @@ def test_what_would_change_something_outside_is_left_out_and_named(bolt: Any, wh
     assert f"not simulated: bolt 'bolt': {report.left_out['bolt']}" in list(report.lines())
 
 
+def produce(word: str) -> None:
+    confluent_kafka.Producer({"bootstrap.servers": "127.0.0.1:1"}).produce(word)
+
+
+class Produces(Own):
+    """Writes to Kafka by a function of its module."""
+
+    def finish_batch(self) -> None:
+        for word, _ in self.rows:
+            produce(word)
+
+
+def test_what_uses_a_library_that_cannot_be_held_back_does_not_run() -> None:
+    report = simulate(beside(Produces()), RECORDS, schedules=3)
+    assert report.left_out["bolt"].startswith("its code uses confluent_kafka, which a simulation cannot hold back")
+
+
 def test_a_lookup_may_connect_where_that_is_allowed() -> None:
     assert simulate(beside(Asks()), RECORDS, schedules=3, connect=True).left_out == {}
 
@@ -189,7 +207,7 @@ def test_a_finding_tells_a_stranger_what_happened() -> None:
         'transaction 1 is planned: 1 record: {"word": "ant", "n": 1}',
         "attempt 1 at transaction 1 processes the batch",
         "TROUBLE: a commit task hangs and is given up; it runs late ('commit' of attempt 1)",
-        "attempt 2 at transaction 1 processes the batch again",
+        "attempt 2 at transaction 1 processes the same batch again, days later",
         "attempt 2 at transaction 1 commits: 'commit'",
         "transaction 1 is closed",
         'transaction 2 is planned: 1 record: {"word": "ant", "n": 2}',
