@@ -7,13 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from framework import BaseRichSpout, Config, Fields, OutputFieldsDeclarer, Topology, TopologyBuilder, TransactionAttempt
+from framework import (
+    BaseRichSpout,
+    Config,
+    Fields,
+    OutputFieldsDeclarer,
+    Topology,
+    TopologyBuilder,
+    TransactionalTopologyBuilder,
+    TransactionAttempt,
+)
 from framework.clients.kafka import KafkaSettings
 from framework.config import flatten
 from framework.state.settings import RedisSettings, settings_of
+from framework.testing import simulate
 from framework.topology import CoreTopology
 from sinks import OpaqueMapState, SqliteBackend
+from spouts import OpaqueMemoryTransactionalSpout
 
+ORDERS = Fields(customer=str, cents=int)
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -99,6 +111,16 @@ def test_the_code_of_the_page_on_sinks_runs(tmp_path: Path, monkeypatch: pytest.
     with sqlite3.connect("shop.db") as connection:
         assert dict(connection.execute(sql, {"t": 1})) == {"ann": 1, "bob": 2}
         assert dict(connection.execute(sql, {"t": 2})) == {"ann": 5, "bob": 2, "eve": 3}
+
+
+def test_the_code_of_the_page_on_testing_runs() -> None:
+    namespace: dict[str, object] = {"__name__": "shown"}
+    for code in blocks("python", "docs/testing.md"):
+        exec(code, namespace)
+    namespace["test_nothing_breaks_exactly_once"]()  # type: ignore[operator]
+    builder = TransactionalTopologyBuilder("invoices", "spout", OpaqueMemoryTransactionalSpout({0: []}, ORDERS, 1))
+    builder.set_bolt("invoices", namespace["committer"]).global_grouping("spout")  # type: ignore[arg-type]
+    assert simulate(builder.build(), [("ann", 250), ("bob", 100)], schedules=30).left_out == {}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -29,6 +29,7 @@ PUBLIC = {
         *("NonTransactionalMapState", "TransactionalMapState", "OpaqueMapState", "MemoryBackend", "SqliteBackend"),
         *("TransactionalValue", "OpaqueValue", "Count", "Sum", "Min", "Max", "StateCommitter"),
     },
+    "framework.testing": {"Outside", "SimulationFailed", "simulate"},
     "integration": {"EmbeddedServers", "KafkaBroker", "ZooKeeperServer", "ServerError"},
 }
 

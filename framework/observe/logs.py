@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
@@ -55,6 +57,19 @@ def configure_logging(*, json_lines: bool = False, level: str = "info", inherite
     logging.getLogger("py4j").setLevel(logging.ERROR)
 
 
+_quiet = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def no_logs() -> Iterator[None]:
+    """Drop the logs of this package in this thread. For whoever lets drivers die on purpose."""
+    before = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)
+
+
 class _PrintsWhenAsked:
     """What the loggers of this package end in: the configured logger, or nothing."""
 
@@ -62,7 +77,7 @@ class _PrintsWhenAsked:
         if not structlog.is_configured() and INHERITED in os.environ:
             form, _, level = os.environ[INHERITED].partition(":")
             configure_logging(json_lines=form == "json", level=level or "info")
-        if not structlog.is_configured():
+        if not structlog.is_configured() or _quiet.get():
             return _drop
         found: Callable[..., None] = getattr(structlog.get_config()["logger_factory"](), method)
         return found

@@ -175,8 +175,8 @@ class CommitPhase:
         if header.open is None or header.open.txid < currtx:
             if header.done == currtx and header.open is None:
                 raise ConfigError(
-                    f"{state.location} joined after transaction {header.done}, and ZooKeeper says that {currtx} is next: ZooKeeper's "
-                    "state is older than the sink; restore a later one, or start anew with `python -m framework.reset --everything`"
+                    f"{state.location} joined after transaction {header.done}, and ZooKeeper says that {currtx} is next: its state "
+                    "is older than the sink; restore a later one, or start anew with `python -m framework.reset --everything`"
                 )
             if header.done == currtx:
                 raise ConfigError(

@@ -23,13 +23,13 @@ from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import GENERAL_PARTITION
-from framework.topology import ArrowBolt, Bolt, Change, Topology, TransactionalSpout
+from framework.topology import Bolt, Change, Topology, TransactionalSpout
 from framework.topology.canonical import equal
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.shadow import SHADOW_ATTEMPT, LeftOut, shadow_of
+from framework.transactions.shadow import SHADOW_ATTEMPT, LeftOut, shadow_of, with_ends
 from framework.transactions.sources import planner_of, processing_job, shown_row
 
 #: Gets each row that an edge takes which is watched: the edge's label, and field -> value.
@@ -163,7 +163,7 @@ class _Replay:
         self._report = ReplayReport(
             topology.id, self._txid, left_out={each.component.id: each.why for each in left_out}
         )
-        plan = plan_execution(_with_ends(self._shadow, left_out))
+        plan = plan_execution(with_ends(self._shadow, left_out))
         self._watched = watch.chosen(plan, left_out)
         self._executor = LocalExecutor(plan, conf, self)
         self._planner = planner_of(topology, conf)
@@ -279,24 +279,6 @@ class _Replay:
             self._stopped = error
         elif self._watch.error is not None:
             self._watch.error(failure, error)
-
-
-class _End(ArrowBolt):
-    """Takes the rows of a component that is left out, and does nothing."""
-
-    def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        return None
-
-
-def _with_ends(shadow: Topology, left_out: Iterable[LeftOut]) -> Topology:
-    """The shadow with an end for each component that is left out, so that its rows can be seen."""
-    kept = {each.id for each in shadow.components}
-    ends = [
-        replace(each.component, instance=_End(), factory=None, committer=False, streams={}, subscriptions=taken)
-        for each in left_out
-        if (taken := tuple(sub for sub in each.component.subscriptions if sub.component_id in kept))
-    ]
-    return Topology(shadow.id, (*shadow.components, *ends), shadow.at_least_once)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,18 @@
 """Copies of a topology, or of a part of it, that write nothing where the topology writes.
-``verify``, ``explain``, ``replay`` and ``rebuild`` run them."""
+``verify``, ``explain``, ``replay``, ``rebuild`` and ``simulate`` run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 import cloudpickle
+import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
-from framework.topology import Bolt, Component, FencedState, Topology
+from framework.topology import ArrowBolt, Bolt, Component, FencedState, Topology
 
 #: Turns a copy of a bolt with states into the bolt of the shadow, which keeps them in a folder that
 #: does not exist yet. Raises ``ConfigError`` when it cannot.
@@ -26,6 +27,11 @@ _ADVICE = "so that a copy would write where it does itself: keep states as attri
 def recounting(bolt: Bolt, folder: Path) -> Bolt:
     """The ``Shadowed`` of whoever computes the content of the states once more."""
     return bolt.recounting(folder)
+
+
+def unseen(component: Component) -> str:
+    """Why a component cannot be in a shadow at all; nothing where it can."""
+    return "it writes where nothing can be compared" if component.committer and not component.states else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +52,12 @@ def shadow_of(
     *,
     joined: Mapping[str, int] = MappingProxyType({}),
     strict: bool = True,
+    unseen: Callable[[Component], str] = unseen,
 ) -> tuple[Topology, list[LeftOut]]:
-    """The topology with other states, and the components that are left out: those that write where
-    Ratchet does not see it, those whose state is among the ``joined`` (location -> first txid),
-    unless ``strict`` those that ``shadowed`` refuses, and all below them."""
+    """The topology with other states, and the components that are left out: those that are
+    ``unseen``, by default those that write where Ratchet does not see it; those whose state is
+    among the ``joined`` (location -> first txid); unless ``strict`` those that ``shadowed``
+    refuses; and all below them."""
     kept: list[Component] = []
     left_out: dict[str, LeftOut] = {}
     for component in topology.components:
@@ -60,8 +68,8 @@ def shadow_of(
             why = f"its state joined at transaction {since}, and holds nothing from before"
         elif any(sub.component_id in left_out for sub in component.subscriptions):
             why = "it is below one that is not"
-        elif component.committer and not component.states:
-            why = "it writes where nothing can be compared"
+        elif unseen(component):
+            why = unseen(component)
         elif isinstance(bolt, Bolt) and component.states:
             try:
                 copy = _shadowed(bolt, component.states, shadowed, folder / component.id)
@@ -87,6 +95,24 @@ def with_what_it_needs(topology: Topology, component: Component) -> Topology:
     return Topology(
         topology.id, tuple(each for each in topology.components if each.id in needed), topology.at_least_once
     )
+
+
+class _End(ArrowBolt):
+    """Takes the rows of a component that is left out, and does nothing."""
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        return None
+
+
+def with_ends(shadow: Topology, left_out: Iterable[LeftOut]) -> Topology:
+    """The shadow with an end for each component that is left out, so that its rows can be seen."""
+    kept = {each.id for each in shadow.components}
+    ends = [
+        replace(each.component, instance=_End(), factory=None, committer=False, streams={}, subscriptions=taken)
+        for each in left_out
+        if (taken := tuple(sub for sub in each.component.subscriptions if sub.component_id in kept))
+    ]
+    return Topology(shadow.id, (*shadow.components, *ends), shadow.at_least_once)
 
 
 def _shadowed(bolt: Bolt, real: Sequence[FencedState], shadowed: Shadowed, folder: Path) -> Bolt:

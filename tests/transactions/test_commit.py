@@ -35,7 +35,7 @@ def test_a_state_that_joins_is_done_with_the_last_committed_txid() -> None:
 @pytest.mark.parametrize(
     ("opened", "match"),
     [
-        (None, "joined after transaction 5, and ZooKeeper says that 5 is next: ZooKeeper's state is older"),
+        (None, "joined after transaction 5, and ZooKeeper says that 5 is next: its state is older"),
         (OpenCommit(4, 1, "digest"), "is done with transaction 5, for which it was never opened"),
     ],
     ids=["never opened", "opened for another"],

@@ -1,0 +1,231 @@
+"""The executors of a simulation: one that lets trouble strike, and one that does not."""
+
+from __future__ import annotations
+
+import cloudpickle
+
+from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
+from framework.execution.records import AttemptHeader, CommitterState, Record, TaskReport
+from framework.execution.tasks import Addressed, PlannedTopology
+from framework.testing.course import BELOW, Course, Execution, Kept
+from framework.testing.schedule import Kind
+from framework.testing.tasks import CommitTasks, Processed, RowsTaken, process
+from framework.topology import Topology
+
+#: How much smaller or larger the source's batches become: the divisor, or minus the factor.
+_SIZES = (2, -2, 3, -3)
+
+
+class _Executor:
+    """What both have in common."""
+
+    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], course: Course) -> None:
+        self._plan, self._course = plan, course
+        self._rows = RowsTaken()
+        self._planned = PlannedTopology(plan, conf, self._rows)
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def release(self, header: AttemptHeader) -> None: ...
+
+    def cancel(self, header: AttemptHeader) -> None: ...
+
+
+class TroubledExecutor(_Executor):
+    """The workers of one driver. They die with it."""
+
+    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], course: Course) -> None:
+        super().__init__(plan, conf, course)
+        self._kept: dict[AttemptHeader, Kept] = {}
+        self._dead = DeadAttempts()
+        self._written: dict[int, Kept] = {}  # by txid, until it is closed
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        header, course = job.header, self._course
+        txid = header.txid
+        if header in self._dead:
+            return PhaseResult(DeadAttempts.failure(header, Phase.PROCESSING))
+        course.tell_batch(header, job)
+        if course.take(Kind.WORKER_RESTARTS, txid) is not None:
+            course.memory.restore()
+            course.tell(f"TROUBLE: {Kind.WORKER_RESTARTS.value}")
+        turn = course.turns.next()
+        done = self._processed(job, turn)
+        if done.result.failure is not None:
+            course.tell(f"attempt {header.attempt_id} at transaction {txid} fails: {done.result.failure}")
+            return done.result
+        course.attempts.append(Execution(header, Phase.PROCESSING, done.rows))
+        self._resize(txid)
+        if course.take(Kind.PROCESSING_LOST, txid) is not None:
+            course.tell(f"TROUBLE: {Kind.PROCESSING_LOST.value}")
+            course.memory.restore()
+            return _lost("the worker has died")
+        if course.take(Kind.DRIVER_DIES_PROCESSED, txid) is not None:
+            course.die(Kind.DRIVER_DIES_PROCESSED)
+        self._kept[header] = Kept(
+            header=header, job=job, records=done.records, held=held_rows(self._plan, done.reports), turn=turn
+        )
+        return done.result
+
+    def _processed(self, job: ProcessingJob, turn: int) -> Processed:
+        header, course = job.header, self._course
+        backwards = course.take(Kind.OTHER_ORDER, header.txid) is not None
+        batch = "the same batch again, days later" if course.was_processed(header) else "the batch"
+        told = f"attempt {header.attempt_id} at transaction {header.txid} processes {batch}"
+        if course.take(Kind.OTHER_PROCESS, header.txid) is not None:
+            done = course.other.process(self._plan, job, seed=course.schedule.seed, turn=turn)
+            if done is not None:
+                course.tell(f"TROUBLE: {Kind.OTHER_PROCESS.value}, where sets of texts have another order")
+                course.tell(told)
+                return done
+        if backwards:
+            course.tell(f"TROUBLE: {Kind.OTHER_ORDER.value}, the last one first")
+        course.tell(told)
+        with course.turn(turn):
+            return process(self._planned, job, backwards=backwards)
+
+    def _resize(self, txid: int) -> None:
+        course = self._course
+        trouble = course.take(Kind.OTHER_SIZE, txid)
+        if trouble is not None:
+            by, source = _SIZES[trouble.pick % len(_SIZES)], course.source
+            source.take = max(source.take // by, 1) if by > 0 else source.take * -by
+            course.tell(f"TROUBLE: {Kind.OTHER_SIZE.value}: up to {source.take:,} records of each partition")
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        course, txid, kept = self._course, header.txid, self._kept.get(header)
+        if kept is None:
+            return _lost("the result is gone")
+        course.next_attempt(txid)
+        if course.take(Kind.DRIVER_DIES_OPENED, txid) is not None:
+            course.die(Kind.DRIVER_DIES_OPENED)
+        tasks = CommitTasks(self._planned, header, kept.records, collapsed=course.schedule.collapsed)
+        self._rows.rows = {}
+        result = self._committed(tasks, kept)
+        if result.failure is not None:
+            return result
+        course.attempts.append(Execution(header, Phase.COMMIT, self._rows.rows))
+        self._written[txid] = kept
+        if course.take(Kind.ANSWER_LOST, txid) is not None:
+            course.tell(f"TROUBLE: {Kind.ANSWER_LOST.value}")
+            return _lost("the answer is lost")
+        if course.take(Kind.DRIVER_DIES_WRITTEN, txid) is not None:
+            course.die(Kind.DRIVER_DIES_WRITTEN)
+        if course.take(Kind.DRIVER_DIES_DONE, txid) is not None:
+            course.die_after(f"commit-{header}")
+        return result
+
+    def _committed(self, tasks: CommitTasks, kept: Kept) -> PhaseResult:
+        course, header = self._course, tasks.header
+        stops, late = course.take(Kind.COMMIT_STOPS, header.txid), course.take(Kind.TASK_LATE, header.txid)
+        twice = course.take(Kind.TASK_TWICE, header.txid)
+        backwards = course.take(Kind.OTHER_ORDER, header.txid) is not None
+        order = list(reversed(range(len(tasks)))) if backwards else list(range(len(tasks)))
+        if backwards:
+            course.tell(f"TROUBLE: {Kind.OTHER_ORDER.value}, the last one first")
+        reports: list[TaskReport] = []
+        sent: dict[int, list[Addressed]] = {}
+        told = f"attempt {header.attempt_id} at transaction {header.txid} commits"
+        for turn, task in enumerate(order):
+            name = tasks.name(task)
+            if stops is not None and turn == stops.pick % len(tasks):
+                course.tell(f"TROUBLE: {Kind.COMMIT_STOPS.value}, before {name} runs")
+                course.memory.restore()
+                return _lost("a worker has died")
+            if late is not None and turn == late.pick % len(tasks):
+                course.tell(f"TROUBLE: {Kind.TASK_LATE.value} ({name} of attempt {header.attempt_id})")
+                course.postpone(tasks, task, late.pick // len(tasks))
+                return _lost("a task hangs")
+            course.tell(f"{told}: {name}")
+            if twice is not None and turn == twice.pick % len(tasks):
+                self._run_task(tasks, task, kept, [])
+                self._rows.rows = {place: rows for place, rows in self._rows.rows.items() if place[1] != task}
+                course.tell(f"TROUBLE: {Kind.TASK_TWICE.value} ({name})")
+            sent[task] = self._run_task(tasks, task, kept, reports)
+        kept.commit_turns[BELOW] = course.turns.next()
+        with course.turn(kept.commit_turns[BELOW]):
+            tasks.run_rest([each for task in sorted(sent) for each in sent[task]], reports, backwards=backwards)
+        result = tasks.summary(reports, kept.held)
+        if result.failure is not None:
+            course.tell(f"attempt {header.attempt_id} at transaction {header.txid} fails: {result.failure}")
+        return result
+
+    def _run_task(self, tasks: CommitTasks, task: int, kept: Kept, reports: list[TaskReport]) -> list[Addressed]:
+        """Each run has a turn of its own: of two runs of a task, the last one's rows are kept."""
+        kept.commit_turns[task] = self._course.turns.next()
+        with self._course.turn(kept.commit_turns[task]):
+            return tasks.run_task(task, reports)
+
+    def cancel(self, header: AttemptHeader) -> None:
+        self._dead.add(header)
+        self._kept.pop(header, None)
+
+    def release(self, header: AttemptHeader) -> None:
+        self._kept.pop(header, None)
+        self.closed_to(header.txid)
+
+    def closed_to(self, txid: int) -> None:
+        """The store says that the transactions up to this one are closed. A driver that dies then
+        releases none of them."""
+        for each in sorted(each for each in self._written if each <= txid):
+            kept = self._written.pop(each)
+            self._course.closed(kept.header, kept)
+
+
+class OnceExecutor(_Executor):
+    """Processes what was committed, and commits it, once more, in the states of ``topology``. Call
+    ``take`` with each."""
+
+    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], course: Course, topology: Topology) -> None:
+        super().__init__(plan, conf, course)
+        self._topology = topology
+        self._kept: Kept | None = None
+        self.attempts: dict[tuple[Phase, int], Execution] = {}
+
+    def take(self, kept: Kept) -> None:
+        """The batch that is next. It is processed for its rows alone: what is committed is what was
+        committed before."""
+        self._kept, txid = kept, kept.header.txid
+        with self._course.turn(kept.turn):
+            done = process(self._planned, kept.job)
+        self.attempts[Phase.PROCESSING, txid] = Execution(kept.header, Phase.PROCESSING, done.rows)
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        return _lost("nothing is processed here")
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        kept, course = self._kept, self._course
+        if kept is None:
+            return _lost("nothing was taken")
+        records = [self._elsewhere(each) for each in kept.records]
+        tasks = CommitTasks(self._planned, header, records, collapsed=course.schedule.collapsed)
+        reports: list[TaskReport] = []
+        self._rows.rows = {}
+        sent: list[Addressed] = []
+        for task in range(len(tasks)):
+            with course.turn(kept.commit_turns[task]):
+                sent += tasks.run_task(task, reports)
+        with course.turn(kept.commit_turns[BELOW]):
+            tasks.run_rest(sent, reports)
+        self.attempts[Phase.COMMIT, header.txid] = Execution(header, Phase.COMMIT, self._rows.rows)
+        return tasks.summary(reports, kept.held)
+
+    def _elsewhere(self, record: Record) -> Record:
+        """A committer that was pickled as a whole, with the states of this topology in place of
+        those that it had."""
+        if not isinstance(record, CommitterState) or not record.whole:
+            return record
+        bolt, collector = cloudpickle.loads(record.pickled)
+        copy = cloudpickle.loads(cloudpickle.dumps(self._topology[record.component_id].instance))
+        for state, own in zip(bolt.states(), copy.states(), strict=True):
+            vars(state).clear()
+            vars(state).update(vars(own))
+        return record._replace(pickled=cloudpickle.dumps((bolt, collector)))
+
+
+def _lost(why: str) -> PhaseResult:
+    return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "simulation", 0, why))

@@ -1,0 +1,31 @@
+"""A plugin of pytest. In ``conftest.py``: ``pytest_plugins = ["framework.testing.plugin"]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from framework.testing.asserting import SCHEDULES, simulate
+from framework.testing.findings import Report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a nightly run look further than the one before each commit."""
+    group = parser.getgroup("ratchet")
+    group.addoption("--simulate-schedules", type=int, default=SCHEDULES, help="Schedules of each simulated topology.")
+    group.addoption("--simulate-seed", type=int, default=0, help="The seed of the first one.")
+
+
+@pytest.fixture(name="simulate")
+def fixture(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """``framework.testing.simulate`` with the schedules and the seed of the command line::
+
+    def test_my_topology(simulate):
+        simulate(topology(), [{"word": "dog"}, {"word": "cat"}])
+    """
+    options = request.config
+    return partial(
+        simulate, schedules=options.getoption("--simulate-schedules"), seed=options.getoption("--simulate-seed")
+    )

@@ -1,0 +1,292 @@
+"""The input of a simulation: a few records in memory, as the spout of the topology would emit
+them."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import ConfigError
+from framework.execution.collector import TaskCollector
+from framework.topology import (
+    Fields,
+    OpaquePartitionedTransactionalSpout,
+    PartitionedTransactionalSpout,
+    PartitionPlanner,
+    PartitionReader,
+    Topology,
+    TopologyContext,
+    TransactionAttempt,
+)
+from framework.topology.bolts import DEFAULT_STREAM
+from framework.topology.spouts import (
+    Meta,
+    OnStream,
+    PartitionedSpout,
+    Rows,
+    TransactionalSpout,
+    TransactionalSpoutEmitter,
+)
+from framework.transactions.sources import planner_of, shown_row
+
+#: One row and its stream.
+SampleRecord = tuple[str, pa.RecordBatch]
+#: Partition -> its records.
+Sample = Mapping[str, Sequence[SampleRecord]]
+
+#: How long a source that has nothing is asked again.
+_WAIT_S = 10.0
+#: As which a sample is read.
+_ATTEMPT = TransactionAttempt(1, 0)
+
+
+def shown(record: SampleRecord) -> str:
+    """A record for a person to look at."""
+    stream, row = record
+    text = json.dumps(shown_row(row, 0), default=str, ensure_ascii=False)
+    return text if stream == DEFAULT_STREAM else f"{text} on stream {stream!r}"
+
+
+def sample_of(topology: Topology, records: Iterable[Any] | Mapping[Any, Iterable[Any]]) -> Sample:
+    """Records in the fields of the spout's default stream: each a mapping by field names, or a
+    sequence of values in their order; dealt to as many partitions as the spout has tasks, or given
+    by partition. Raises ``ConfigError`` naming what does not fit."""
+    fields = topology.spout.streams.get(DEFAULT_STREAM)
+    if fields is None:
+        raise ConfigError(f"spout {topology.spout.id!r} has no default stream: read the sample from its own source")
+    if isinstance(records, Mapping):
+        dealt = {str(partition): list(each) for partition, each in records.items()}
+    else:
+        every = list(records)
+        width = min(topology.spout.parallelism, max(len(every), 1))
+        dealt = {str(partition): every[partition::width] for partition in range(width)}
+    found = {
+        partition: [
+            (DEFAULT_STREAM, _row(fields, record, f"record {place} of partition {partition}"))
+            for place, record in enumerate(its)
+        ]
+        for partition, its in dealt.items()
+    }
+    return _checked(found, "no record was given")
+
+
+def _checked(found: Sample, why: str) -> Sample:
+    kept = {partition: records for partition, records in found.items() if records}
+    if not kept:
+        raise ConfigError(f"there is no sample of input: {why}")
+    return kept
+
+
+def _row(fields: Fields, record: Any, where: str) -> pa.RecordBatch:
+    if isinstance(record, Mapping):
+        missing = [name for name in fields if name not in record]
+        if missing:
+            raise ConfigError(f"{where} has no field {missing[0]!r}; the spout emits {', '.join(fields)}")
+        values = [record[name] for name in fields]
+    elif isinstance(record, Sequence) and not isinstance(record, str | bytes):
+        values = list(record)
+    else:
+        values = [record]
+    if len(values) != len(fields):
+        raise ConfigError(f"{where} has {len(values)} values, and the spout emits {', '.join(fields)}")
+    columns = []
+    for name, value in zip(fields, values, strict=True):
+        kind = fields.type_of(name)
+        try:
+            columns.append(_column(value, kind))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{where}: {value!r} does not fit into field {name!r}, which is {kind}: {error}"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, names=list(fields))
+
+
+def _column(value: Any, kind: pa.DataType | None) -> pa.Array:
+    if kind is None:
+        return pa.array([value])
+    try:
+        return pa.array([value], type=kind)
+    except (pa.ArrowException, TypeError):
+        return pa.array([value]).cast(kind)  # a text of it, as JSON and CSV have
+
+
+def read_sample(topology: Topology, path: Path) -> Sample:
+    """A file of records: JSON, one object or array per line, or CSV with a first line of field
+    names. Raises ``ConfigError`` naming the line that does not fit."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ConfigError(f"the file {path} does not exist") from None
+    if path.suffix == ".csv":
+        return sample_of(topology, list(csv.DictReader(lines)))
+    records = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number}: {error}; write one JSON object per line") from error
+    return sample_of(topology, records)
+
+
+def sample_from_source(topology: Topology, conf: Mapping[str, Any], count: int) -> Sample:
+    """The first ``count`` records that the topology's own source gives to a new topology. Raises
+    ``ConfigError`` when it gives none, and ``RetryableError`` when it does not answer."""
+    planner = planner_of(topology, conf)
+    found: dict[str, list[SampleRecord]] = {}
+    previous: Mapping[str, Meta] = {}
+    deadline = time.monotonic() + _WAIT_S
+    try:
+        while sum(map(len, found.values())) < count:
+            plan = planner.plan(previous) if planner.is_ready() else None
+            if plan is not None:
+                previous = plan
+                _take_in(found, topology, conf, {each: planner.for_reading(each, meta) for each, meta in plan.items()})
+            elif found or time.monotonic() > deadline:
+                break
+            else:
+                time.sleep(0.1)
+    finally:
+        planner.close()
+    return _checked(
+        _first(found, count), f"the source of spout {topology.spout.id!r} gave no record; give --input FILE"
+    )
+
+
+def _first(found: Mapping[str, list[SampleRecord]], count: int) -> Sample:
+    """At most ``count`` records, of all partitions alike."""
+    taken: dict[str, list[SampleRecord]] = {partition: [] for partition in found}
+    for turn in itertools.zip_longest(*([(partition, each) for each in its] for partition, its in found.items())):
+        for each in turn:
+            if each is not None and sum(map(len, taken.values())) < count:
+                taken[each[0]].append(each[1])
+    return taken
+
+
+def _take_in(
+    found: dict[str, list[SampleRecord]], topology: Topology, conf: Mapping[str, Any], ranges: Mapping[str, Meta]
+) -> None:
+    spout = topology.spout
+    if isinstance(spout.instance, PartitionedSpout):
+        reader = spout.instance.reader(conf, _context(topology, conf, 0, 1))
+        try:
+            for partition, meta in ranges.items():
+                for rows in reader.read_all(_ATTEMPT, {partition: meta}):
+                    stream, batch = rows if isinstance(rows, OnStream) else (DEFAULT_STREAM, rows)
+                    found.setdefault(partition, []).extend(_rows(stream, batch))
+        finally:
+            reader.close()
+    elif isinstance(spout.instance, TransactionalSpout):
+        for task in range(spout.parallelism):
+            emitter = spout.instance.emitter(conf, _context(topology, conf, task, spout.parallelism))
+            try:
+                found.setdefault(str(task), []).extend(_emitted(emitter, topology, ranges))
+            finally:
+                emitter.close()
+
+
+def _emitted(emitter: TransactionalSpoutEmitter, topology: Topology, ranges: Mapping[str, Meta]) -> list[SampleRecord]:
+    """What a task of a general spout emits."""
+    spout = topology.spout
+    emitted: list[SampleRecord] = []
+    collector = TaskCollector(spout.id, spout.streams, spout.direct_streams)
+    collector.subscribers = frozenset(spout.streams)
+    collector.sink = lambda stream, batch, task: emitted.extend(_rows(stream, batch))
+    for meta in ranges.values():
+        emitter.emit_batch(_ATTEMPT, meta["metadata"], collector)
+    collector.flush()
+    return emitted
+
+
+def _context(topology: Topology, conf: Mapping[str, Any], task: int, tasks: int) -> TopologyContext:
+    return TopologyContext(topology.id, topology.spout.id, task, tasks, conf, parallelisms=topology.parallelisms())
+
+
+def _rows(stream: str, batch: pa.RecordBatch) -> list[SampleRecord]:
+    return [(stream, batch.slice(place, 1)) for place in range(batch.num_rows)]
+
+
+# --- the spout ------------------------------------------------------------------------------------
+
+
+class Source:
+    """The partitions, and how much of each a batch takes. The driver's side of the spout."""
+
+    def __init__(self, partitions: Sample, take: int) -> None:
+        self.partitions, self.take = partitions, take
+
+    def __reduce__(self) -> Any:
+        return Source, ({}, self.take)  # tasks get their records with the plan
+
+
+class _SampleSpout(PartitionedSpout):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
+        return _SamplePlanner(self._source)
+
+    def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
+        return _SampleReader()
+
+
+class SampleSpout(_SampleSpout, PartitionedTransactionalSpout):
+    """Gives a sample in batches that never change."""
+
+
+class OpaqueSampleSpout(_SampleSpout, OpaquePartitionedTransactionalSpout):
+    """Gives a sample in batches that may be planned anew."""
+
+
+def spout_over(topology: Topology, source: Source) -> PartitionedSpout:
+    """A spout of the kind that the topology has."""
+    opaque = isinstance(topology.spout.instance, OpaquePartitionedTransactionalSpout)
+    return OpaqueSampleSpout(source) if opaque else SampleSpout(source)
+
+
+class _SamplePlanner(PartitionPlanner):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def partitions(self) -> list[str]:
+        return sorted(self._source.partitions)
+
+    def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        plan = {}
+        for partition in self.partitions():
+            meta = previous.get(partition)
+            first = meta["next"] if meta is not None else 0
+            end = min(first + self._source.take, len(self._source.partitions[partition]))
+            plan[partition] = {"first": first, "next": end}
+        return plan if self.record_count(plan) else None
+
+    def record_count(self, plan: Mapping[str, Meta]) -> int:
+        return sum(int(meta["next"]) - int(meta["first"]) for meta in plan.values())
+
+    def lag(self, previous: Mapping[str, Meta | None]) -> int:
+        return sum(
+            len(records) - (meta["next"] if (meta := previous.get(partition)) is not None else 0)
+            for partition, records in self._source.partitions.items()
+        )
+
+    def for_reading(self, partition: str, meta: Meta) -> Meta:
+        return {**meta, "records": self._source.partitions[partition][meta["first"] : meta["next"]]}
+
+    def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
+        return bool(plan) and self.lag(plan) == 0
+
+
+class _SampleReader(PartitionReader):
+    def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
+        for stream, group in itertools.groupby(meta["records"], lambda each: each[0]):
+            tables = [pa.Table.from_batches([batch]) for _, batch in group]
+            table = pa.concat_tables(tables, promote_options="permissive")  # of a field without a type
+            for batch in table.combine_chunks().to_batches():
+                yield batch if stream == DEFAULT_STREAM else OnStream(stream, batch)

@@ -1,0 +1,92 @@
+"""A schedule: the batches that the sample is cut into, and the trouble that strikes. All of it
+follows from a seed.
+
+A trouble names a transaction and a moment of it. It strikes once, the first time that an attempt at
+this transaction comes to the moment; a second one of the same kind strikes the attempt after that.
+So any trouble can be left out of a schedule without changing what the others mean, which is what
+shrinking needs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What can happen, as a person reads it, the plainest first. Workers are the processes of
+    tasks."""
+
+    PROCESSING_LOST = "the worker dies when it has processed the batch"
+    ANSWER_LOST = "the answer of the commit's tasks is lost"
+    WORKER_RESTARTS = "the worker is restarted"
+    OTHER_PROCESS = "another Python process takes the batch"
+    TASK_TWICE = "a commit task runs twice"
+    TASK_LATE = "a commit task hangs and is given up; it runs late"
+    COMMIT_STOPS = "a worker dies in the middle of the commit"
+    DRIVER_DIES_PROCESSED = "the driver dies before the commit begins"
+    DRIVER_DIES_OPENED = "the driver dies when the commit is open, before its tasks run"
+    DRIVER_DIES_WRITTEN = "the driver dies when the commit's tasks have run"
+    DRIVER_DIES_DONE = "the driver dies when the sinks are done, before the transaction is closed"
+    OTHER_ORDER = "the tasks run in another order"
+    OTHER_SIZE = "from here on the source gives batches of another size"
+
+
+#: How often each is drawn, beside the others.
+_WEIGHTS = {
+    Kind.PROCESSING_LOST: 4,
+    Kind.ANSWER_LOST: 4,
+    Kind.TASK_TWICE: 3,
+    Kind.TASK_LATE: 3,
+    Kind.WORKER_RESTARTS: 3,
+    Kind.OTHER_PROCESS: 3,
+}
+TROUBLES_MAX = 4
+BATCHES_MAX = 5
+PENDING_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """``pick``: which task, which later moment, or which size; each moment takes what it can use of
+    the number."""
+
+    kind: Kind
+    txid: int
+    pick: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """``kept``: the records of the sample that take part, as (partition, place in it). ``take``:
+    records of each partition in a batch. ``pending``: transactions that are under way at once.
+    ``collapsed``: all tasks of a commit run as one, as those of small batches do."""
+
+    seed: int
+    kept: tuple[tuple[str, int], ...]
+    take: int
+    pending: int = 1
+    collapsed: bool = True
+    troubles: tuple[Trouble, ...] = ()
+
+
+def drawn(seed: int, places: tuple[tuple[str, int], ...]) -> Schedule:
+    """The schedule of a seed, over the whole sample."""
+    chance = random.Random(f"schedule {seed}")
+    longest = max(place for _, place in places) + 1
+    batches = chance.randint(1, BATCHES_MAX)
+    kinds = list(Kind)
+    weights = [_WEIGHTS.get(kind, 2) for kind in kinds]
+    troubles = tuple(
+        Trouble(kind, chance.randint(1, batches), chance.randrange(100))
+        for kind in chance.choices(kinds, weights, k=chance.randint(1, TROUBLES_MAX))
+    )
+    return Schedule(
+        seed=seed,
+        kept=places,
+        take=max(-(-longest // batches), 1),
+        pending=chance.choice((1, 1, 2, PENDING_MAX)),
+        collapsed=chance.random() < 0.5,
+        troubles=troubles,
+    )

@@ -1,0 +1,188 @@
+"""Runs the tasks of a phase in this process one by one, in any order, and takes down the rows that
+they emit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from framework.execution.collapsed import expected_reports
+from framework.execution.failures import TaskFailure
+from framework.execution.levels import walk
+from framework.execution.plan import Edge, ExecutionPlan, Phase
+from framework.execution.ports import PhaseResult, ProcessingJob, is_even, seeds, summarise
+from framework.execution.records import AttemptHeader, CommitterState, Piece, Record, TaskReport
+from framework.execution.tasks import Addressed, PlannedTopology, run_level
+
+#: (edge, task of the level) -> the rows that it emitted there, in order, each as a text.
+RowsSeen = dict[tuple[int, int], list[str]]
+
+
+class RowsTaken:
+    """A watcher of tasks. ``place``: the task that runs now."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.rows: RowsSeen = {}
+
+    def emitted(self, edge: Edge, rows: pa.RecordBatch) -> None:
+        self.rows.setdefault((edge.index, self.place), []).extend(map(repr, rows.to_pylist()))
+
+    def failed(self, failure: TaskFailure, error: BaseException) -> None:
+        """The failure is in the result, too."""
+
+
+@dataclass(slots=True)
+class Processed:
+    """What a processing phase has left."""
+
+    result: PhaseResult
+    records: list[Record]
+    rows: RowsSeen
+    reports: list[TaskReport]
+
+
+def process(topology: PlannedTopology, job: ProcessingJob, *, backwards: bool = False) -> Processed:
+    """Run a processing phase. ``topology``: watched by a ``RowsTaken``."""
+    laid_out = topology.for_batch(is_even(topology.plan, job.partition_records))
+    plan, taken = laid_out.plan, _taken(topology)
+    taken.rows = {}
+    reports: list[TaskReport] = []
+    widths = [level.partitions for level in plan.processing]
+
+    def run(number: int, inboxes: Sequence[list[Record]]) -> Iterable[Addressed]:
+        last = number + 1 == len(widths)
+        return _run_tasks(
+            inboxes,
+            lambda records, partition: run_level(
+                laid_out,
+                Phase.PROCESSING,
+                records,
+                reports.append,
+                level=number,
+                partition=partition,
+                width=len(inboxes),
+                encode=last,
+            ),
+            taken,
+            backwards=backwards,
+        )
+
+    inboxes: dict[int, list[Record]] = {task: [seed] for task, seed in enumerate(seeds(plan, job))}
+    records = walk(widths, run, inboxes)
+    result = summarise(plan, Phase.PROCESSING, reports, expected_reports(laid_out, Phase.PROCESSING))
+    return Processed(result, records, taken.rows, reports)
+
+
+class CommitTasks:
+    """The tasks of one commit phase. ``collapsed``: those of its first level run as one."""
+
+    def __init__(
+        self, topology: PlannedTopology, header: AttemptHeader, records: Sequence[Record], *, collapsed: bool
+    ) -> None:
+        self._topology = topology
+        self.header = header
+        self.parts = [list(records)] if collapsed else _by_committer(topology.plan, records)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def name(self, task: int) -> str:
+        """The committers of a task, and its number where they have several."""
+        states = [each for each in self.parts[task] if isinstance(each, CommitterState)]
+        names = dict.fromkeys(each.component_id for each in states)
+        numbers = {each.task for each in states}
+        shown = " and ".join(repr(each) for each in names)
+        return f"task {numbers.pop()} of {shown}" if len(self.parts) > 1 and numbers else shown or "the commit"
+
+    def run_task(self, task: int, reports: list[TaskReport]) -> list[Addressed]:
+        """Run one task of the first level."""
+        _taken(self._topology).place = task
+        return list(
+            run_level(
+                self._topology,
+                Phase.COMMIT,
+                self.parts[task],
+                reports.append,
+                level=0,
+                partition=task,
+                width=len(self.parts),
+                encode=False,
+                header=self.header,
+            )
+        )
+
+    def run_rest(self, addressed: Sequence[Addressed], reports: list[TaskReport], *, backwards: bool = False) -> None:
+        """Run the levels below the first one."""
+        taken = _taken(self._topology)
+        widths = [level.partitions for level in self._topology.plan.commit]
+
+        def run(number: int, inboxes: Sequence[list[Record]]) -> Iterable[Addressed]:
+            if number == 0:
+                return addressed
+            return _run_tasks(
+                inboxes,
+                lambda records, partition: run_level(
+                    self._topology,
+                    Phase.COMMIT,
+                    records,
+                    reports.append,
+                    level=number,
+                    partition=partition,
+                    width=len(inboxes),
+                    encode=False,
+                    header=self.header,
+                ),
+                taken,
+                backwards=backwards,
+                first=1000 * number,
+            )
+
+        walk(widths, run)
+
+    def summary(self, reports: Sequence[TaskReport], held: Mapping[int, int]) -> PhaseResult:
+        expected = expected_reports(self._topology, Phase.COMMIT, spread=len(self.parts))
+        return summarise(self._topology.plan, Phase.COMMIT, reports, expected, held)
+
+
+def _taken(topology: PlannedTopology) -> RowsTaken:
+    watcher: Any = topology.watcher
+    taken: RowsTaken = watcher
+    return taken
+
+
+def _run_tasks(
+    inboxes: Sequence[list[Record]],
+    run: Callable[[list[Record], int], Iterable[Addressed]],
+    taken: RowsTaken,
+    *,
+    backwards: bool,
+    first: int = 0,
+) -> list[Addressed]:
+    """Run the tasks of a level. What they send goes on in the same order, however they ran."""
+    sent: dict[int, list[Addressed]] = {}
+    order = range(len(inboxes))
+    for partition in reversed(order) if backwards else order:
+        taken.place = first + partition
+        sent[partition] = list(run(inboxes[partition], partition))
+    return [each for partition in order for each in sent[partition]]
+
+
+def _by_committer(plan: ExecutionPlan, records: Sequence[Record]) -> list[list[Record]]:
+    """One task for each committer's task, with the rows that it emitted (C31). The first one passes
+    on what goes to others below."""
+    states = [each for each in records if isinstance(each, CommitterState)]
+    place = {(each.component_id, each.task): number for number, each in enumerate(states)}
+    parts: list[list[Record]] = [[] for _ in states] or [[]]
+    for record in records:
+        if isinstance(record, CommitterState):
+            parts[place[record.component_id, record.task]].append(record)
+        elif isinstance(record, Piece):
+            own = place.get((plan.edges[record.edge].source, record.target_task), 0)
+            parts[own if plan.edges[record.edge].fused else 0].append(record)
+        else:
+            parts[0].append(record)
+    return parts

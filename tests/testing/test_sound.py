@@ -1,0 +1,31 @@
+"""Nothing is found in topologies without a mistake, over many seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from framework.testing import simulate
+from framework.testing.schedule import Kind
+from tests.testing.mistakes import RECORDS
+from tests.testing.sound import SOUND, numbered
+
+SCHEDULES = 30
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_found_in_a_sound_topology(name: str) -> None:
+    seed = 1_000 * list(SOUND).index(name)
+    report = simulate(SOUND[name](), RECORDS, schedules=SCHEDULES, seed=seed)
+    assert report.schedules == SCHEDULES
+    assert report.notes == []
+    assert report.left_out == {}
+
+
+def test_every_kind_of_trouble_strikes() -> None:
+    report = simulate(SOUND["opaque"](), RECORDS, schedules=60)
+    assert set(report.met) == {kind.name.lower() for kind in Kind}
+
+
+def test_the_sample_comes_from_the_source_of_a_general_spout() -> None:
+    report = simulate(numbered(), 12, schedules=5)
+    assert report.records == 12
