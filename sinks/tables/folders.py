@@ -37,7 +37,8 @@ _PASSING = frozenset(
 
 class HeaderChain:
     """The header of one state: files ``header-000000000001.json`` and so on in ``folder``. The
-    highest number is current."""
+    highest number is current. Beside the header, a version may name a *generation* of the state's
+    content, which the next versions keep: both change in one atomic step."""
 
     def __init__(self, folder: Path, location: str) -> None:
         self._folder = folder
@@ -46,6 +47,10 @@ class HeaderChain:
     def read(self) -> Header | None:
         """The current header; None if there has never been one."""
         return self._current()[1]
+
+    def generation(self) -> str:
+        """Which generation of the content counts now; empty for the first one."""
+        return self._current()[2]
 
     def create(self, header: Header) -> Header:
         """Write the first version, unless there is one. Returns the header that is there
@@ -57,19 +62,21 @@ class HeaderChain:
             raise CorruptStateError(f"{self._location}: {self._folder} has lost its header; restore it")
         return found
 
-    def replace(self, expected: Header, new: Header) -> None:
-        """Set the header to ``new`` if it is ``expected``. Raises ``StaleWriterError`` with the
-        epoch found otherwise."""
-        number, found = self._current()
+    def replace(self, expected: Header, new: Header, generation: str | None = None) -> None:
+        """Set the header to ``new`` if it is ``expected``, and begin another generation if one is
+        given. Raises ``StaleWriterError`` with the epoch found otherwise."""
+        number, found, known = self._current()
         if found is None:
             raise self._gone()
-        if found == expected and write_once(self._path(number + 1), asdict(new)):
-            last, found = self._current()
+        named = known if generation is None else generation
+        document = {**asdict(new), **({"generation": named} if named else {})}
+        if found == expected and write_once(self._path(number + 1), document):
+            last, found, _ = self._current()
             if last == number + 1:  # otherwise others had used this number before, and removed it
                 self._remove_before(number + 1 - _KEPT)
                 return
         elif found == expected:
-            _, found = self._current()
+            _, found, _ = self._current()
         if found is None:
             raise self._gone()
         raise found.refused(expected, self._location)
@@ -77,21 +84,22 @@ class HeaderChain:
     def _gone(self) -> CorruptStateError:
         return CorruptStateError(f"{self._location}: its header is gone from {self._folder}; restore it")
 
-    def _current(self) -> tuple[int, Header | None]:
+    def _current(self) -> tuple[int, Header | None, str]:
         for _ in range(_KEPT):
             numbers = self._numbers()
             if not numbers:
-                return 0, None
+                return 0, None, ""
             try:
-                return numbers[-1], self._parsed(self._path(numbers[-1]))
+                return numbers[-1], *self._parsed(self._path(numbers[-1]))
             except FileNotFoundError:
                 continue  # it was removed before it could be read: look again
         raise RetryableError(f"{self._location}: its header changes faster than it can be read")
 
-    def _parsed(self, path: Path) -> Header:
+    def _parsed(self, path: Path) -> tuple[Header, str]:
         found = read_document(path)
         try:
-            return Header.of_document(found, str(path))
+            generation = str(found.pop("generation", ""))
+            return Header.of_document(found, str(path)), generation
         except (KeyError, TypeError) as error:
             raise CorruptStateError(f"{path}: not a header ({error}); restore it from a backup") from error
 

@@ -5,6 +5,9 @@
     <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt, written once
     <path>/_manifest/<txid>.compacted.json            the files of all transactions up to this txid
     <path>/_ratchet/unnamed.json                      data files in no manifest, and since when
+    <path>/_manifest.<generation>/                    the manifests after a rebuild: the header says
+                                                      which generation counts
+    <path>/_ratchet/former-<generation>.json          what counted before this generation
 
 If a txid has several manifests, the one with the highest stamp counts, so a late writer of an old
 attempt changes nothing. A roll-back is a manifest without files. Readers take the compacted
@@ -13,21 +16,34 @@ manifest with the highest txid, and the manifests above that txid: ``ParquetTabl
 
 from __future__ import annotations
 
+import copy
 import fcntl
+import os
+import re
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from framework.errors import ConfigError, CorruptStateError, InvariantViolation, MovedOnError, RetryableError
-from framework.topology import Header
-from sinks.tables.folders import make_folder, named_errors, overwrite, read_document, write_once
+from framework.errors import (
+    ConfigError,
+    CorruptStateError,
+    InvariantViolation,
+    MovedOnError,
+    RetryableError,
+    StaleWriterError,
+)
+from framework.topology import FORMER, REBUILT, Header
+from sinks.tables.folders import make_folder, named_errors, overwrite, read_document, sync, write_once
 from sinks.tables.partitions import Texts
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
 _COMPACTED = ".compacted.json"
+_ATTEMPT = re.compile(r"(?P<txid>\d+)-(?P<epoch>-?\d+)-(?P<attempt>\d+)")
 _READ_TRIES = 10
 #: How long unneeded files are kept for readers that have already started.
 GRACE_S = 3_600.0
@@ -94,6 +110,132 @@ class ParquetTable(FileTable):
             if each.txid == txid and not each.compacted:
                 return self.files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
+
+    # --- beside another one -----------------------------------------------------------------------
+
+    _is_former = False
+
+    @property
+    def location(self) -> str:
+        return f"{super().location}{', as it was before a rebuild' if self._is_former else ''}"
+
+    def become_beside(self, place: str) -> None:
+        if place == FORMER:
+            self._is_former = True
+            return
+        self._partition_by = self.partition_by
+        self.path, self._shape = self.path.with_name(f"{self.path.name}__{place}"), None
+
+    def read_header(self) -> Header:
+        if not self._is_former:
+            return super().read_header()
+        former = self._former()
+        if former is None:
+            raise CorruptStateError(f"{self.location} has no former files")
+        return Header.of_document(former["header"], self.location)
+
+    def check_exchange(self, topology_id: str) -> None:
+        other = copy.copy(self)
+        other.become_beside(REBUILT)
+        other._check_ours(topology_id)
+
+    def _check_ours(self, topology_id: str) -> None:
+        """Raise ``ConfigError`` for a folder with something else in it. One that a rebuild has just
+        created has no header yet."""
+        header = self._chain.read() if self.path.exists() else None
+        foreign = header is not None and header.topology_id != topology_id
+        if header is None and self.path.exists():
+            foreign = any(each.name not in self.own_names for each in self.path.iterdir())
+        if foreign:
+            raise ConfigError(
+                f"{self.path} is not Ratchet's, or another topology's: rename it, its name is needed here"
+            )
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        """The rebuilt files get links in this table's folder, and manifests of a new generation,
+        which then counts from the next version of the header on."""
+        other = copy.copy(self)
+        other.become_beside(REBUILT)
+        with self._one_at_a_time():
+            if self.read_header() != expected:
+                raise self.read_header().refused(expected, self.location)
+            if other.read_header() != rebuilt:
+                raise StaleWriterError(f"{other.location}: its header is no longer {rebuilt}")
+            before, generation = self._chain.generation(), uuid.uuid4().hex[:12]
+            made = self._manifests_of(generation)
+            make_folder(made)
+            last: list[DataFile] = []
+            earlier: list[DataFile] = []
+            for each in other._live():
+                newest = each.txid == expected.done and not each.compacted
+                (last if newest else earlier).extend(self._linked(other, each, generation))
+            names = {f"{expected.done - 1:012d}{_COMPACTED}": earlier, f"{expected.done:012d}-0-0.json": last}
+            for name, files in names.items():
+                write_once(made / name, {"txid": int(name[:12]), "files": [each.entry() for each in files]})
+            taken = replace(expected, incarnation=rebuilt.incarnation)
+            write_once(self._folder / f"former-{generation}.json", {"header": asdict(taken), "generation": before})
+            self._chain.replace(expected, new, generation)
+            self._forget_all_but(generation, before)
+        shutil.rmtree(other.path, ignore_errors=True)
+
+    def _linked(self, other: ParquetTable, manifest: _Manifest, generation: str) -> list[DataFile]:
+        """The files of a manifest of another table, as files of this one."""
+        found, folders = [], set()
+        with named_errors(self.path):
+            for each in other.files_in(manifest.path):
+                name = f"rebuilt-{generation}-{uuid.uuid4().hex[:12]}.parquet"
+                folder = self.path / Path(each.path).parent
+                make_folder(folder)
+                os.link(other.path / each.path, folder / name)
+                folders.add(folder)
+                found.append(replace(each, path=str((folder / name).relative_to(self.path))))
+            for folder in folders:
+                sync(folder)
+        return found
+
+    def _forget_all_but(self, *generations: str) -> None:
+        """Remove the manifests of other generations: they are older, or an exchange to them was
+        refused. Their files are nobody's then, and the next vacuum removes them."""
+        for path in self.path.glob("_manifest*"):
+            if path.name.removeprefix("_manifest").removeprefix(".") not in generations:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self._folder.glob("former-*.json"):
+            if path.name.removeprefix("former-").removesuffix(".json") != generations[0]:
+                path.unlink(missing_ok=True)
+
+    def remove(self, topology_id: str) -> bool:
+        if self._is_former:
+            return self._remove_former()
+        self._check_ours(topology_id)
+        there = self.path.exists()
+        shutil.rmtree(self.path, ignore_errors=True)
+        return there
+
+    def _remove_former(self) -> bool:
+        former = self._former()
+        if former is None:
+            return False
+        with self._one_at_a_time():
+            kept = {each.path for each in self._of_now().files()}
+            gone = self._kept_paths() - kept
+            (self._folder / f"former-{self._chain.generation()}.json").unlink(missing_ok=True)
+            shutil.rmtree(self._manifests_of(former["generation"]), ignore_errors=True)
+            for path in gone:
+                (self.path / path).unlink(missing_ok=True)
+        return True
+
+    def _of_now(self) -> ParquetTable:
+        table = copy.copy(self)
+        table._is_former = False
+        return table
+
+    def _kept_paths(self) -> set[str]:
+        """The files that counted before a rebuild, and are kept."""
+        if self._former() is None:
+            return set()
+        table = copy.copy(self)
+        table._is_former = True
+        return {file.path for each in table._live() for file in table.files_in(each.path)}
 
     # --- keeping small files in check -------------------------------------------------------------
 
@@ -164,7 +306,7 @@ class ParquetTable(FileTable):
         with self._one_at_a_time():
             now, notes = time.time(), self._folder / "unnamed.json"
             before = read_document(notes)["since"] if notes.exists() else {}
-            live = {each.path for each in self.files()}
+            live = {each.path for each in self.files()} | self._kept_paths()
             found = {str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet")} - live
             since = {
                 path: before.get(path, now)
@@ -190,14 +332,27 @@ class ParquetTable(FileTable):
 
     @property
     def _manifests(self) -> Path:
-        return self.path / "_manifest"
+        former = self._former() if self._is_former else None
+        return self._manifests_of(self._chain.generation() if former is None else former["generation"])
+
+    def _manifests_of(self, generation: str) -> Path:
+        return self.path / (f"_manifest.{generation}" if generation else "_manifest")
+
+    def _former(self) -> dict[str, Any] | None:
+        """What counted before this generation; None: this is the first one, or the former one is
+        removed."""
+        try:
+            return read_document(self._folder / f"former-{self._chain.generation()}.json")
+        except FileNotFoundError:
+            return None
 
     def _live(self) -> list[_Manifest]:
         """The manifests that count, in the order of their txids."""
         self.require()
-        if not self._manifests.is_dir():
-            raise CorruptStateError(f"{self._manifests} is gone; restore it from a backup")
-        found = sorted(_Manifest.of(path) for path in self._manifests.glob("[0-9]*.json"))
+        manifests = self._manifests
+        if not manifests.is_dir():
+            raise CorruptStateError(f"{manifests} is gone; restore it from a backup")
+        found = sorted(_Manifest.of(path) for path in manifests.glob("[0-9]*.json"))
         base = max((each for each in found if each.compacted), default=None)
         covered = base.txid if base is not None else 0
         newest = {
@@ -217,11 +372,10 @@ class _Manifest(NamedTuple):
 
     @staticmethod
     def of(path: Path) -> _Manifest:
-        numbers = path.name.split(".")[0].split("-")
-        try:
-            if path.name.endswith(_COMPACTED):
-                return _Manifest(int(numbers[0]), 0, 0, True, path)
-            txid, epoch, attempt = map(int, numbers)
-        except ValueError as error:
-            raise CorruptStateError(f"{path}: not the name of a manifest; remove the file") from error
-        return _Manifest(txid, epoch, attempt, False, path)
+        stem = path.name.split(".")[0]
+        if path.name.endswith(_COMPACTED) and stem.isdecimal():
+            return _Manifest(int(stem), 0, 0, True, path)
+        found = _ATTEMPT.fullmatch(stem)
+        if found is None:
+            raise CorruptStateError(f"{path}: not the name of a manifest; remove the file")
+        return _Manifest(int(found["txid"]), int(found["epoch"]), int(found["attempt"]), False, path)

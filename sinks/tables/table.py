@@ -72,7 +72,7 @@ OWN_FOLDER = "_ratchet"
 _HOLD_TRIES = 20
 #: Format 1 had partition values in folder names only, and no kind.
 _FORMAT = 2
-_NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)-\d+-\d+-")
+_NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)--?\d+-\d+-")  # epochs of rebuilds are below 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from integration import EmbeddedServers
 from sinks import (
     AppendCommitter,
     Count,
+    DeltaLakeTable,
     MapState,
     NonTransactionalMapState,
     OpaqueMapState,
@@ -48,6 +49,8 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
+from sinks.tables import folders as folders_module
+from sinks.tables import parquet as parquet_module
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call
 from tests.kit.processes import RunProcess
@@ -275,10 +278,11 @@ class Dies:
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **named: Any) -> Any:
             self.calls += 1
-            if self.calls == self.at and not self.after:
+            mine = self.calls == self.at
+            if mine and not self.after:
                 raise Crash
             answer = function(*arguments, **named)
-            if self.calls == self.at:
+            if mine:
                 raise Crash
             return answer
 
@@ -558,8 +562,10 @@ def test_a_state_that_cannot_exchange_its_content_is_refused(tmp_path: Path, sto
     with pytest.raises(ConfigError, match="has committed no transaction yet"):
         rebuild(built, store, state="words", take_over=False)
     run(built, store)
-    with pytest.raises(ConfigError, match="rows cannot be rebuilt: it cannot exchange its content"):
-        rebuild(built, store, state="rows", take_over=False)
+    delta = TransactionalTopologyBuilder("delta", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+    delta.set_bolt("rows", AppendCommitter(DeltaLakeTable(tmp_path / "delta"))).global_grouping("spout")
+    with pytest.raises(ConfigError, match="delta cannot be rebuilt: it cannot exchange its content"):
+        rebuild(delta.build(), store, state="rows", take_over=False)
     long = counting(tmp_path, backend=SqliteBackend(tmp_path / "x.db", "w" * 60))
     with pytest.raises(Exception, match="would be too long; give the table one of 54 letters"):
         rebuild(long, store, state="words", take_over=False)
@@ -587,6 +593,111 @@ def test_a_topology_that_moves_on_too_fast_keeps_its_rows(
         rebuild(built, store, state="words", take_over=True)
     monkeypatch.undo()
     assert rebuild(built, store, state="words", take_over=True).resumed_at == 3
+
+
+# --- tables of files ------------------------------------------------------------------------------
+
+
+def rows_in(table: ParquetTable) -> list[Any]:
+    return sorted(zip(*(table.to_table().column(name).to_pylist() for name in ("word", "n")), strict=True))
+
+
+@pytest.mark.parametrize("partition_by", [(), ("word",)])
+def test_a_table_of_files_is_made_anew_and_takes_over(
+    tmp_path: Path, store: MemoryStore, partition_by: tuple[str, ...]
+) -> None:
+    def made(bolt: Any) -> Topology:
+        builder = TransactionalTopologyBuilder("filed", "spout", spout)
+        builder.set_bolt("same", bolt).shuffle_grouping("spout")
+        rows = AppendCommitter(ParquetTable(tmp_path / "rows", partition_by=partition_by))
+        builder.set_bolt("rows", rows).global_grouping("same")
+        return builder.build()
+
+    spout = OpaqueMemoryTransactionalSpout({0: [*ROWS]}, FIELDS, 2)
+    table, right = ParquetTable(tmp_path / "rows"), sorted(map(tuple, ROWS))
+    run(made(Wrong()), store)
+    wrong = rows_in(table)
+    mended = made(Same())
+    found = rebuild(mended, store, state="rows", take_over=False)
+    assert found.difference is not None and found.difference.difference_count == 5
+    assert rows_in(table) == wrong == [("a", 1), ("a", 2), ("a", 3)]
+    found = rebuild(mended, store, state="rows", take_over=True)
+    assert found.former == f"table {tmp_path / 'rows'}, as it was before a rebuild"
+    assert rows_in(table) == right and verify(mended, store).right
+    former = ParquetTable(tmp_path / "rows")
+    former.become_beside("former")
+    assert rows_in(former) == wrong
+    assert table.vacuum(older_than_s=0) == 0 and rows_in(former) == wrong
+    for row in (["e", 7], ["f", 8], ["g", 9]):
+        spout.append("0", row)
+    run(mended, store)
+    assert undo(mended, store) == 5
+    assert rows_in(table) == sorted([*right, ("e", 7), ("f", 8)])
+    run(mended, store)
+    assert verify(mended, store).right
+    table.compact()
+    assert rows_in(table) == sorted([*right, ("e", 7), ("f", 8), ("g", 9)])
+    assert clean(mended, store, "rows") == [found.former] and clean(mended, store, "rows") == []
+    table.vacuum(older_than_s=0)
+    assert rows_in(table) == sorted([*right, ("e", 7), ("f", 8), ("g", 9)])
+    on_disk = {path.relative_to(table.path) for path in table.path.rglob("*.parquet")}
+    left = on_disk - {Path(each.path) for each in table.files()}
+    assert {path.name.split("-")[1] for path in left} <= {"5"}  # of the attempt that was taken back
+    assert not (tmp_path / "rows__rebuilt").exists()
+
+
+def test_the_newest_transaction_is_taken_back_from_rebuilt_files(tmp_path: Path, store: MemoryStore) -> None:
+    run(counting(tmp_path, Wrong()), store)
+    mended, table = counting(tmp_path), ParquetTable(tmp_path / "rows")
+    for state in ("rows", "words"):
+        rebuild(mended, store, state=state, take_over=True)
+    assert verify(mended, store).right
+    assert undo(mended, store) == 3
+    assert rows_in(table) == sorted(map(tuple, ROWS[:4])) and held(mended) == expected(ROWS[:4])
+    run(mended, store)
+    assert verify(mended, store).right and rows_in(table) == sorted(map(tuple, ROWS))
+
+
+def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store: MemoryStore) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 20)
+    with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:
+        with Feed(spout) as feed:
+            running.wait_for_commit(5, 60)
+            copy = counting(tmp_path, spout=spout)
+            for _ in range(3):
+                found = rebuild(copy, store, state="rows", take_over=True)
+                running.wait_for_commit(found.txid + 3, 60)
+        running.wait_until_caught_up(60)
+    assert rows_in(ParquetTable(tmp_path / "rows")) == sorted(map(tuple, feed.rows))
+    assert verify(copy, store).right
+
+
+def test_an_exchange_of_files_that_dies_anywhere_is_whole_or_has_not_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        folder, store = tmp_path / str(at), MemoryStore()
+        folder.mkdir()
+        run(counting(folder, Wrong()), store)
+        mended, table, dies = counting(folder), ParquetTable(folder / "rows"), Dies(at, after=at % 2 == 0)
+        with monkeypatch.context() as patch:
+            for name in ("write_once", "make_folder", "sync"):
+                for module in (folders_module, parquet_module):
+                    patch.setattr(module, name, dies.wrap(getattr(module, name)))
+            patch.setattr(os, "link", dies.wrap(os.link))
+            try:
+                rebuild(mended, store, state="rows", take_over=True)
+            except Crash:
+                pass
+            else:
+                assert at > 60
+                return
+        assert rows_in(table) in ([("a", 1), ("a", 2), ("a", 3)], sorted(map(tuple, ROWS)))
+        run(mended, store)
+        rebuild(mended, store, state="rows", take_over=True)
+        assert rows_in(table) == sorted(map(tuple, ROWS)), at
 
 
 # --- what others have attached --------------------------------------------------------------------

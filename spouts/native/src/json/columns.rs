@@ -626,9 +626,12 @@ mod tests {
 
     #[test]
     fn random_bytes_leave_whole_rows_or_none() {
-        let mut dice = Dice(0x9E37_79B9_7F4A_7C15);
+        let number = |name: &str, otherwise: u64| {
+            std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+        };
+        let mut dice = Dice(0x9E37_79B9_7F4A_7C15 ^ number("RATCHET_FUZZ_SEED", 0));
         let mut tape = Vec::new();
-        for _ in 0..200 {
+        for _ in 0..number("RATCHET_FUZZ_ROUNDS", 200) {
             let mut object = Object::new(&fields(), 0);
             let mut rows = 0;
             for _ in 0..2_000 {
