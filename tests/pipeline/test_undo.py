@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import signal
 import sqlite3
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +17,7 @@ from typing import Any
 import pytest
 
 from framework import (
+    Config,
     Fields,
     Topology,
     TopologyFailed,
@@ -19,6 +26,7 @@ from framework import (
     submit,
 )
 from framework.commands.undo import app
+from framework.coordination import store_of
 from framework.coordination.election import leadership_of
 from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, RetryableError, StaleWriterError
@@ -50,6 +58,7 @@ from sinks import (
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call
 from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, kafka_topology, run, state_at, topology_of
+from tests.kit.targets import Often
 from tests.kit.topics import Topics
 
 ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
@@ -647,3 +656,31 @@ def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topic
     assert report.returncode == 0, report.stdout
     history = call("framework", "history", topic, "--txid", str(json.loads(report.stdout)["txid"]), *zookeeper)
     assert "taken back by ratchet undo" in history.stdout
+
+
+@pytest.mark.integration
+def test_undo_is_killed_again_and_again_and_every_count_is_right(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, often: Often, seed: int
+) -> None:
+    """As a process, at any moment; then the topology goes on, or another undo does."""
+    chance, topic, sent = random.Random(seed), topics.create(name, 2), Counter[str]()
+    words = OverKafka("tests.kit.replays:kafka_topology", servers, topic, tmp_path / "x.db")
+    built, undone = kafka_topology(words.settings), 0
+    for _ in range(often(5, 40)):
+        values = [f"w{chance.randrange(20)}" for _ in range(chance.randrange(1, 120))]
+        topics.send(topic, [value.encode() for value in values], chance.randrange(2))
+        sent.update(values)
+        words.catch_up(built)
+        for _ in range(chance.choice((1, 1, 2))):
+            command = words.start("undo", "--yes")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                undone += command.wait(chance.uniform(0.5, 1.3)) == 0
+            if command.poll() is None:
+                os.killpg(command.pid, signal.SIGKILL)
+                command.wait()
+        words.catch_up(built)
+        with sqlite3.connect(words.database) as connection:
+            assert dict(connection.execute("SELECT word, count FROM words WHERE NOT _deleted AND count > 0")) == sent
+    with contextlib.closing(store_of(Config.of(words.config))) as store:
+        assert verify(built, store).right
+    print(f"seed {seed}: {undone} were not killed")
