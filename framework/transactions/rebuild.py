@@ -393,7 +393,7 @@ class _Mark:
         """Whether a state with this header has all batches before this one, and at most this
         one."""
         opened = header.open.txid if header.open is not None else 0
-        ours = header.incarnation == self.rows and header.epoch <= epoch
+        ours = header.incarnation == self.rows and header.epoch < epoch
         return ours and header.done <= self.number and opened in (self.after, self.number)
 
     def document(self) -> dict[str, Any]:
