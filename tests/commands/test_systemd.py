@@ -86,20 +86,12 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed: the unit is not checked")
-    text = (ROOT / "deploy/systemd/ratchet@.service").read_text()
-    (tmp_path / "ratchet@orders.service").write_text(text.replace("User=ratchet", "User=root"))
-    done = subprocess.run(
-        [analyze, "verify", "--man=no", str(tmp_path / "ratchet@orders.service")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
-    (tmp_path / "ratchet@orders.service").write_text(text.replace("Type=notify", "Type=notified"))
-    done = subprocess.run(
-        [analyze, "verify", "--man=no", str(tmp_path / "ratchet@orders.service")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "notified" in done.stderr  # it does look at the file
+    text, unit = (ROOT / "deploy/systemd/ratchet@.service").read_text(), tmp_path / "ratchet@orders.service"
+
+    def verified(changed: str) -> tuple[int, str]:
+        unit.write_text(changed)
+        done = subprocess.run([analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert verified(text.replace("User=ratchet", "User=root")) == (0, "")
+    assert "notified" in verified(text.replace("Type=notify", "Type=notified"))[1]  # it does look at the file

@@ -3,6 +3,9 @@ command."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -175,6 +178,15 @@ class OverKafka:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def killed_after(self, seconds: float, name: str, *words: str) -> bool:
+        """Start the same, and kill it after so long. Returns whether it was done before, well."""
+        command = self.start(name, *words)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return command.wait(seconds) == 0
+        os.killpg(command.pid, signal.SIGKILL)
+        command.wait()
+        return False
 
     @property
     def _options(self) -> list[str]:

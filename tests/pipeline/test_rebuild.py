@@ -4,13 +4,10 @@ its place, whatever dies meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import signal
 import sqlite3
-import subprocess
 import threading
 import uuid
 from collections import Counter
@@ -890,15 +887,10 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
         wait_for(words.database.exists, 60, what="the first commit")
         for _ in range(kills):
             send(300)
-            command = words.start("rebuild", "words", "--yes")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rebuilt += command.wait(timeout=chance.uniform(0.8, 5.0)) == 0
+            rebuilt += words.killed_after(chance.uniform(0.8, 4.0), "rebuild", "words", "--yes")
             if chance.random() < 0.5:
                 driver.kill()
                 driver.start()
-            if command.poll() is None:
-                os.killpg(command.pid, signal.SIGKILL)
-                command.wait()
         answer = words.ratchet("rebuild", "words", "--yes")
         assert answer.returncode == 0, answer.stderr
         assert "in place; the former ones are kept" in answer.stdout

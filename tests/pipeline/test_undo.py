@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import signal
 import sqlite3
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -672,12 +669,7 @@ def test_undo_is_killed_again_and_again_and_every_count_is_right(
         sent.update(values)
         words.catch_up(built)
         for _ in range(chance.choice((1, 1, 2))):
-            command = words.start("undo", "--yes")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                undone += command.wait(chance.uniform(0.5, 1.3)) == 0
-            if command.poll() is None:
-                os.killpg(command.pid, signal.SIGKILL)
-                command.wait()
+            undone += words.killed_after(chance.uniform(0.5, 1.3), "undo", "--yes")
         words.catch_up(built)
         with sqlite3.connect(words.database) as connection:
             assert dict(connection.execute("SELECT word, count FROM words WHERE NOT _deleted AND count > 0")) == sent
