@@ -1,0 +1,58 @@
+"""A release goes on from the state that each release before it has left, which died in a commit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from framework import submit
+from framework.errors import CorruptStateError
+from framework.transactions.audit import verify
+from framework.transactions.documents import committed_txid, read_history
+from framework.transactions.undo import undo
+from sinks import ParquetTable
+from tests.kept.keep import DIED_IN, HERE, ROWS, opened, topology
+from tests.pipeline.test_undo import held
+
+VERSIONS = sorted(path.parent.name for path in HERE.glob("*/store.json"))
+
+
+@pytest.mark.parametrize("kind", ["opaque", "transactional"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_topology_goes_on_from_the_state_of_an_earlier_release(version: str, kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    shutil.copytree(HERE / version, folder)
+    built = topology(kind, folder)
+    store = opened(folder, built)
+    assert committed_txid(store, built.id) == DIED_IN - 1
+    assert [each.txid for each in read_history(store, built.id)] == [*range(1, DIED_IN)]
+    with submit(built, {}, store, "local") as run:
+        run.wait_until_caught_up(60)
+    values = {word: [number for other, number in ROWS if other == word] for word in dict(ROWS)}
+    wanted = {word: (len(each), sum(each), max(each)) for word, each in values.items()}
+    assert held(built) == wanted
+    assert sorted(ParquetTable(folder / f"{kind}-rows").to_table().column("n").to_pylist()) == [*range(len(ROWS))]
+    assert verify(built, store).right
+    undo(built, store)
+    with submit(built, {}, store, "local") as run:
+        run.wait_until_caught_up(60)
+    assert held(built) == wanted and verify(built, store).right
+
+
+def test_there_is_state_of_a_release() -> None:
+    assert "0.1" in VERSIONS
+
+
+def test_state_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    """A document of a format that this release does not know."""
+    folder = tmp_path / "state"
+    shutil.copytree(HERE / "0.1", folder)
+    built = topology("opaque", folder)
+    store = opened(folder, built)
+    node = f"/{built.id}/coordinator/currtx"
+    store._nodes[node] = json.dumps({**json.loads(store._nodes[node]), "format": 99}).encode()
+    with pytest.raises(CorruptStateError, match="99"), submit(built, {}, store, "local") as run:
+        run.wait_until_caught_up(60)
