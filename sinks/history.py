@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -104,6 +105,10 @@ class HistoryTable(HistoryTarget):
             raise StaleWriterError(f"{self.location}: begin again")
         txid = kept[-1].until_txid
         attempt = before.open.attempt_id + 1 if before.open is not None and before.open.txid == txid else 1
+        if before.open is not None and before.open.plan_digest != self._incarnation:
+            begun = replace(before, done=0)  # what was done was of another life
+            self._backend.raise_header(before, begun)
+            before = begun
         opened = before.opened(self._epoch, OpenCommit(txid, attempt, self._incarnation))
         self._backend.raise_header(before, opened)
         keys: list[Key] = [(self._incarnation, each.txid) for each in kept]

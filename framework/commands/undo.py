@@ -41,7 +41,7 @@ def main(
             others = ", but for those that are left out" if leave_out else ""
             typer.echo(f"transaction {txid} is taken back; the next run processes its records again{others}")
             return
-        for line in describe_undo(built, store, timeout_s):
+        for line in describe_undo(built, store, timeout_s, leave_out=leave_out, conf=settings.for_components()):
             typer.echo(line)
         typer.echo("nothing was changed; add --yes to take it back")
 

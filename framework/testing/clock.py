@@ -60,6 +60,12 @@ class _Stand(type):
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__mro__[1])
 
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.__mro__[1]
+
+    def __hash__(cls) -> int:
+        return hash(cls.__mro__[1])
+
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, cls.__mro__[1])
 

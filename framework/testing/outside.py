@@ -101,7 +101,10 @@ _REFUSED = {
 }
 _CONNECTS = ("ftplib.connect", "socket.connect")
 #: Events whose first argument is the path that is changed.
-_CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate")
+_CHANGES = (
+    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "os.link", "os.chmod", "os.chown"),
+    *("os.utime", "os.setxattr", "os.removexattr"),
+)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
@@ -146,8 +149,10 @@ class _Guard:
             path = os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else str(args[0])
             return f"opens the database {path}" if path != ":memory:" and not self._own(path) else None
         if event in _CHANGES:
-            path = os.fsdecode(args[0]) if isinstance(args[0], str | bytes | os.PathLike) else ""
-            return f"changes {path} ({event})" if path and not self._own(path) else None
+            both = args[:2] if event in ("os.rename", "os.link", "os.symlink") else args[:1]
+            paths = [os.fsdecode(each) for each in both if isinstance(each, str | bytes | os.PathLike)]
+            strange = [path for path in paths if path and not self._own(path)]
+            return f"changes {strange[0]} ({event})" if strange else None
         if event in _CONNECTS and self._connect:
             return None
         what = _REFUSED.get(event)
@@ -158,7 +163,7 @@ class _Guard:
         return f"{what} ({event}: {shown[:80]}{allowed})"
 
     def _own(self, path: str) -> bool:
-        return path.startswith(self._folder) or path == os.devnull or "__pycache__" in path
+        return path.startswith(self._folder) or path == os.devnull or ("__pycache__" in path and ".pyc" in path)
 
 
 _guard = _Guard()
@@ -191,9 +196,8 @@ _IN_C = (
     "confluent_kafka",
     "psycopg",
     "deltalake",
-    "pyarrow.parquet",
-    "pyarrow.fs",
-    "pyarrow.dataset",
+    *("pyarrow.parquet", "pyarrow.fs", "pyarrow.dataset", "pyarrow.csv", "pyarrow.feather", "pyarrow.orc"),
+    *("duckdb", "lmdb", "pyodbc", "MySQLdb"),
     "grpc",
     "pymongo",
 )

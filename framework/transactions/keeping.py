@@ -158,6 +158,8 @@ class Copying:
         if read_incarnation(self._store, self.topology_id) != self._incarnation:
             raise StaleWriterError(f"topology {self.topology_id!r} was begun anew", self.epoch + 1)
         newest = self.target.begin(self.topology_id, self._incarnation, self.epoch)
+        while (there := self.target.read(self._incarnation, newest + 1)) is not None:
+            newest = there.until_txid  # of a page whose end was not recorded
         if newest == 0:
             return 0
         committed = committed_txid(self._store, self.topology_id)

@@ -29,6 +29,7 @@ from framework.coordination.transactional_state import TransactionalState
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
+from framework.topology.spouts import LEFT_OUT
 from framework.transactions.audit import StateReport
 from framework.transactions.documents import (
     committed_or_refused,
@@ -114,11 +115,11 @@ def rebuild(
     component = _rebuildable(topology, *state_named(topology, state))
     (kept,) = component.states
     _check_owned(topology.id, kept, read_incarnation(store, topology.id))
-    kept.check_exchange(topology.id)
     made_by = _maker_of(topology, store, conf or {})
     with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
         if documents.finish(kept, made_by) and take_over:
             return documents.report(kept)
+        kept.check_exchange(topology.id)
         with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
             work = _Rebuild(topology, store, conf or {}, documents, component=component, folder=Path(folder))
             return work.run(told, made_by, take_over=take_over)
@@ -258,14 +259,13 @@ class _Rebuild:
             )
         if not self._copy.is_as_of(committed) or header.done != committed or not _is_whole(rebuilt, committed):
             return False
-        new = header if self._documents.has_closed_fence(header) else with_closed_fence(header)
         try:
-            self._state.exchange(header, new, rebuilt)
+            self._state.exchange(header, with_closed_fence(header), rebuilt)
         except StaleWriterError:
             return False
         except RetryableError:  # it waited for readers, or nobody knows what became of it
             return self._documents.finish(self._state, made_by)
-        self._documents.note_taken_over(new)
+        self._documents.note_taken_over()
         return True
 
 
@@ -296,7 +296,7 @@ class _Copy(Recomputation):
         if self.txid != txid or committed_txid(self._store, self._topology.id) != txid:
             return False
         try:
-            return plan_digest(self._plan_of(txid)) == plan_digest(self._plan)
+            return _ranges_digest(self._plan_of(txid)) == _ranges_digest(self._plan)
         except RetryableError:
             return False  # the topology has moved on
 
@@ -416,7 +416,6 @@ class _Documents:
         self._state = TransactionalState(store, path, leadership.apply)
         self._path, self._leadership = path, leadership
         self.epoch = EPOCH_OF_REBUILDS + leadership.epoch
-        self._left = (self._state.get_data(TAKEN_OVER) or {}).get("left")
 
     def __enter__(self) -> _Documents:
         return self
@@ -450,18 +449,13 @@ class _Documents:
         note = {"txid": txid, "at": at, "differed": differed, "made_by": dict(made_by), "rows": rows}
         self._state.set_data(TAKING_OVER, note)
 
-    def note_taken_over(self, left: Header | None = None) -> None:
-        """The exchange has happened. ``left``: the header that it has left, if that is known."""
-        self._left = asdict(left) if left is not None else None
-        note = {**self._state.get_data(TAKING_OVER), "left": self._left}
+    def note_taken_over(self) -> None:
+        """The exchange has happened."""
+        note = self._state.get_data(TAKING_OVER)
         with self._state.atomically():
             self._state.set_data(TAKEN_OVER, note)
             self._state.delete(TAKING_OVER)
             self._state.delete(MARK)
-
-    def has_closed_fence(self, header: Header) -> bool:
-        """Whether the header is the one that the last exchange has left: its fence is closed."""
-        return self._left == asdict(header)
 
     def finish(self, state: FencedState, made_by: Mapping[str, str]) -> bool:
         """Record an exchange that a rebuild has made and not recorded, as the header of the former
@@ -503,7 +497,10 @@ def _rebuildable(topology: Topology, component: Component, number: int) -> Compo
                 f"{location} cannot be rebuilt alone: bolt {component.id!r} {how} {each.id!r}, whose state would not fit any "
                 "more; `ratchet reset --everything` makes both anew"
             )
-    _beside(component.states[number], REBUILT)
+    places = {_beside(component.states[number], place).location for place in (REBUILT, FORMER)}
+    taken = [state.location for state in topology.states if state.location in places]
+    if taken:
+        raise ConfigError(f"{location} cannot be rebuilt: its rows would be made in {taken[0]}, which is another state")
     return component
 
 
@@ -536,6 +533,11 @@ def _beside_itself(bolt: Bolt, folder: Path) -> Bolt:
     for state in bolt.states():
         state.become_beside(REBUILT)
     return bolt
+
+
+def _ranges_digest(plan: Plan) -> str:
+    """A hash of what a plan has read. What later batches leave out is written into it, too."""
+    return plan_digest({each: {k: v for k, v in meta.items() if k != LEFT_OUT} for each, meta in plan.items()})
 
 
 def _header_of(state: FencedState) -> Header | None:

@@ -307,7 +307,12 @@ class _Attempt:
         newest = 0
         try:
             with ExitStack() as stack:
-                opened = [(each, reading) for each in self.wanted if (reading := self._opened(stack, each, left_out))]
+                readings = {  # always in one order: some hold a lock for as long as they are open
+                    each.name: reading
+                    for each in sorted(self.wanted, key=lambda wanted: wanted.state.location)
+                    if (reading := self._opened(stack, each, left_out))
+                }
+                opened = [(each, readings[each.name]) for each in self.wanted if each.name in readings]
                 if not opened:
                     reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
                     raise ConfigError(f"no state can be read: {reasons}")

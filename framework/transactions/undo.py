@@ -102,7 +102,7 @@ class Without:
             raise ConfigError(f"the transaction has no partition {partition!r}: it has {', '.join(sorted(batch))}")
         held = planner.offsets(batch[partition])
         if held is None:
-            raise ConfigError(f"spout {self._topology.spout.id!r} cannot leave out single records")
+            raise ConfigError(f"spout {self._topology.spout.id!r} cannot leave single records out of this batch")
         if partition not in before:
             raise ConfigError(f"no record of {partition!r} can be left out: the partition begins with this transaction")
         for offset in self._leave_out[partition]:
@@ -130,6 +130,7 @@ def undoing(
     undone = documents.pending_undo(recovered.currtx)
     if undone is None:  # refuse before anything is changed
         record, before = _to_take_back(topology, store, recovered, _headers(topology))
+        before = _leaving_out_too(before, record.plan)
         before = without.plan(before, record.plan) if without is not None else before
     elif without:
         raise ConfigError(
@@ -149,8 +150,16 @@ def undoing(
     return undone.txid
 
 
-def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
+def describe_undo(
+    topology: Topology,
+    store: CoordinationStore,
+    timeout_s: float = ELECTION_TIMEOUT_S,
+    *,
+    leave_out: LeftOut = MappingProxyType({}),
+    conf: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
     """Lines for a person: what ``undo`` would take back. Raises as ``undo``."""
+    without = Without(topology, leave_out, conf)
     with leadership_of(topology.id, store, timeout_s) as leadership:
         _check_can_undo(topology, store)
         documents = TopologyDocuments(store, leadership, topology)
@@ -158,10 +167,11 @@ def describe_undo(topology: Topology, store: CoordinationStore, timeout_s: float
         undone = documents.pending_undo(recovered.currtx)
         if undone is not None:
             return [f"topology {topology.id!r}: transaction {undone.txid} was being taken back; this goes on with it"]
-        record, _ = _to_take_back(topology, store, recovered, _headers(topology))
+        record, before = _to_take_back(topology, store, recovered, _headers(topology))
+        without.plan(before, record.plan)
     rows = f", {record.attempts[-1].source_rows:,} records" if record.attempts else ""
     return [
-        f"topology {topology.id!r}: transaction {record.txid} would be taken back{rows}",
+        f"topology {topology.id!r}: transaction {record.txid} would be taken back{rows}{without}",
         *(f"  {partition}: {dict(meta)}" for partition, meta in sorted(record.plan.items())),
         *(f"  sink: {state.location}" for state in topology.states),
     ]
@@ -235,6 +245,12 @@ def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Pla
             "put back"
         )
     return before.plan
+
+
+def _leaving_out_too(before: Plan, batch: Plan) -> Plan:
+    """``before``, with what an earlier undo had left out of ``batch``."""
+    known = {each: meta[LEFT_OUT] for each, meta in batch.items() if LEFT_OUT in meta and each in before}
+    return {**before, **{each: {**before[each], LEFT_OUT: offsets} for each, offsets in known.items()}}
 
 
 def _shown(record: TransactionRecord, without: Without | None) -> TransactionRecord:

@@ -39,6 +39,7 @@ from framework.errors import (
     ConfigError,
     CorruptStateError,
     InvariantViolation,
+    MovedOnError,
     RetryableError,
     StaleWriterError,
     TopologyError,
@@ -405,14 +406,22 @@ class RedisBackend(MapBackend):
         return self._rows(names, self._texts(names))
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
-        cursor = 0
+        cursor, exchanged = 0, self._exchanged()
         while True:
             with self._named(writes=False):
                 cursor, page = _clients.get(self._url).hscan(self._key(""), cursor, count=1_000)
             for name, text in page.items():
                 yield self._key_of(name), self._row(name, text)
             if cursor == 0:
-                return
+                break
+        if self._exchanged() != exchanged:
+            raise MovedOnError(f"{self.location}: its rows were exchanged for rebuilt ones while they were read")
+
+    def _exchanged(self) -> bytes | None:
+        """Differs after each exchange: the header of the former rows."""
+        with self._named(writes=False):
+            found: bytes | None = _clients.get(self._url).get(f"{self._key(FORMER)}:header")
+        return found
 
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]

@@ -24,8 +24,9 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from framework.errors import (
     CorruptStateError,
     InvariantViolation,
     MovedOnError,
+    RatchetError,
     RetryableError,
     StaleWriterError,
 )
@@ -43,6 +45,7 @@ from sinks.tables.partitions import Texts
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
 _COMPACTED = ".compacted.json"
+_FOLDER = re.compile(r"_manifest(\.(?P<generation>[0-9a-f]{12}))?")
 _ATTEMPT = re.compile(r"(?P<txid>\d+)-(?P<epoch>-?\d+)-(?P<attempt>\d+)")
 _READ_TRIES = 10
 #: How long unneeded files are kept for readers that have already started.
@@ -84,6 +87,8 @@ class ParquetTable(FileTable):
         for each in self._manifests.iterdir():
             each.unlink()
         self.raise_header(before, header)
+        (self._folder / f"former-{self._chain.generation()}.json").unlink(missing_ok=True)
+        self._forget_all_but(self._chain.generation())
         self._remove_unnamed(0, lambda path: False)
         return header
 
@@ -124,7 +129,8 @@ class ParquetTable(FileTable):
             self._is_former = True
             return
         self._partition_by = self.partition_by
-        self.path, self._shape = self.path.with_name(f"{self.path.name}__{place}"), None
+        path = self.path.resolve()  # links to files must stay on one file system
+        self.path, self._shape = path.with_name(f"{path.name}__{place}"), None
 
     def read_header(self) -> Header:
         if not self._is_former:
@@ -138,6 +144,11 @@ class ParquetTable(FileTable):
         other = copy.copy(self)
         other.become_beside(REBUILT)
         other._check_ours(topology_id)
+        if self.path.exists() and self.path.stat().st_dev != other.path.parent.stat().st_dev:
+            raise ConfigError(
+                f"{self.location} cannot be rebuilt: it is a mount point, and files cannot be linked from the folder beside it; "
+                "keep the table in a folder below"
+            )
 
     def _check_ours(self, topology_id: str) -> None:
         """Raise ``ConfigError`` for a folder with something else in it. One that a rebuild has just
@@ -156,7 +167,7 @@ class ParquetTable(FileTable):
         which then counts from the next version of the header on."""
         other = copy.copy(self)
         other.become_beside(REBUILT)
-        with self._one_at_a_time():
+        with self._one_at_a_time(RetryableError):
             if self.read_header() != expected:
                 raise self.read_header().refused(expected, self.location)
             if other.read_header() != rebuilt:
@@ -176,10 +187,19 @@ class ParquetTable(FileTable):
             write_once(self._folder / f"former-{generation}.json", {"header": asdict(taken), "generation": before})
             self._chain.replace(expected, new, generation)
             self._forget_all_but(generation, before)
-        shutil.rmtree(other.path, ignore_errors=True)
+        self._links.clear()
+        _discard(other.path)
+
+    @cached_property
+    def _links(self) -> dict[Path, list[DataFile]]:
+        """Rebuilt manifests whose files have links here, by a try that came too late."""
+        return {}
 
     def _linked(self, other: ParquetTable, manifest: _Manifest, generation: str) -> list[DataFile]:
         """The files of a manifest of another table, as files of this one."""
+        known = self._links.get(manifest.path)
+        if known is not None:
+            return known
         found, folders = [], set()
         with named_errors(self.path):
             for each in other.files_in(manifest.path):
@@ -191,14 +211,16 @@ class ParquetTable(FileTable):
                 found.append(replace(each, path=str((folder / name).relative_to(self.path))))
             for folder in folders:
                 sync(folder)
+        self._links[manifest.path] = found
         return found
 
     def _forget_all_but(self, *generations: str) -> None:
         """Remove the manifests of other generations: they are older, or an exchange to them was
         refused. Their files are nobody's then, and the next vacuum removes them."""
         for path in self.path.glob("_manifest*"):
-            if path.name.removeprefix("_manifest").removeprefix(".") not in generations:
-                shutil.rmtree(path, ignore_errors=True)
+            found = _FOLDER.fullmatch(path.name)  # a partition may begin with these letters, too
+            if found is not None and (found["generation"] or "") not in generations:
+                _discard(path)
         for path in self._folder.glob("former-*.json"):
             if path.name.removeprefix("former-").removesuffix(".json") != generations[0]:
                 path.unlink(missing_ok=True)
@@ -208,7 +230,7 @@ class ParquetTable(FileTable):
             return self._remove_former()
         self._check_ours(topology_id)
         there = self.path.exists()
-        shutil.rmtree(self.path, ignore_errors=True)
+        _discard(self.path)
         return there
 
     def _remove_former(self) -> bool:
@@ -219,7 +241,7 @@ class ParquetTable(FileTable):
             kept = {each.path for each in self._of_now().files()}
             gone = self._kept_paths() - kept
             (self._folder / f"former-{self._chain.generation()}.json").unlink(missing_ok=True)
-            shutil.rmtree(self._manifests_of(former["generation"]), ignore_errors=True)
+            _discard(self._manifests_of(former["generation"]))
             for path in gone:
                 (self.path / path).unlink(missing_ok=True)
         return True
@@ -320,12 +342,12 @@ class ParquetTable(FileTable):
             return len(gone)
 
     @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
+    def _one_at_a_time(self, busy: type[RatchetError] = ConfigError) -> Iterator[None]:
         with named_errors(self._folder), open(self._folder / "compact.lock", "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(f"{self.location} is being compacted by another process: wait for it") from None
+                raise busy(f"{self.location} is being compacted, or rebuilt, by another process: wait for it") from None
             yield
 
     # --- inside -----------------------------------------------------------------------------------
@@ -349,16 +371,32 @@ class ParquetTable(FileTable):
     def _live(self) -> list[_Manifest]:
         """The manifests that count, in the order of their txids."""
         self.require()
-        manifests = self._manifests
-        if not manifests.is_dir():
-            raise CorruptStateError(f"{manifests} is gone; restore it from a backup")
-        found = sorted(_Manifest.of(path) for path in manifests.glob("[0-9]*.json"))
-        base = max((each for each in found if each.compacted), default=None)
-        covered = base.txid if base is not None else 0
-        newest = {
-            each.txid: each for each in found if not each.compacted and each.txid > covered
-        }  # sorted: the last wins
-        return [*([base] if base is not None else []), *newest.values()]
+        for _ in range(_READ_TRIES):
+            generation, manifests = self._chain.generation(), self._manifests
+            there = manifests.is_dir()
+            found = sorted(_Manifest.of(path) for path in manifests.glob("[0-9]*.json")) if there else []
+            if self._chain.generation() != generation:
+                continue  # a rebuild has taken over meanwhile
+            if not there:
+                raise CorruptStateError(f"{manifests} is gone; restore it from a backup")
+            return _counting(found)
+        raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
+
+
+def _discard(path: Path) -> None:
+    """Remove a folder, so that nobody sees a part of it."""
+    gone = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
+    with suppress(FileNotFoundError):
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _counting(found: Sequence[_Manifest]) -> list[_Manifest]:
+    """Of sorted manifests, those that count."""
+    base = max((each for each in found if each.compacted), default=None)
+    covered = base.txid if base is not None else 0
+    newest = {each.txid: each for each in found if not each.compacted and each.txid > covered}  # sorted: the last wins
+    return [*([base] if base is not None else []), *newest.values()]
 
 
 class _Manifest(NamedTuple):

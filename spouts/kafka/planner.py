@@ -233,7 +233,9 @@ class KafkaPlanner(PartitionPlanner):
         bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
         return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
 
-    def offsets(self, meta: Meta) -> range:
+    def offsets(self, meta: Meta) -> range | None:
+        if (meta.get("gap") or {}).get("reason", "retention") != "retention":
+            return None  # the entry before is of another log
         return range(int(meta["first_offset"]), int(meta["next_offset"]))
 
     def peek(self, partition: str, meta: Meta) -> SourceRecord | None:

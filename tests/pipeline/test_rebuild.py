@@ -454,19 +454,62 @@ def test_rows_of_a_state_that_may_count_twice_are_begun_anew_where_a_batch_was_b
         assert held(built) == RIGHT
 
 
-def test_a_fence_that_a_rebuild_has_closed_is_not_closed_again(tmp_path: Path, store: MemoryStore) -> None:
-    """However often rows are exchanged under one open commit, its next attempt may write."""
-    many: list[int] = []
+@pytest.mark.parametrize("state", ["words", "rows"])
+def test_each_attempt_that_meets_an_exchange_is_repeated(tmp_path: Path, store: MemoryStore, state: str) -> None:
+    """The next attempt has the same header as the fence that was closed for it."""
+    met: list[int] = []
 
-    def exchange_often() -> None:
-        for _ in range(8):
-            many.append(rebuild(counting(tmp_path), store, state="words", take_over=True).txid)
+    def exchange() -> None:
+        met.append(rebuild(counting(tmp_path), store, state=state, take_over=True).txid)
+        if len(met) < 3:
+            IN_COMMIT[3] = exchange
 
     built = counting(tmp_path, words=Exchanges)
-    IN_COMMIT[3] = exchange_often
-    run(built, store, {"topology.max.attempts": 3})
-    assert many == [2] * 8
+    IN_COMMIT[3] = exchange
+    run(built, store)
+    assert met == [2] * 3
     assert held(built) == RIGHT and verify(built, store).right
+    assert rows_in(ParquetTable(tmp_path / "rows")) == sorted(map(tuple, ROWS))
+
+
+def test_rows_are_not_made_where_another_state_is(tmp_path: Path, store: MemoryStore) -> None:
+    builder = TransactionalTopologyBuilder("beside", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+    for name in ("sums", "sums__rebuilt"):
+        builder.set_bolt(name, Sums(state_at(tmp_path, name))).global_grouping("spout")
+    built = builder.build()
+    run(built, store)
+    with pytest.raises(ConfigError, match="its rows would be made in table 'sums__rebuilt' .*, which is another state"):
+        rebuild(built, store, state="sums", take_over=False)
+    assert state_at(tmp_path, "sums__rebuilt").get("a") == 9
+
+
+def test_a_partition_may_be_called_like_a_manifest(tmp_path: Path, store: MemoryStore) -> None:
+    fields = Fields(_manifest_no=str, n=int)
+    spout = OpaqueMemoryTransactionalSpout({0: [["a", 1], ["b", 2], ["a", 3]]}, fields, 1)
+    builder = TransactionalTopologyBuilder("named", "spout", spout)
+    table = ParquetTable(tmp_path / "rows", partition_by=["_manifest_no"])
+    builder.set_bolt("rows", AppendCommitter(table)).global_grouping("spout")
+    built = builder.build()
+    run(built, store)
+    for _ in range(3):
+        rebuild(built, store, state="rows", take_over=True)
+        assert sorted(table.to_table().column("n").to_pylist()) == [1, 2, 3]
+    reset_everything(built, store)
+    assert not list(table.path.glob("_ratchet/former-*")) and len(list(table.path.glob("_manifest.*"))) == 1
+    run(built, store)
+    assert sorted(table.to_table().column("n").to_pylist()) == [1, 2, 3]
+
+
+def test_a_state_is_rebuilt_after_a_record_was_left_out(tmp_path: Path, store: MemoryStore) -> None:
+    """Before the next run, too."""
+    built = counting(tmp_path)
+    run(built, store)
+    undo(built, store, leave_out={"0": [4]})
+    rebuild(built, store, state="words", take_over=True)
+    run(built, store)
+    assert held(built) == expected([*ROWS[:4], ROWS[5]])
+    rebuild(built, store, state="words", take_over=True)
+    assert held(built) == expected([*ROWS[:4], ROWS[5]])
 
 
 def test_a_state_of_another_topology_and_what_is_not_ratchets_are_left_alone(

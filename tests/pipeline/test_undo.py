@@ -356,6 +356,9 @@ def test_records_are_left_out_of_the_batch_that_is_made_again_and_of_all_that_fo
     assert history is not None
     assert history.attempts[0].reason.endswith(", to be made again without 0/4")
     assert verify(built, store).right
+    assert undo(built, store) == 3  # for another reason
+    run(built, store)
+    assert [state_at(tmp_path).get(word) for word in "abcdz"] == [4, 2, 4, 6, 1]
     for word in "xy":
         rows.append("0", [word, 1])
     run(built, store)
