@@ -60,8 +60,8 @@ def measure_rebuild(servers: EmbeddedServers, folder: Path, messages: int, setti
 def measure_explain(
     servers: EmbeddedServers, folder: Path, keys: int, per_key: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Seconds and memory of the explanation of one key, in a process of its own, from the first
-    record on and from the recorded transactions on. Each key has ``per_key`` messages."""
+    """Seconds and memory of the explanation of one key, in a process of its own. Each key has
+    ``per_key`` messages."""
     name, topic = uuid.uuid4().hex[:6], f"keys-{uuid.uuid4().hex[:6]}"
     workload.create_topic(servers.bootstrap_servers, topic)
     workload.produce(servers.bootstrap_servers, topic, _of_keys(keys, per_key))

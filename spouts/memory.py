@@ -24,7 +24,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.spouts import LEFT_OUT, Meta
+from framework.topology.spouts import LEFT_OUT, Meta, leaving_out_too
 
 Values = Sequence[Any]
 OnDataLoss = Literal["fail", "skip"]
@@ -184,7 +184,7 @@ class _MemoryPlanner(PartitionPlanner):
         with source.lock:
             for partition in sorted({*source.partitions, *previous}):
                 before = previous.get(partition)
-                plan[partition] = _leaving_out_too(before, self._range(partition, _next(before), divisor))
+                plan[partition] = leaving_out_too(self._range(partition, _next(before), divisor), before)
         skipped = any("skipped" in meta for meta in plan.values())
         return plan if self.record_count(plan) or skipped else None
 
@@ -192,7 +192,7 @@ class _MemoryPlanner(PartitionPlanner):
         with self._source.lock:
             known = sorted({*self._source.partitions, *previous})
         nothing = {each: {"first": _next(previous.get(each)), "next": _next(previous.get(each))} for each in known}
-        return {each: _leaving_out_too(previous.get(each), meta) for each, meta in nothing.items()}
+        return {each: leaving_out_too(meta, previous.get(each)) for each, meta in nothing.items()}
 
     def _range(self, partition: str, first: int, divisor: int) -> Meta:
         """What one partition contributes after offset ``first``. Call it with the lock held."""
@@ -229,7 +229,7 @@ class _MemoryPlanner(PartitionPlanner):
         }
 
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
-        return _leaving_out_too(last, {"first": first["next" if after else "first"], "next": last["next"]})
+        return leaving_out_too({"first": first["next" if after else "first"], "next": last["next"]}, last)
 
     def beginning(self, meta: Meta) -> Meta:
         return {**meta, "next": meta["first"]}
@@ -296,12 +296,6 @@ def complete(partition: str, meta: Meta) -> Sequence[Values]:
             f"memory partition {partition}: {len(rows)} rows came of {planned} planned from {meta['first']}"
         )
     return rows
-
-
-def _leaving_out_too(before: Meta | None, meta: Meta) -> Meta:
-    """``meta``, with what the entry before it leaves out."""
-    left_out = before.get(LEFT_OUT) if before is not None else None
-    return {**meta, LEFT_OUT: left_out} if left_out else meta
 
 
 def _next(meta: Meta | None) -> int:

@@ -235,6 +235,13 @@ class TransactionalSpout(Spout):
 LEFT_OUT = "left_out"
 
 
+def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
+    """``meta``, with what ``other`` leaves out, an entry of the same partition before or after it.
+    What ``other`` leaves out holds what ``meta`` does."""
+    left_out = other.get(LEFT_OUT) if other is not None else None
+    return {**meta, LEFT_OUT: left_out} if left_out else meta
+
+
 class PartitionPlanner(ABC):
     """Plans batches. Lives on the driver, one at a time, used from one thread."""
 

@@ -87,41 +87,32 @@ class _Audit:
         self._copy = Recomputation(topology, store, conf, shadow=self._shadow)
 
     def run(self) -> VerifyReport:
+        reports = [StateReport(state.location) for state in self._watched]
         committed = committed_or_refused(self._store, self._topology.id)
-        watched = [state for each in self._shadow.components for state in self._topology[each.id].states]
         with self._copy as copy:
             copy.advance(committed)
-            reports = compared(copy, list(zip(watched, self._shadow.states, strict=True)))
+            moved: list[tuple[int, list[Any]]] = []
+            for number, (state, shadow) in enumerate(zip(self._watched, self._shadow.states, strict=True)):
+                later: list[Any] = []
+                reports[number].compared += state.compare(shadow, copy.txid, reports[number].add, later.append)
+                if later:
+                    moved.append((number, later))
+            self._follow(reports, moved)
         return VerifyReport(self._topology.id, copy.txid, copy.is_recorded, reports, self._not_verified)
 
+    @property
+    def _watched(self) -> list[FencedState]:
+        """The states that are compared, in the order of their shadows."""
+        return [state for each in self._shadow.components for state in self._topology[each.id].states]
 
-def compared(copy: Recomputation, pairs: Sequence[tuple[FencedState, FencedState]]) -> list[StateReport]:
-    """Compare states with their copies, which ``copy`` has made. The topology may go on meanwhile:
-    then ``copy`` follows it."""
-    reports = [StateReport(state.location) for state, _ in pairs]
-    moved: list[tuple[int, list[Any]]] = []
-    for number, (state, shadow) in enumerate(pairs):
-        later: list[Any] = []
-        reports[number].compared += state.compare(shadow, copy.txid, reports[number].add, later.append)
-        if later:
-            moved.append((number, later))
-    _follow(copy, pairs, reports, moved)
-    return reports
-
-
-def _follow(
-    copy: Recomputation,
-    pairs: Sequence[tuple[FencedState, FencedState]],
-    reports: Sequence[StateReport],
-    moved: Sequence[tuple[int, list[Any]]],
-) -> None:
-    """Compare the rows that a running topology has changed meanwhile: read them as they are now,
-    recompute up to there, and compare."""
-    held = sorted(
-        ((number, *pairs[number][0].hold(keys)) for number, keys in moved), key=lambda each: (each[1], each[0])
-    )
-    for number, txid, values in held:
-        copy.await_commit(txid)
-        copy.advance(txid)
-        state, shadow = pairs[number]
-        reports[number].compared += state.compare_held(shadow, values, reports[number].add)
+    def _follow(self, reports: Sequence[StateReport], moved: Sequence[tuple[int, list[Any]]]) -> None:
+        """Compare the rows that a running topology has changed meanwhile: read them as they are
+        now, recompute up to there, and compare."""
+        held = sorted(
+            ((number, *self._watched[number].hold(keys)) for number, keys in moved), key=lambda each: (each[1], each[0])
+        )
+        for number, txid, values in held:
+            self._copy.await_commit(txid)
+            self._copy.advance(txid)
+            state, shadow = self._watched[number], self._shadow.states[number]
+            reports[number].compared += state.compare_held(shadow, values, reports[number].add)

@@ -173,12 +173,13 @@ class CommitPhase:
                 "topology and sink new names"
             )
         if header.open is None or header.open.txid < currtx:
-            if header.done == currtx and header.open is None:
-                raise ConfigError(
-                    f"{state.location} joined after transaction {header.done}, and ZooKeeper says that {currtx} is next: its state "
-                    "is older than the sink; restore a later one, or start anew with `python -m framework.reset --everything`"
-                )
             if header.done == currtx:
+                if header.open is None:
+                    raise ConfigError(
+                        f"{state.location} joined after transaction {header.done}, and ZooKeeper says that {currtx} is next: its "
+                        "state is older than the sink; restore a later one, or start anew with `python -m framework.reset "
+                        "--everything`"
+                    )
                 raise ConfigError(
                     f"{state.location} is done with transaction {currtx}, for which it was never opened: its header was written "
                     "by something else; restore the sink, or start anew with `python -m framework.reset --everything`"

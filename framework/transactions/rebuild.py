@@ -121,8 +121,17 @@ def rebuild(
             return documents.report(kept)
         kept.check_exchange(topology.id)
         with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
-            work = _Rebuild(topology, store, conf or {}, documents, component=component, folder=Path(folder))
-            return work.run(told, made_by, take_over=take_over)
+            work = _Rebuild(
+                topology,
+                store,
+                conf or {},
+                documents,
+                component=component,
+                folder=Path(folder),
+                made_by=made_by,
+                told=told,
+            )
+            return work.run(take_over=take_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,41 +182,40 @@ class _Rebuild:
         *,
         component: Component,
         folder: Path,
+        made_by: Mapping[str, str],
+        told: Callable[[RebuildProgress], None],
     ) -> None:
         self._topology, self._store, self._documents = topology, store, documents
+        self._made_by, self._told = made_by, told
         (self._state,) = component.states
         part = with_what_it_needs(topology, component)
         shadow, left_out = shadow_of(part, folder, _beside_itself, joined=read_joined(store, topology.id))
         for each in left_out:
             raise ConfigError(f"{self._state.location} cannot be rebuilt: {each}")
         self._rebuilt: FencedState = shadow.states[0]
-        self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents)
+        self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents, made_by=made_by, seen=self._seen)
+        self._target, self._began_s = 0, time.monotonic()
 
-    def run(
-        self, told: Callable[[RebuildProgress], None], made_by: Mapping[str, str], *, take_over: bool
-    ) -> RebuildReport:
-        began_s = time.monotonic()
-        self._copy.made_by = made_by
-        target = committed_or_refused(self._store, self._topology.id)
-
-        def tell(batch: Batch) -> None:
-            told(RebuildProgress(batch.number, target, self._copy.records, time.monotonic() - began_s))
-
-        self._copy.tell = tell
+    def run(self, *, take_over: bool) -> RebuildReport:
+        self._target = committed_or_refused(self._store, self._topology.id)
         with self._copy as copy:
             for _ in range(ROUNDS_MAX):
-                copy.advance(target)
-                target = committed_txid(self._store, self._topology.id)
-                if target <= copy.txid:
+                copy.advance(self._target)
+                self._target = committed_txid(self._store, self._topology.id)
+                if self._target <= copy.txid:
                     break
             report = RebuildReport(self._topology.id, self._state.location, copy.txid, resumed_at=copy.resumed_at)
             report.difference, report.moved = self._compared()
-            report.has_other_code = self._made_by_other_code(made_by)
+            report.has_other_code = self._was_made_by_other_code()
             if take_over:
-                self._take_over(report, made_by)
+                self._take_over(report)
             report.records, report.batches = copy.records, copy.batches
-        report.seconds = time.monotonic() - began_s
+        report.seconds = time.monotonic() - self._began_s
         return report
+
+    def _seen(self, batch: Batch) -> None:
+        seconds = time.monotonic() - self._began_s
+        self._told(RebuildProgress(batch.number, self._target, self._copy.records, seconds))
 
     def _compared(self) -> tuple[StateReport, int]:
         """Compare as of the copy's transaction. Keys that have moved on are counted."""
@@ -220,17 +228,17 @@ class _Rebuild:
         report.compared = self._state.compare(self._rebuilt, self._copy.txid, report.add, count)
         return report, moved
 
-    def _made_by_other_code(self, made_by: Mapping[str, str]) -> bool:
+    def _was_made_by_other_code(self) -> bool:
         """Whether the last transaction was made by another version of the code, as far as it is
         recorded."""
         record = read_transaction(self._store, self._topology.id, self._copy.txid)
         found = record.attempts[-1].made_by if record is not None and record.attempts else {}
-        return bool(found) and found.get("code") != made_by["code"]
+        return bool(found) and found.get("code") != self._made_by["code"]
 
-    def _take_over(self, report: RebuildReport, made_by: Mapping[str, str]) -> None:
+    def _take_over(self, report: RebuildReport) -> None:
         differed = report.difference.difference_count if report.difference is not None else 0
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT_S
-        while not self._exchanged(differed, made_by):
+        while not self._exchanged(differed):
             time.sleep(PAUSE_S)
             if time.monotonic() > deadline:
                 raise RetryableError(
@@ -239,15 +247,15 @@ class _Rebuild:
                 )
         report.txid, report.former = self._copy.txid, _beside(self._state, FORMER).location
 
-    def _exchanged(self, differed: int, made_by: Mapping[str, str]) -> bool:
+    def _exchanged(self, differed: int) -> bool:
         """Follow the topology, and exchange the rows if nothing is closed meanwhile."""
         leads = self._store.is_led(self._topology.id)
         committed = committed_txid(self._store, self._topology.id)
         if committed >= self._copy.txid:
             self._copy.advance(committed)
-        self._documents.note_taking_over(committed, differed, made_by, self._copy.rows)
+        self._documents.note_taking_over(committed, differed, self._made_by, self._copy.rows)
         header, rebuilt = self._state.read_header(), self._rebuilt.read_header()
-        if committed < self._copy.txid or _life_of(self._store, self._topology.id) != made_by["life"]:
+        if committed < self._copy.txid or _life_of(self._store, self._topology.id) != self._made_by["life"]:
             raise RetryableError(
                 f"topology {self._topology.id!r} was reset, or a transaction of it was taken back, while its state was rebuilt: "
                 "nothing was exchanged; repeat this"
@@ -264,7 +272,7 @@ class _Rebuild:
         except StaleWriterError:
             return False
         except RetryableError:  # it waited for readers, or nobody knows what became of it
-            return self._documents.finish(self._state, made_by)
+            return self._documents.finish(self._state, self._made_by)
         self._documents.note_taken_over()
         return True
 
@@ -282,12 +290,12 @@ class _Copy(Recomputation):
         *,
         shadow: Topology,
         documents: _Documents,
+        made_by: Mapping[str, str],
+        seen: Callable[[Batch], None],
     ) -> None:
-        super().__init__(topology, store, conf, shadow=shadow, seen=self._seen_by, epoch=documents.epoch)
-        self._documents = documents
-        self.made_by: Mapping[str, str] = {}
+        super().__init__(topology, store, conf, shadow=shadow, seen=seen, epoch=documents.epoch)
+        self._documents, self._made_by = documents, made_by
         self.rows = ""  # their incarnation
-        self.tell: Callable[[Batch], None] = lambda batch: None
         self.resumed_at = 0
 
     def is_as_of(self, txid: int) -> bool:
@@ -299,9 +307,6 @@ class _Copy(Recomputation):
             return _ranges_digest(self._plan_of(txid)) == _ranges_digest(self._plan)
         except RetryableError:
             return False  # the topology has moved on
-
-    def _seen_by(self, batch: Batch) -> None:
-        self.tell(batch)
 
     def _begin(self) -> None:
         (state,) = self._shadow.states
@@ -324,7 +329,7 @@ class _Copy(Recomputation):
 
     def _is_ours(self, state: FencedState, header: Header, mark: _Mark) -> bool:
         """Whether the rows with this header are of the same making, and can be gone on with."""
-        if mark.made_by != self.made_by or not mark.fits(header, self._epoch):
+        if mark.made_by != self._made_by or not mark.fits(header, self._epoch):
             return False
         begun = header.open is not None and header.open.txid > header.done  # it may be there in part
         return not (begun and state.value_type is ValueType.NON_TRANSACTIONAL)
@@ -341,7 +346,7 @@ class _Copy(Recomputation):
 
     def _step(self, txid: int, plan: Plan, target: Plan, left: int = 0) -> None:
         mark = _Mark(
-            self.made_by,
+            self._made_by,
             self.rows,
             txid,
             left,

@@ -26,7 +26,7 @@ from framework.execution import LocalExecutor, plan_execution
 from framework.observe.journal import TransactionRecord
 from framework.topology import Header, PartitionedSpout, Topology
 from framework.topology.fencing import ROLLED_BACK
-from framework.topology.spouts import LEFT_OUT, Meta, PartitionPlanner
+from framework.topology.spouts import LEFT_OUT, Meta, PartitionPlanner, leaving_out_too
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Recovered, SpoutKind
 from framework.transactions.documents import (
@@ -249,8 +249,7 @@ def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Pla
 
 def _leaving_out_too(before: Plan, batch: Plan) -> Plan:
     """``before``, with what an earlier undo had left out of ``batch``."""
-    known = {each: meta[LEFT_OUT] for each, meta in batch.items() if LEFT_OUT in meta and each in before}
-    return {**before, **{each: {**before[each], LEFT_OUT: offsets} for each, offsets in known.items()}}
+    return {each: leaving_out_too(meta, batch.get(each)) for each, meta in before.items()}
 
 
 def _shown(record: TransactionRecord, without: Without | None) -> TransactionRecord:

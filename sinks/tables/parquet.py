@@ -118,22 +118,27 @@ class ParquetTable(FileTable):
 
     # --- beside another one -----------------------------------------------------------------------
 
-    _is_former = False
+    _place = ""  # that of the table itself, ``REBUILT`` or ``FORMER``
 
     @property
     def location(self) -> str:
-        return f"{super().location}{', as it was before a rebuild' if self._is_former else ''}"
+        return f"{super().location}{', as it was before a rebuild' if self._place == FORMER else ''}"
 
     def become_beside(self, place: str) -> None:
+        self._place = place
         if place == FORMER:
-            self._is_former = True
             return
         self._partition_by = self.partition_by
         path = self.path.resolve()  # links to files must stay on one file system
         self.path, self._shape = path.with_name(f"{path.name}__{place}"), None
 
+    def _beside(self, place: str) -> ParquetTable:
+        other = copy.copy(self)
+        other.become_beside(place)
+        return other
+
     def read_header(self) -> Header:
-        if not self._is_former:
+        if self._place != FORMER:
             return super().read_header()
         former = self._former()
         if former is None:
@@ -141,8 +146,7 @@ class ParquetTable(FileTable):
         return Header.of_document(former["header"], self.location)
 
     def check_exchange(self, topology_id: str) -> None:
-        other = copy.copy(self)
-        other.become_beside(REBUILT)
+        other = self._beside(REBUILT)
         other._check_ours(topology_id)
         if self.path.exists() and self.path.stat().st_dev != other.path.parent.stat().st_dev:
             raise ConfigError(
@@ -165,8 +169,7 @@ class ParquetTable(FileTable):
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         """The rebuilt files get links in this table's folder, and manifests of a new generation,
         which then counts from the next version of the header on."""
-        other = copy.copy(self)
-        other.become_beside(REBUILT)
+        other = self._beside(REBUILT)
         with self._one_at_a_time(RetryableError):
             if self.read_header() != expected:
                 raise self.read_header().refused(expected, self.location)
@@ -226,7 +229,9 @@ class ParquetTable(FileTable):
                 path.unlink(missing_ok=True)
 
     def remove(self, topology_id: str) -> bool:
-        if self._is_former:
+        if not self._place:
+            raise InvariantViolation(f"{self.location} is no table beside another one")
+        if self._place == FORMER:
             return self._remove_former()
         self._check_ours(topology_id)
         there = self.path.exists()
@@ -248,15 +253,14 @@ class ParquetTable(FileTable):
 
     def _of_now(self) -> ParquetTable:
         table = copy.copy(self)
-        table._is_former = False
+        table._place = ""
         return table
 
     def _kept_paths(self) -> set[str]:
         """The files that counted before a rebuild, and are kept."""
         if self._former() is None:
             return set()
-        table = copy.copy(self)
-        table._is_former = True
+        table = self._beside(FORMER)
         return {file.path for each in table._live() for file in table.files_in(each.path)}
 
     # --- keeping small files in check -------------------------------------------------------------
@@ -354,7 +358,7 @@ class ParquetTable(FileTable):
 
     @property
     def _manifests(self) -> Path:
-        former = self._former() if self._is_former else None
+        former = self._former() if self._place == FORMER else None
         return self._manifests_of(self._chain.generation() if former is None else former["generation"])
 
     def _manifests_of(self, generation: str) -> Path:

@@ -21,7 +21,7 @@ import pytest
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.commands.rebuild import app
 from framework.coordination.store import Delete
-from framework.errors import ConfigError, RetryableError
+from framework.errors import ConfigError, InvariantViolation, RetryableError
 from framework.transactions import MemoryStore, committed_txid, recompute
 from framework.transactions import rebuild as rebuild_module
 from framework.transactions.audit import verify
@@ -636,6 +636,15 @@ def test_a_topology_that_moves_on_too_fast_keeps_its_rows(
 
 
 # --- tables of files ------------------------------------------------------------------------------
+
+
+def test_only_the_files_beside_a_table_are_removed_for_a_rebuild(tmp_path: Path, store: MemoryStore) -> None:
+    built = counting(tmp_path)
+    run(built, store)
+    table = ParquetTable(tmp_path / "rows")
+    with pytest.raises(InvariantViolation, match="no table beside another one"):
+        table.remove(built.id)
+    assert rows_in(table)
 
 
 def rows_in(table: ParquetTable) -> list[Any]:
