@@ -1,4 +1,5 @@
 """``python -m benchmarks.soak --minutes N``: whether one topology leaks over many transactions.
+``python -m tests.kit.kafka_counts`` does the same for a core topology, and kills its processes.
 
 A driver runs small batches over a Kafka topic that is filled all the time, and keeps its figures in
 SQLite. Sampled: the resident memory of the driver and of all its child processes, threads, open
@@ -11,6 +12,7 @@ ZooKeeper keeps records of the last thousand transactions, and caches fill.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sqlite3
@@ -21,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.observe.plots import picture
@@ -70,7 +73,7 @@ def topology(app: Mapping[str, Any]) -> Topology:
 @dataclass
 class Soak:
     """The result of a run. ``samples``: one mapping per sample, with the series, ``seconds`` and
-    ``txid``."""
+    ``txid``, the last transaction or checkpoint."""
 
     minutes: float
     samples: list[dict[str, float]] = field(default_factory=list)
@@ -103,8 +106,6 @@ def run(minutes: float, folder: Path, *, spark: bool = False) -> Soak:
     with EmbeddedServers(folder / "servers") as servers, open(folder / "run.log", "wb") as log:
         admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
-        zookeeper = KazooClient(servers.zookeeper)
-        zookeeper.start(15)
         stop = threading.Event()
         feeder = threading.Thread(target=_feed, args=(servers.bootstrap_servers, sent, stop, folder))
         command = _command(servers, folder, spark)
@@ -112,21 +113,23 @@ def run(minutes: float, folder: Path, *, spark: bool = False) -> Soak:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         feeder.start()
         try:
-            start = time.monotonic()
-            while time.monotonic() < start + minutes * 60:
-                time.sleep(SAMPLE_S)
-                if process.poll() is not None:
-                    raise RuntimeError(f"the driver ended by itself: see {folder / 'run.log'}")
-                soak.samples.append(
-                    {"seconds": time.monotonic() - start, **_sample(process.pid, temporary, zookeeper, folder)}
-                )
+            with sampling(
+                soak,
+                lambda: [process.pid, *descendants(process.pid)],
+                temporary,
+                servers.zookeeper,
+                lambda: _figures(folder)[0],
+            ):
+                end = time.monotonic() + minutes * 60
+                while time.monotonic() < end:
+                    time.sleep(SAMPLE_S)
+                    if process.poll() is not None:
+                        raise RuntimeError(f"the driver ended by itself: see {folder / 'run.log'}")
         finally:
             stop.set()
             feeder.join()
             process.terminate()
             process.wait(60)
-            zookeeper.stop()
-            zookeeper.close()
         last = subprocess.run(
             [*command, "--until-caught-up"], stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
         )
@@ -167,16 +170,46 @@ def _feed(bootstrap_servers: str, sent: Counter[str], stop: threading.Event, fol
     producer.flush(30)
 
 
-def _sample(pid: int, temporary: Path, zookeeper: KazooClient, folder: Path) -> dict[str, float]:
-    processes = [pid, *descendants(pid)]
-    return {
-        "memory": sum(_status(each, "VmRSS") for each in processes) / 1024,
-        "threads": sum(_status(each, "Threads") for each in processes),
-        "descriptors": sum(_count(Path(f"/proc/{each}/fd")) for each in processes),
-        "znodes": _znodes(zookeeper),
-        "files": sum(len(files) for _, _, files in os.walk(temporary)),
-        "txid": _figures(folder)[0],
-    }
+@contextlib.contextmanager
+def sampling(
+    soak: Soak,
+    processes: Callable[[], Sequence[int]],
+    temporary: Path,
+    zookeeper: str,
+    txid: Callable[[], int],
+) -> Iterator[None]:
+    """Meanwhile, sample what these processes hold, what is below ``temporary``, and what ZooKeeper
+    has. While ZooKeeper does not answer, no sample is taken."""
+    client = KazooClient(zookeeper, connection_retry={"max_tries": -1})
+    client.start(15)
+    stop = threading.Event()
+    start = time.monotonic()
+
+    def sample() -> None:
+        while not stop.wait(SAMPLE_S):
+            with contextlib.suppress(KazooException, OSError, StopIteration):
+                pids = processes()
+                soak.samples.append(
+                    {
+                        "seconds": time.monotonic() - start,
+                        "memory": sum(_status(each, "VmRSS") for each in pids) / 1024,
+                        "threads": sum(_status(each, "Threads") for each in pids),
+                        "descriptors": sum(_count(Path(f"/proc/{each}/fd")) for each in pids),
+                        "znodes": _znodes(client),
+                        "files": sum(len(files) for _, _, files in os.walk(temporary)),
+                        "txid": txid(),
+                    }
+                )
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        sampler.join()
+        client.stop()
+        client.close()
 
 
 def _status(pid: int, name: str) -> int:
@@ -212,11 +245,11 @@ def _figures(folder: Path) -> tuple[int, dict[str, int]]:
         return 0, {}  # before the first batch
 
 
-def plot(soak: Soak, file: Path) -> None:
-    """Draw one panel per series over the time of the run."""
+def plot(soak: Soak, file: Path, what: str = "transactions") -> None:
+    """Draw one panel per series over the time of the run. ``what``: what the txids count."""
     minutes = [sample["seconds"] / 60 for sample in soak.samples]
     units = {**{name: unit for name, (unit, _) in SERIES.items()}, "txid": ""}
-    title = f"{soak.transactions:,} transactions, {soak.records:,} records in {soak.minutes:g} minutes"
+    title = f"{soak.transactions:,} {what}, {soak.records:,} records in {soak.minutes:g} minutes"
     with picture(file, title, len(units), width=8, height=1.7) as panels:
         for panel, (series, unit) in zip(panels, units.items(), strict=True):
             panel.plot(minutes, [sample[series] for sample in soak.samples], linewidth=1)

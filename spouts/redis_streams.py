@@ -1,14 +1,17 @@
 """A spout over Redis streams with consumer groups: a queue that locks the entries it delivers.
 
 Redis records which consumer got which entry, until the entry is acknowledged. A task that is opened
-again gets its unacknowledged entries again. Entries of a task that is gone for good are taken over
-by other tasks after a time without activity.
+again gets its unacknowledged entries again. While a task lives, a thread of it says so to Redis, so
+that its entries are left to it, however long they take. Entries of a task that is gone for good are
+taken over by other tasks after a time.
 
 Source: https://redis.io/docs/latest/develop/data-types/streams/, "Consumer groups".
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +35,9 @@ CHUNK_ENTRIES = 500
 UNACKNOWLEDGED_MAX = 10_000
 TIMEOUT_S = 5.0
 _TAKE_OVER_EVERY_S = 5.0
+#: How often a task says that it lives, in the time after which it counts as gone.
+_RENEWALS = 4
+_RENEW_MIN_S = 0.05
 
 #: The id of an entry, and its fields. The fields are empty if the entry was deleted meanwhile.
 StreamEntry = tuple[bytes, Mapping[bytes, bytes]]
@@ -54,9 +60,9 @@ class RedisStreamSpout(BaseRichSpout):
     "latest".
 
     ``retry``: when to emit a failed entry again. After ``retry.retries_max`` retries the entry is
-    reported and dropped. ``take_over_after_s``: a task takes over entries that another task got and
-    that have been idle for this time, for example after a change of the parallelism. It must be
-    longer than any tuple tree takes. ``unacknowledged_max``: a task with this many unacknowledged
+    reported and dropped. ``take_over_after_s``: a task takes over the entries of another task that
+    has been gone for this time, for example after a change of the parallelism. It must be longer
+    than a process may stand still. ``unacknowledged_max``: a task with this many unacknowledged
     entries, including those that wait for a retry, asks for no more. ``delete``: remove
     acknowledged entries from the stream.
 
@@ -111,6 +117,9 @@ class RedisStreamSpout(BaseRichSpout):
         self._others_from: bytes = b"0-0"
         self._prepared = False
         self._trouble = False
+        self._closing = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, name="ratchet-redis-stream", daemon=True)
+        self._renewal.start()
 
     def next_tuple(self) -> None:
         """Emit one entry: one that is due for a retry, else the next one."""
@@ -157,6 +166,8 @@ class RedisStreamSpout(BaseRichSpout):
             self.ack(message_id)
 
     def close(self) -> None:
+        self._closing.set()
+        self._renewal.join()
         try:
             self._acknowledge()
         except redis.RedisError as error:  # unacknowledged entries are delivered again
@@ -209,6 +220,25 @@ class RedisStreamSpout(BaseRichSpout):
                 f"stream {self._stream!r} has no group {self._group!r} any more, and nobody knows what it had handed out: make it "
                 f"again where it is to go on (XGROUP CREATE {self._stream} {self._group} ID), and start the topology"
             ) from error
+
+    def _renew(self) -> None:
+        """Keep what this task has from being idle, until it is closed. In a thread of its own,
+        since the task may not be asked for entries for long."""
+        idle_ms = self._take_over_after_ms // _RENEWALS
+        while not self._closing.wait(max(idle_ms / 1000, _RENEW_MIN_S)):
+            with contextlib.suppress(redis.RedisError):  # ``next_tuple`` reports what it meets
+                after = "-"
+                while entries := self._idle(after, idle_ms):
+                    # What another task has taken meanwhile is not idle, and stays there.
+                    self._client.xclaim(self._stream, self._group, self._consumer, idle_ms, entries, justid=True)
+                    after = f"({entries[-1].decode()}"
+
+    def _idle(self, after: str, idle_ms: int) -> list[bytes]:
+        """Entries of this task that nothing was heard of for a time."""
+        found = self._client.xpending_range(
+            self._stream, self._group, after, "+", CHUNK_ENTRIES, consumername=self._consumer, idle=idle_ms
+        )
+        return [each["message_id"] for each in found]
 
     def _take(self, entries: Sequence[StreamEntry]) -> None:
         """Buffer entries, except those without fields: they were deleted meanwhile."""

@@ -5,6 +5,7 @@ while records keep coming.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 import psutil
 
 from integration import EmbeddedServers, SparkCluster
+from integration.server import Server
 from integration.spark import python_workers
 from tests.kit.journaled import sentence_of
 from tests.kit.processes import RunProcess
@@ -27,6 +29,8 @@ from tests.kit.topics import Topics
 
 PARTITIONS = 4
 TOPIC = "lines"
+#: How long a server is frozen: shorter and longer than clients wait for an answer.
+PAUSE_S = (0.5, 8.0)
 
 
 @dataclass
@@ -62,6 +66,8 @@ def kill_often(
     more: Mapping[str, Callable[[], object]] | None = None,
     record: Callable[[int], str | bytes] = numbered,
     workers: int = 2,
+    executor: str = "spark",
+    minutes_max: float = math.inf,
     chance: random.Random | None = None,
     overlapping: float = 0.0,
     settled: Callable[[int], bool] | None = None,
@@ -70,14 +76,16 @@ def kill_often(
     risen.
 
     A kind is "executor", "worker" (a Python worker), "driver", "broker", "zookeeper", "home",
-    "rescale" or one of ``more``. "rescale" kills the driver or tells it to stop; the next driver
-    gets a new ``app.tasks``. A share ``overlapping`` of the kills is not waited for: the next kill
-    meets the topology in mid-recovery.
+    "broker paused", "zookeeper paused", "rescale" or one of ``more``. "rescale" kills the driver or
+    tells it to stop; the next driver gets a new ``app.tasks``. A share ``overlapping`` of the kills
+    is not waited for: the next kill meets the topology in mid-recovery.
 
     ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
-    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. At the end the topology
-    runs until it has caught up, and then until ``settled``, which is given the number of messages
-    sent. Raises ``TimeoutError`` or ``RuntimeError`` when the topology makes no progress.
+    ``workers``: of the Spark cluster; 0 means Spark in the driver itself. ``executor``: with
+    "local", the whole topology is in the driver. ``minutes_max``: what is not killed by then is
+    left alone. At the end the topology runs until it has caught up, and then until ``settled``,
+    which is given the number of messages sent. Raises ``TimeoutError`` or ``RuntimeError`` when the
+    topology makes no progress.
     """
     chance = chance or random.Random()
     seen = Kills()
@@ -87,7 +95,8 @@ def kill_often(
     feeder = threading.Thread(target=_feed, args=(topics, seen, stop, per_second, record))
     tasks = 0  # of the driver that runs now; 0 is the topology's own number
     with contextlib.ExitStack() as stack:
-        spark = stack.enter_context(SparkCluster(folder / "spark", workers)) if workers else None
+        clustered = executor == "spark" and workers > 0
+        spark = stack.enter_context(SparkCluster(folder / "spark", workers)) if clustered else None
         base = {
             "app.topic": TOPIC,
             "app.kafka": servers.bootstrap_servers,
@@ -97,7 +106,7 @@ def kill_often(
             "topology.message.timeout.secs": 10,
             "topology.max.spout.pending": 500,
         }
-        process = RunProcess(folder / "run.log", topology, {**base, **settings})
+        process = RunProcess(folder / "run.log", topology, {**base, **settings}, executor=executor)
 
         def kill_driver(*options: str) -> None:
             if not process.kill():
@@ -131,16 +140,21 @@ def kill_often(
             "worker": kill_worker,
             "driver": kill_driver,
             "rescale": rescale,
-            "broker": lambda: _restart(servers.kafka),
-            "zookeeper": lambda: _restart(servers.zookeeper_server),
+            "broker": lambda: restarted(servers.kafka),
+            "zookeeper": lambda: restarted(servers.zookeeper_server),
             "home": lambda: _kill_a_home(chance, executors),
+            "broker paused": lambda: paused(servers.kafka, chance),
+            "zookeeper paused": lambda: paused(servers.zookeeper_server, chance),
             **(more or {}),
         }
         feeder.start()
         try:
             process.start()
             _await(process, progress)
+            until = time.monotonic() + minutes_max * 60
             for kind in order:
+                if time.monotonic() > until:
+                    break
                 killed_at = time.monotonic()
                 process.note(f"kill {seen.kills.total() + 1} of {len(order)}: {kind}")
                 kinds[kind]()
@@ -181,9 +195,17 @@ def _feed(
     producer.arrived(60)
 
 
-def _restart(server: Any) -> None:
+def restarted(server: Server) -> None:
+    """Kill a server and start it again."""
     server.kill()
     server.start()
+
+
+def paused(server: Server, chance: random.Random) -> None:
+    """Freeze a server for some seconds."""
+    server.pause()
+    time.sleep(chance.uniform(*PAUSE_S))
+    server.resume()
 
 
 def _killed(chance: random.Random, processes: Sequence[int]) -> bool:

@@ -17,6 +17,7 @@ from integration import RedisServer
 from spouts import RetryPolicy
 from spouts.redis_streams import RedisStreamSpout
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -210,6 +211,44 @@ def test_entries_of_a_task_that_is_gone_are_taken_over_while_new_ones_come(
         spout.next_tuple()
     spout.close()
     assert [n for _, n in emitted if n < 1_000] == [0, 1, 2]
+
+
+def test_entries_of_a_task_that_lives_are_not_taken_over_however_long_they_take(
+    redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while nobody asks the task for more, because enough is pending."""
+    monkeypatch.setattr("spouts.redis_streams._TAKE_OVER_EVERY_S", 0.0)
+    fill(client, stream, 3)
+    emitted: list[tuple[int, Any]] = []
+
+    def opened(task: int) -> RedisStreamSpout:
+        spout = RedisStreamSpout(
+            stream, Fields(word=str, n=int), url=redis_server.url, group="words", take_over_after_s=8
+        )
+        collector = SimpleNamespace(
+            emit=lambda values, message_id: emitted.append((task, message_id)), report_error=print
+        )
+        context = SimpleNamespace(topology_id="t", component_id="c", task_index=task)
+        spout.open({}, context, collector)  # type: ignore[arg-type]
+        return spout
+
+    slow = opened(0)
+    slow.next_tuple()  # it emits one entry, and keeps two for later
+    everything = client.xpending_range(stream, "words", "-", "+", 10)
+    assert len(everything) == 3
+    ids = [each["message_id"] for each in everything]
+    client.xclaim(stream, "words", everything[0]["consumer"], 0, ids, idle=3_600_000, justid=True)  # an hour goes by
+    wait_for(lambda: not client.xpending_range(stream, "words", "-", "+", 10, idle=600_000), 60)
+    other = opened(1)
+    for _ in range(5):
+        other.next_tuple()
+    assert [task for task, _ in emitted] == [0]
+    slow.ack(emitted[0][1])
+    slow.close()
+    client.xclaim(stream, "words", everything[0]["consumer"], 0, ids[1:], idle=3_600_000, justid=True)
+    wait_for(lambda: other.next_tuple() or len(emitted) == 3)  # type: ignore[func-returns-value]
+    other.close()
+    assert [task for task, _ in emitted] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
