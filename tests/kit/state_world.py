@@ -8,16 +8,21 @@ before or after a step; the write of the checkpoints' record fails, before or af
 source does not say where it stands; the driver dies, and another takes over while rounds of the
 first are still under way; a driver that has lost its lead goes on until it notices.
 
-Between two drivers the topology changes: it gets another spout, or another number of tasks, or its
-state is forgotten by explicit wish. Logs are deleted and made again at any time.
+Between two drivers the topology changes: it gets another spout, another bolt with state, or another
+number of tasks; its state is forgotten by explicit wish, or put back to a snapshot that was taken
+between two other drivers. Logs are deleted and made again at any time.
 
 With windows, the words are gathered by processing time as well. A bolt without state holds some of
 the results, and lets them go at its ticks, or fails them; a bolt with state keeps them. The clocks
-of hosts differ, and jump forwards and backwards.
+of hosts differ, and jump forwards and backwards. Words are also gathered in windows by their offset
+in their log, of which a bolt with state keeps all firings.
 
 The oracle. Exactly-once: the committed counts are a fold over the words of each log, from the first
-position in the record to the last one. The windows together are the same fold, and each fired once,
-after its end had passed. At-least-once: no word counts less often than it came.
+position in the record to the last one; those of a bolt that was added are the same fold, from where
+it was added. The windows by processing time together are the same fold, and each fired once, after
+its end had passed. What windows by offset have fired, what was late for them, and what they still
+hold is the same fold, too, and they hold nothing that was due. At-least-once: no word counts less
+often than it came.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,21 +40,28 @@ from framework import (
     BaseRichBolt,
     BaseRichSpout,
     BaseStatefulBolt,
+    Config,
     CoreTopology,
     Fields,
     ReplayableSpout,
     TopologyBuilder,
     Tuple,
 )
+from framework.coordination import MemoryStore
+from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoints import CheckpointRecord, Checkpoints
-from framework.core.rescaling import Namespaces, namespace_of, rescaled
-from framework.core.stateful_run import stateful_components
+from framework.core.reader import TopologyState
+from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
+from framework.core.stateful_run import CHECKPOINT, forget_state, read_record, restore_state, stateful_components
 from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryBytes
+from framework.state.windowing import micros
+from framework.state.windows import _NEVER
 from framework.topology import State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
+from tests.kit.spans import Fired, KeepFired, Spans
 from tests.kit.state_parts import Count, Impatient, Source
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
@@ -65,12 +78,14 @@ ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
 #: A trouble for topologies with windows.
 CLOCK_JUMPS = "clock jumps"
 #: What may change, only where state is exactly-once.
-CHANGES = ("spout added", "tasks changed", "state forgotten", "log made again")
+CHANGES = ("spout added", "bolt added", "tasks changed", "state forgotten", "state restored", "log made again")
 #: Words of a world, and how many rounds have trouble. Checkpoints come as often as rounds. What
 #: goes wrong concerns one checkpoint, or a few: so most worlds are short.
 SIZES = [*[(12, 15)] * 5, *[(24, 30)] * 4, (40, 60), (80, 120)]
 ALPHABET = "abcdefg"
 LENGTH_S = 3.0
+#: Of the windows by offset.
+SPAN, LAG, LATENESS = 3, 2, 2
 #: How far a clock may be wrong.
 SKEW_S = 20.0
 
@@ -91,20 +106,35 @@ class NamedLog:
         return self.visible >= len(self.words)
 
 
+COMPONENTS = ("count", "again", "added", "gather", "keeps", "spans", "fired")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A snapshot. ``recorded``, ``added``: those of the world at that time."""
+
+    document: Any
+    entries: list[tuple[str, Entry]]
+    recorded: dict[tuple[str, int, int], tuple[int, int]]
+    added: Counter[str] | None
+
+
 @dataclass
 class StateWorld(Chances):
     """What is outside of the topology.
 
     ``stores``: namespace -> what survives every process. ``epoch``: of the leader. ``logs``: spout
     -> its partitions. ``lives``: (spout, partition, life) -> all its words. ``recorded``: (spout,
-    partition, life) -> the first and the last position in the record. ``group``: (spout, partition)
-    -> the position that the spout published, as (life, offset).
+    partition, life) -> the first and the last position in the record. ``added``: the fold when the
+    bolt that is added took part in its first checkpoint. ``group``: (spout, partition) -> the
+    position that the spout published, as (life, offset).
     """
 
     stores: dict[str, MemoryBytes] = field(default_factory=dict)
     logs: dict[str, list[NamedLog]] = field(default_factory=dict)
     lives: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
     recorded: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)
+    added: Counter[str] | None = None
     group: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     record: CheckpointRecord = field(default_factory=CheckpointRecord)
     epoch: int = 0
@@ -134,6 +164,8 @@ class StateWorld(Chances):
         """Note the positions of a prepared checkpoint: it will be committed,
         so the states hold the input up to there.
         """
+        if record.prepared and self.added is None and "added" in record.pending_layouts:
+            self.added = self.fold()
         for spout, told in (record.pending_positions or {}).items():
             for partition, (life, offset) in ((int(p), at) for each in told for p, at in each.items()):
                 place = spout, partition, life
@@ -150,14 +182,16 @@ class StateWorld(Chances):
 
     def committed(self, topology_id: str) -> dict[str, dict[Any, Any]]:
         """The committed state of each component, all tasks together."""
-        found: dict[str, dict[Any, Any]] = {each: {} for each in ("count", "again", "gather", "keeps")}
+        found: dict[str, dict[Any, Any]] = {each: {} for each in COMPONENTS}
         for component_id, layout in self.record.layouts.items():
             for task in range(layout.tasks):
                 store = self.stores[namespace_of(topology_id, component_id, layout.number, task)]
                 assert store.txid() == self.record.txid
                 kept = dict(LayeredState(store, MsgpackSerializer(), MsgpackSerializer()).items())
-                for what in "cd":
-                    kept.pop(((), what), None)  # every task has one
+                if component_id == "spans":
+                    check_due(kept)
+                if component_id in ("gather", "spans"):
+                    kept = {key: value for key, value in kept.items() if key[0]}
                 assert not set(kept) & set(found[component_id]), "two tasks have the same key"
                 found[component_id].update(kept)
         return found
@@ -193,6 +227,24 @@ class StateWorld(Chances):
         return result
 
 
+def check_due(kept: Mapping[Any, Any]) -> None:
+    """Check that a task holds no window that was due and has not fired. ``kept``: its state."""
+    reached = kept.get(((), "r"), _NEVER)
+    for key, what, *more in kept:
+        if what == "p" and (key, "f", *more) not in kept:
+            end = more[0] + micros(SPAN)
+            assert end > max(reached, kept.get((key, "w"), _NEVER)), f"window {key, more} was due, and has not fired"
+
+
+def open_spans(kept: Mapping[Any, Any]) -> Counter[str]:
+    """The words in windows that have not fired yet."""
+    found: Counter[str] = Counter()
+    for (key, what, *more), value in kept.items():
+        if what == "p" and (key, "f", *more) not in kept:
+            found[key[0]] += value
+    return found
+
+
 class DriverDies(BaseException):
     """The driver dies, and its homes with it, in the middle of a step."""
 
@@ -215,18 +267,18 @@ class FailingStore:
         return self._world.trouble("store", lambda: self._store.get(keys), 0.0005)  # type: ignore[no-any-return]
 
     def count(self) -> int:
-        return self._store.count()
+        return self._world.trouble("store", self._store.count, 0.005)  # type: ignore[no-any-return]
 
     def scan(self) -> Any:
-        return self._store.scan()
+        return self._world.trouble("store", self._store.scan, 0.005)
 
     def part(self, cursor: Any, most: int) -> Any:
-        return self._store.part(cursor, most)
+        return self._world.trouble("store", lambda: self._store.part(cursor, most), 0.005)
 
     frozen = True
 
     def snapshot(self) -> Any:
-        return self._store.snapshot()
+        return self._world.trouble("store", self._store.snapshot, 0.005)
 
     def prepare(self, txid: int, changes: Changes) -> None:
         self._world.trouble("store", lambda: self._store.prepare(txid, changes), 0.02)
@@ -238,7 +290,10 @@ class FailingStore:
         self._world.trouble("store", lambda: self._store.discard(upto), 0.02)
 
     def write(self, changes: Changes, txid: int | None) -> None:
-        self._store.write(changes, txid)
+        """In two steps, as a store that is far away."""
+        first = dict(itertools.islice(changes.items(), len(changes) // 2))
+        self._world.trouble("store", lambda: self._store.write(first, None), 0.02)
+        self._world.trouble("store", lambda: self._store.write(changes, txid), 0.02)
 
     def close(self) -> None: ...
 
@@ -256,13 +311,13 @@ class Splits(BaseBasicBolt):
         self.world.slow()
         wrong = self.world.strikes("value does not fit", 0.01)
         collector.emit(["none" if wrong else len(tup["word"])], stream="lengths")
-        collector.emit([tup["word"]])
+        collector.emit([tup["word"], tup["number"] if "number" in tup.fields else 0])
 
     def cleanup(self) -> None:
-        self.collector.emit([ALPHABET[0]])
+        self.collector.emit([ALPHABET[0], 0])
 
     def declare_output_fields(self, declarer: Any) -> None:
-        declarer.declare(Fields(word=str))
+        declarer.declare(Fields(word=str, number=int))
         declarer.declare(Fields(length=int), "lengths")
 
 
@@ -354,10 +409,15 @@ class Keeps(BaseStatefulBolt):
 
 
 def chained(
-    name: str, spouts: Mapping[str, tuple[BaseRichSpout, int]], tasks: int, windows: bool = False
+    name: str,
+    spouts: Mapping[str, tuple[BaseRichSpout, int]],
+    tasks: int,
+    *,
+    windows: bool = False,
+    added: bool = False,
 ) -> CoreTopology:
     """Words of ``spouts`` (id -> spout, parallelism), split, counted, counted again and,
-    if asked, gathered in windows.
+    if asked, gathered in windows, or counted once more by the bolt that is ``added``.
     """
     builder = TopologyBuilder(name)
     split = builder.set_bolt("split", Splits(), 2)
@@ -367,7 +427,12 @@ def chained(
     builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
     builder.set_bolt("count", Counts(name), tasks).fields_grouping("split", Fields("word"))
     builder.set_bolt("again", Counts(name), 2).fields_grouping("count", Fields("word"))
+    if added:
+        builder.set_bolt("added", Counts(name), tasks).fields_grouping("again", Fields("word"))
     if windows:
+        builder.set_bolt("spans", Spans(SPAN, LAG, LATENESS), tasks).fields_grouping("split", Fields("word"))
+        fired = builder.set_bolt("fired", KeepFired(SPAN), 2).fields_grouping("spans", Fields("word"))
+        fired.fields_grouping("spans", Fields("word"), "late")
         builder.set_bolt("gather", Gathers(name), tasks).fields_grouping("split", Fields("word"))
         builder.set_bolt("holds", Holds(), 2).shuffle_grouping("gather")
         builder.set_bolt("keeps", Keeps(), 2).fields_grouping("holds", Fields("word"))
@@ -376,12 +441,20 @@ def chained(
 
 class WorldProvider(StateProvider):
     def new_state(self, namespace: str, conf: Mapping[str, Any], context: Any) -> State:
-        world = _worlds[conf["world"]]
+        world = world_of(conf)
         store = world.stores.setdefault(namespace, MemoryBytes())
         return LayeredState(FailingStore(world, store), MsgpackSerializer(), MsgpackSerializer())
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
-        _worlds[conf["world"]].stores.pop(namespace, None)
+        world_of(conf).stores.pop(namespace, None)
+
+    def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
+        return namespace in world_of(conf).stores
+
+
+def world_of(conf: Mapping[str, Any]) -> StateWorld:
+    """The world of a run, or of a command."""
+    return _worlds[conf.get("world") or conf["app.world"]]
 
 
 class NamedSpout(ReplayableSpout):
@@ -425,7 +498,7 @@ class NamedSpout(ReplayableSpout):
             log = self.world.logs[self.name][partition]
             if offset < log.visible:
                 self.at[partition] = life, offset + 1
-                self.collector.emit([log.words[offset]], message_id=(partition, life, offset))
+                self.collector.emit([log.words[offset], offset], message_id=(partition, life, offset))
                 break
 
     def caught_up(self) -> bool:
@@ -451,7 +524,7 @@ class NamedSpout(ReplayableSpout):
         self.world.group.update({(self.name, int(partition)): tuple(at) for partition, at in position.items()})
 
     def declare_output_fields(self, declarer: Any) -> None:
-        declarer.declare(Fields(word=str))
+        declarer.declare(Fields(word=str, number=int))
 
 
 class Drives:
@@ -521,7 +594,8 @@ class Plans:
         self, name: str, world: StateWorld, words: int, exact: bool, changes: Sequence[str], windows: bool
     ) -> None:
         self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
-        self.windows = windows
+        self.windows, self.added = windows, False
+        self.saved: Saved | None = None
         self.spouts, self.tasks = {"words": 2}, 2
         self.source: list[str] = []
         logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
@@ -532,10 +606,12 @@ class Plans:
             self.source = list(itertools.chain(*logs))
 
     def topology(self) -> CoreTopology:
-        if not self.exact:
-            return chained(self.name, {"words": (Source(self.name, self.source), 2)}, 2, self.windows)
-        named = {each: (NamedSpout(self.name, latest=each != "words"), tasks) for each, tasks in self.spouts.items()}
-        return chained(self.name, named, self.tasks, self.windows)
+        named: dict[str, tuple[BaseRichSpout, int]] = {"words": (Source(self.name, self.source), 2)}
+        if self.exact:
+            named = {
+                each: (NamedSpout(self.name, latest=each != "words"), tasks) for each, tasks in self.spouts.items()
+            }
+        return chained(self.name, named, self.tasks, windows=self.windows, added=self.added)
 
     def next_driver(self) -> Drives | None:
         """Change what may change, and start a driver. None when it dies in its first steps."""
@@ -546,16 +622,65 @@ class Plans:
             self.world.add_log(added, 0, log)
         if self.happens("tasks changed", 0.5):
             self.tasks = self.world.chance.choice([1, 2, 3])
-        if self.happens("state forgotten", 0.1):
-            self.world.epoch += 1
-            self.world.stores.clear()
-            self.world.recorded.clear()
-            self.world.record = CheckpointRecord(last=self.world.record.last, forgotten=sorted(self.spouts))
+        if not self.added and self.happens("bolt added", 0.5):
+            self.added = True
         self.world.skews.clear()
         try:
+            if self.happens("state forgotten", 0.1):
+                self.forget()
+            if "state restored" in self.changes:
+                if self.saved is not None and self.happens("state restored", 0.4):
+                    self.restore(self.saved)
+                elif self.world.chance.random() < 0.5:
+                    self.saved = self.save() or self.saved
             return Drives(self.name, self.world, self.topology(), self.exact)
         except (RetryableError, DriverDies):
             return None
+
+    @contextmanager
+    def command(self) -> Iterator[tuple[Config, MemoryStore]]:
+        """What a command has while nothing runs: the configuration, and the record in a store.
+        The world has the record again when the command ends, or dies.
+        """
+        config = Config.of({"app.world": self.name, "topology.state.provider": f"{__name__}.WorldProvider"})
+        store = MemoryStore()
+        state = TransactionalState(store, self.name)
+        state.set_data(CHECKPOINT, self.world.record.document())
+        self.world.epoch += 1
+        try:
+            yield config, store
+        finally:
+            record = read_record(store, self.name)
+            assert record is not None
+            self.world.record = record
+
+    def forget(self) -> None:
+        with self.command() as (config, store):
+            forget_state(self.topology(), config, store)
+            self.world.recorded.clear()
+            self.world.added = None
+
+    def save(self) -> Saved | None:
+        """Take a snapshot; None when there is no checkpoint, or one is being committed."""
+        record = self.world.record
+        if record.prepared or not record.txid:
+            return None
+        with self.command() as (config, store), TopologyState(self.topology(), config, store) as state:
+            entries = [(name, entry) for name in state.components for entry in state.entries(name)]
+        return Saved(record.document(), entries, dict(self.world.recorded), self.world.added)
+
+    def restore(self, saved: Saved) -> None:
+        with self.command() as (config, store):
+            restore_state(
+                self.topology(),
+                config,
+                store,
+                document=saved.document,
+                entries=lambda: saved.entries,
+                where="the snapshot",
+            )
+            self.world.recorded = dict(saved.recorded)
+            self.world.added = saved.added
 
     def go_on(self) -> None:
         """What happens to the logs while time goes by."""
@@ -617,6 +742,9 @@ def simulate(
                 if not exact or (world.all_read() and not found["gather"]):  # all is read, no window is open
                     break
         expected = world.fold() if exact else Counter(plans.source)
+        if plans.added:
+            since, found_since = expected - (world.added or Counter()), Counter(found["added"])
+            assert found_since == since, f"seed {seed}: the bolt that was added has {found_since} instead of {since}"
         for component_id in ("count", "again"):
             counted = Counter(found[component_id])
             if exact:
@@ -632,6 +760,11 @@ def simulate(
                 assert start + LENGTH_S == end <= at, f"seed {seed}: window {word, start} has fired at {at}"
                 fired[word] += count
             assert fired == expected, f"seed {seed}: {fired} in windows instead of {expected}"
+            spans = open_spans(found["spans"])
+            for (word, start), values in found["fired"].items():
+                assert not Fired(*values).wrong, f"seed {seed}: span {word, start} has fired out of turn: {values}"
+                spans[word] += Fired(*values).tuples
+            assert spans == expected, f"seed {seed}: {spans} in spans instead of {expected}"
         if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # slowness is no failure
             status = driver.status()
             assert status.checkpoint is not None
