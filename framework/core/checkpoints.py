@@ -223,8 +223,8 @@ class Checkpoints:
     """Checkpoints of one run. ``stateful`` and ``spouts``: component -> number of tasks.
     ``layouts``: component -> the layout that it should have. ``exact``: all spouts can go back.
     ``durable``: the states survive their processes. ``save``: makes a record durable, or raises.
-    ``attempts_max``: after this many failures of components in a row, without a checkpoint in
-    between, the topology has failed."""
+    ``attempts_max``: the topology has failed when components have failed, or processes have ended,
+    this often in a row without a checkpoint in between."""
 
     def __init__(
         self,
@@ -260,6 +260,7 @@ class Checkpoints:
         self._wanted = False
         self._taken_at: float | None = None
         self._failures = 0
+        self._ended = 0
         self._recoveries = 0
         self._last_failure: str | None = None
         self._sizes: dict[str, StateSize] = {}
@@ -282,6 +283,11 @@ class Checkpoints:
     @property
     def failed_for_good(self) -> str | None:
         """Why the topology cannot go on, once components have failed too often; else None."""
+        if self._ended >= self._attempts_max:
+            return (
+                f"processes have ended {self._ended} times in a row without a checkpoint in between, the last time: "
+                f"{self._last_failure}; a tuple may end its process each time: see what the executors have printed"
+            )
         return self._last_failure if self._failures >= self._attempts_max else None
 
     @property
@@ -327,8 +333,16 @@ class Checkpoints:
         """Note that a round did something."""
         self._dirty = True
 
-    def lost(self, why: str) -> None:
-        """Note that a round was lost: what it did is unknown."""
+    def rested(self) -> None:
+        """Note that there is nothing to do: nothing that is left ends processes."""
+        self._ended = 0
+
+    def lost(self, why: str, *, ended: bool = False) -> None:
+        """Note that a round was lost: what it did is unknown. ``ended``: a process with tasks has
+        ended in it. Where spouts stay, they count that for their tuples; where all go back,
+        nobody else would, and a tuple that ends its process each time would come again for ever."""
+        if ended and self._exact and not self._recovering:
+            self._ended += 1
         self._recover(why)
 
     def failed(self, why: str, *, recovers: bool = False) -> None:
@@ -365,7 +379,7 @@ class Checkpoints:
             self._put(replace(self.record, prepared=True, pending_positions=positions, forgotten=forgotten))
             self._dirty = False
         else:
-            self._failures = 0
+            self._failures = self._ended = 0
             self._put(self._committed())
             self._sizes = {}
             for each in reports:

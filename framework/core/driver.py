@@ -32,6 +32,7 @@ from framework.core.rounds import (
     Counts,
     Decisions,
     ErrorKind,
+    HomeLostError,
     Round,
     RoundExecutor,
     RoundRecord,
@@ -277,7 +278,8 @@ class RoundDriver:
             follows_lost = round_.follows and round_.follows == self._lost
             self._lost = round_.number
             if self._checkpoints is not None:
-                self._checkpoints.lost(str(error))
+                self._checkpoints.lost(str(error), ended=isinstance(error, HomeLostError))
+                self._end_for_good(self._checkpoints)
             self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False
         found = self._take(round_, records)
@@ -290,6 +292,8 @@ class RoundDriver:
         done = self._stopping.is_set() or not (round_.drain or behind)
         with self._changed:
             self._idle = round_.number if done and not busy and not pending and settled else None
+        if self._checkpoints is not None and self._idle is not None:
+            self._checkpoints.rested()
         if busy:
             self._spout_wait_s = 0.0
         else:
@@ -453,9 +457,14 @@ class RoundDriver:
             self._stopping.wait(_pause_s(checkpoints.failures))
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
-        if checkpoints.failed_for_good is not None and self.failure is None:
-            self._fail(died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, checkpoints.failed_for_good))
+        self._end_for_good(checkpoints, *died)
         return checkpoints.settled
+
+    def _end_for_good(self, checkpoints: Checkpoints, *died: ComponentError) -> None:
+        """End the topology if it has failed too often. ``died``: what failed last."""
+        why = checkpoints.failed_for_good
+        if why is not None and self.failure is None:
+            self._fail(died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, why))
 
     def _left_open(self) -> str | None:
         """Who holds a tuple of the round that prepares a checkpoint; None when nobody does. If

@@ -7,12 +7,13 @@ import itertools
 import selectors
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import cloudpickle
 
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Channel, Credentials, Place, connect
 from framework.execution.levels import delivered, walk
@@ -24,6 +25,8 @@ ANSWER_MIN_S = 60.0
 CONNECT_S = 10.0
 #: How long components may take to close.
 _CLOSE_S = 30.0
+#: How many tasks an error names.
+_NAMES_MAX = 4
 
 
 class Address(NamedTuple):
@@ -59,10 +62,6 @@ class HomeSettings:
         return 2 * self.answer_s  # while one home does not answer, the others are not asked
 
 
-class HomeLostError(RetryableError):
-    """A home does not answer."""
-
-
 _channels: dict[Address, Channel] = {}
 #: Numbers of messages. An answer carries the number of its message. So an answer that a killed task
 #: did not wait for is not taken for the answer to the next message.
@@ -79,7 +78,7 @@ def _channel_to(address: Address, credentials: Credentials) -> Channel:
 class HomeClient:
     """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its
     home. ``answer_s``: a home that has not answered for this long is told to end itself, and counts
-    as lost."""
+    as lost. ``names``: (level, partition) -> what lives there, for errors."""
 
     def __init__(
         self,
@@ -87,8 +86,10 @@ class HomeClient:
         credentials: Credentials,
         placed: Mapping[tuple[int, int], int],
         answer_s: float,
+        names: Mapping[tuple[int, int], str] = MappingProxyType({}),
     ) -> None:
         self._addresses = {each.number: each for each in addresses}
+        self._names = dict(names)
         self._credentials = credentials
         self._placed = placed
         self._answer_s = answer_s
@@ -100,7 +101,7 @@ class HomeClient:
         """Run one task of a level."""
         number = self._placed[(level, partition)]
         self._send(number, ("run", round_, level, [(partition, records)]))
-        return self._answer(number, self._limit_s(round_))  # type: ignore[no-any-return]
+        return self._answer(number, self._limit_s(round_), [(level, partition)])  # type: ignore[no-any-return]
 
     def walk(self, round_: Round, widths: Sequence[int]) -> list[RoundRecord]:
         """Run all levels of a round. The homes work side by side on each level."""
@@ -111,7 +112,11 @@ class HomeClient:
                 self._send(home, ("run", round_, level, tasks))
             if round_.spout_wait_s and not level:
                 self._wake_after_the_first(round_, list(arriving))
-            return [each for home in arriving for each in self._answer(home, self._limit_s(round_))]
+            return [
+                each
+                for home, tasks in arriving.items()
+                for each in self._answer(home, self._limit_s(round_), [(level, task) for task, _ in tasks])
+            ]
 
         return walk(widths, run_level)
 
@@ -154,7 +159,8 @@ class HomeClient:
         except (OSError, EOFError) as error:
             self._lost(address, error)
 
-    def _answer(self, number: int, limit_s: float) -> Any:
+    def _answer(self, number: int, limit_s: float, ran: Sequence[tuple[int, int]] = ()) -> Any:
+        """``ran``: the tasks that the home was to run."""
         address = self._addresses[number]
         try:
             channel = _channel_to(address, self._credentials)
@@ -166,7 +172,7 @@ class HomeClient:
                     self._end(address)
                     raise TimeoutError(f"it did not answer for {limit_s:g} s") from None
         except (OSError, EOFError) as error:
-            self._lost(address, error)
+            self._lost(address, error, ran)
         if outcome == "lost":
             raise RetryableError(result)
         if outcome == "bug":
@@ -182,12 +188,15 @@ class HomeClient:
         except (OSError, EOFError):
             pass  # it has ended already, or is frozen
 
-    def _lost(self, address: Address, error: BaseException) -> NoReturn:
+    def _lost(self, address: Address, error: BaseException, ran: Sequence[tuple[int, int]] = ()) -> NoReturn:
         found = _channels.pop(address, None)
         if found is not None:
             found.close()
         reason = str(error) or type(error).__name__
-        raise HomeLostError(f"home {address.number} (pid {address.pid}) is gone: {reason}") from error
+        names = [self._names[each] for each in ran if each in self._names]
+        shown = ", ".join(names[:_NAMES_MAX]) + (", ..." if len(names) > _NAMES_MAX else "")
+        during = f" while it ran {shown}" if names else ""
+        raise HomeLostError(f"home {address.number} (pid {address.pid}) is gone{during}: {reason}") from error
 
 
 def close_home(address: Address, credentials: Credentials) -> None:

@@ -29,6 +29,15 @@ class CorePlan:
         """Tasks per level; the ackers are the last one."""
         return [level.partitions for level in self.plan.processing] + ([self.ackers] if self.ackers else [])
 
+    def names(self) -> dict[tuple[int, int], str]:
+        """(level, partition) -> the component tasks that live there. Without ackers."""
+        found = {}
+        for number, level in enumerate(self.plan.processing):
+            for partition in range(level.partitions):
+                segment, task = level.slot(partition)
+                found[(number, partition)] = ", ".join(f"{each}[{task}]" for each in segment.components)
+        return found
+
     def spout_tasks(self) -> list[tuple[str, int]]:
         """Component id and task of every spout task."""
         return self._tasks_of(each for each in self.plan.components.values() if not each.inputs)

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.errors import RetryableError
 from framework.execution.failures import FailureKind, kind_of
 from framework.execution.levels import walk
 from framework.execution.records import Piece
@@ -106,6 +107,10 @@ class Counts:
             more = getattr(other, name)
             if more:
                 setattr(self, name, getattr(self, name) + more)
+
+
+class HomeLostError(RetryableError):
+    """A process with tasks has ended, or does not answer. The message says what it ran."""
 
 
 class ErrorKind(Enum):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
 from framework.core.home_process import ensure_home
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport
+from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord, RoundReport
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Credentials
 from framework.execution.spark.rounds import SparkJobs
@@ -38,6 +38,7 @@ class SparkRounds:
         self._settings: HomeSettings | None = None
         self._addresses: list[Address] = []
         self._placed: dict[tuple[int, int], int] = {}
+        self._names: dict[tuple[int, int], str] = {}
         self._suspect = False
         self._finding = threading.Lock()
         self._tuples = 0
@@ -58,6 +59,7 @@ class SparkRounds:
         tasks = [(level, partition) for level, width in enumerate(self._plan.widths) for partition in range(width)]
         homes = min(self._jobs.slots, len(tasks))
         self._placed = {task: number % homes for number, task in enumerate(tasks)}
+        self._names = self._plan.names()
         self._addresses = self._jobs.each(list(range(homes)), _Ensure(self._settings, {}))
 
     @property
@@ -73,13 +75,15 @@ class SparkRounds:
             with self._finding:
                 if self._suspect:
                     self._find_homes()
-            client = HomeClient(self._addresses, settings.credentials, self._placed, settings.answer_s)
+            client = HomeClient(self._addresses, settings.credentials, self._placed, settings.answer_s, self._names)
             if self._chains:
                 records = self._jobs.chain(self._plan.widths, _Carry(client, round_))
             else:
                 records = self._jobs.one(_Walk(client, round_, self._plan.widths))
-        except RetryableError:
+        except RetryableError as error:
             self._suspect = True
+            if HomeLostError.__name__ in str(error):  # of an error in a Spark task, only the text is left
+                raise HomeLostError(str(error)) from error
             raise
         self._tuples = sum(
             counts.emitted for record in records if isinstance(record, RoundReport) for counts in record.counts.values()

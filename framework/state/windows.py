@@ -8,8 +8,8 @@ entries; their keys begin with the window key, or with ``()``::
     (key, "t", number)    a tuple, by its number; in time windows, by (pane, number)
     (key, "p", pane)      time windows: how many tuples a pane has
     (key, "f", start)     time windows with lateness: how often a window has fired
-    (key, "w")            time windows: the watermark when windows of the key last fired, or panes of it
-                          were last due
+    (key, "w")            time windows: the watermark when windows or panes of the key were last
+                          due, or one of the windows fired again
     (key, "o")            time windows: those that end up to here are over, as for ((), "o")
     ((), "m", source)     the latest time that was seen of each input of this task
     ((), "r")             the watermark that this task has reached: what was due then has fired

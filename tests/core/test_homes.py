@@ -19,10 +19,10 @@ import pytest
 
 from framework import Config
 from framework.core import home_client
-from framework.core.home_client import Address, HomeClient, HomeLostError, HomeSettings, close_home
+from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
 from framework.core.home_process import ensure_home, start_home
 from framework.core.plan import CorePlan
-from framework.core.rounds import Round, RoundReport
+from framework.core.rounds import HomeLostError, Round, RoundReport
 from framework.core.run import _round_executor
 from framework.execution.channels import STRANGERS_MAX, Credentials, connect
 from framework.execution.plan import plan_execution

@@ -41,6 +41,7 @@ from spouts import KafkaSpout, TextCodec
 from tests.kit.journaled import WORDS, note, noted
 from tests.kit.kafka_words import SplitNumbered
 from tests.kit.kills import PARTITIONS, TOPIC, Kills, kill_often, numbered, paused, restarted
+from tests.kit.spans import Fired, KeepFired, Spans
 from tests.kit.topics import Topics
 
 KINDS = (
@@ -59,7 +60,7 @@ KINDS = (
 #: The state has up to this many keys per word.
 KEYS = 1_000
 #: Numbers of records in a window, how far the watermark is behind, and how late a tuple may be.
-SPAN, LAG, LATENESS = 100, 1_500, 1_000
+SPAN, LAG, LATENESS = 100, 4_000, 2_000
 #: Records that are sent at the end, far ahead, each word in one at least: then all others are due.
 CLOSING = range(10**9, 10**9 + 3 * len(WORDS))
 
@@ -120,52 +121,6 @@ class AddUp(BaseStatefulBolt):
         self.collector.ack(tup)
 
 
-class EachSpan(BaseWindowedBolt):
-    """How many of each word are in ``SPAN`` records."""
-
-    def __init__(self) -> None:
-        windows = TimeWindow(SPAN, "number", lag_s=LAG, lateness_s=LATENESS)
-        super().__init__(windows, key=["word"], late=Fields(word=str, number=int))
-
-    def execute_window(self, window: Window, collector: Any) -> None:
-        collector.emit([*window.key, int(window.start), window.firing, len(window.tuples)])
-
-    def declare_output_fields(self, declarer: Any) -> None:
-        super().declare_output_fields(declarer)
-        declarer.declare(Fields(word=str, start=int, firing=int, count=int))
-
-
-class KeepFired(BaseStatefulBolt):
-    """Keeps what was fired of each window, and what was too late for it.
-
-    The value of a key (word, start): [firings, tuples in the last one, tuples in windows that had
-    been forgotten when the same window was opened again, late tuples, firings out of turn].
-    """
-
-    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
-        self.collector = collector
-
-    def init_state(self, state: Any) -> None:
-        self.fired = state
-
-    def execute(self, tup: Tuple) -> None:
-        late = tup.source_stream != "default"
-        key = tup["word"], tup["number"] // SPAN * SPAN if late else tup["start"]
-        firings, count, before, too_late, wrong = self.fired.get(key) or (0, 0, 0, 0, 0)
-        if late:
-            too_late += 1
-        elif tup["firing"] == 0:  # the first time, or a tuple has opened it again after it was forgotten
-            firings, count, before = 1, tup["count"], before + count
-        else:
-            wrong += (tup["firing"], tup["count"]) != (firings, count + 1)
-            firings, count = tup["firing"] + 1, tup["count"]
-        self.fired.put(key, (firings, count, before, too_late, wrong))
-        self.collector.ack(tup)
-
-    def grouping_key(self, key: Any) -> tuple[Any, ...]:
-        return key[:1]
-
-
 def topology(app: Mapping[str, Any]) -> CoreTopology:
     spout = KafkaSpout([app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec(), group="counts")
     tasks = int(app.get("app.tasks", 2))
@@ -176,8 +131,8 @@ def topology(app: Mapping[str, Any]) -> CoreTopology:
     builder.set_bolt("count", CountWords(app["app.folder"]), tasks).fields_grouping("split", by_word)
     builder.set_bolt("windows", EachSecond(), tasks).fields_grouping("count", by_word)
     builder.set_bolt("totals", AddUp(), tasks).fields_grouping("windows", by_word)
-    builder.set_bolt("spans", EachSpan(), tasks).fields_grouping("count", by_word)
-    fired = builder.set_bolt("fired", KeepFired(), tasks)
+    builder.set_bolt("spans", Spans(SPAN, LAG, LATENESS), tasks).fields_grouping("count", by_word)
+    fired = builder.set_bolt("fired", KeepFired(SPAN), tasks)
     fired.fields_grouping("spans", by_word).fields_grouping("spans", by_word, "late")
     return builder.build()
 
@@ -277,6 +232,9 @@ def run(
             with closing(store_of(config)) as store, TopologyState(topology(config.app), config, store) as state:
                 return dict(state.items(component_id))
 
+        def held_fired() -> dict[Any, Fired]:
+            return {key: Fired(*values) for key, values in held("fired").items()}
+
         def txid() -> int:
             return max(map(int, noted(folder, "commits")[-10:]), default=0)
 
@@ -290,7 +248,8 @@ def run(
                     producer.produce(TOPIC, numbered(number), partition=number % PARTITIONS)
                 producer.arrived(60)
             words, open_ = (sum(1 for _ in _words(each)) for each in (numbers, CLOSING))
-            return sum(held("totals").values()) >= words and sum(map(_kept, held("fired").values())) >= words - open_
+            fired = sum(each.tuples for each in held_fired().values())
+            return sum(held("totals").values()) >= words and fired >= words - open_
 
         def processes() -> list[int]:
             """Those of Spark and of the topology."""
@@ -315,15 +274,15 @@ def run(
             **options,
         )
         soak.minutes = round((time.monotonic() - start) / 60, 1)
-        fired = held("fired")
+        fired = held_fired()
         made = Outcome(
             seen,
             Counter(held("count")),
             Counter(held("totals")),
-            Counter({key: _kept(value) for key, value in fired.items()}),
-            again=sum(firings > 1 for firings, *_ in fired.values()),
-            late=sum(late for *_, late, _ in fired.values()),
-            wrong=sum(wrong for *_, wrong in fired.values()),
+            Counter({key: each.tuples for key, each in fired.items()}),
+            again=sum(each.firings > 1 for each in fired.values()),
+            late=sum(each.late for each in fired.values()),
+            wrong=sum(each.wrong for each in fired.values()),
             soak=soak,
             numbers=numbers or range(seen.messages),
         )
@@ -342,12 +301,6 @@ def random_kills(kills: int, seed: int) -> list[str]:
 def _words(numbers: Iterable[int]) -> Iterable[tuple[int, str]]:
     """The numbers of records, and their words."""
     return ((number, word) for number in numbers for word in numbered(number).split()[1:])
-
-
-def _kept(fired: Sequence[int]) -> int:
-    """The tuples of a window, fired or late."""
-    _, count, before, late, _ = fired
-    return count + before + late
 
 
 def main() -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import Config, Fields, TopologyBuilder, submit
+from framework import BaseBasicBolt, Config, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.coordination import store_of
 from framework.core.reader import TopologyState
 from framework.core.spark import SparkRounds
@@ -54,6 +55,48 @@ def test_a_home_that_is_killed_loses_no_state(
     with TopologyState(topology, config, store) as state:
         assert dict(state.items("count")) == Counter(word for each in words for word in each)
     store.close()
+
+
+class Deadly(BaseBasicBolt):
+    """Passes words on; one of them ends the process, until a file says that the bolt is mended."""
+
+    def __init__(self, mended: Path) -> None:
+        self.mended = mended
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        if tup["word"] == "poison" and not self.mended.exists():
+            os._exit(3)
+        collector.emit([tup["word"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+@pytest.mark.dies("state 3")
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("5.4")
+def test_a_tuple_that_ends_its_process_each_time_ends_the_topology_and_the_bolt_is_named(
+    tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int
+) -> None:
+    """With a mended bolt, it goes on and counts everything once."""
+    words = [[f"w{number % 7}" for number in range(100)] + ["poison"] for _ in range(2)]
+    builder = TopologyBuilder(f"p{seed}-{os.getpid()}")
+    builder.set_spout("words", Log("in other processes", words, per_call=20), 2)
+    builder.set_bolt("deadly", Deadly(tmp_path / "mended")).shuffle_grouping("words")
+    builder.set_bolt("count", Count("in other processes"), 2).fields_grouping("deadly", Fields("word"))
+    topology = builder.build()
+    conf = lmdb(
+        tmp_path,
+        **{"spark.master": spark, "transactional.zookeeper.servers": servers.zookeeper, "topology.max.attempts": 2},
+    )
+    with submit(topology, conf) as run, pytest.raises(CoreTopologyFailed, match=r"ended 2 times in a row.*deadly\[0\]"):
+        run.join(240)
+    (tmp_path / "mended").touch()
+    with submit(topology, conf) as run:
+        run.wait_until_idle(120)
+    config = Config.of(conf)
+    with closing(store_of(config)) as store, TopologyState(topology, config, store) as state:
+        assert dict(state.items("count")) == Counter(word for each in words for word in each)
 
 
 FEW = ["home", "redis", "rescale"]

@@ -13,7 +13,7 @@ import pytest
 
 from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
 from framework.core.checkpoints import CheckpointRecord
-from framework.core.rounds import Round
+from framework.core.rounds import HomeLostError, Round
 from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
@@ -191,14 +191,15 @@ def die(found: Any) -> None:
     raise ZeroDivisionError("died")
 
 
-def lose_a_round(stepped: SteppedState) -> None:
+def lose_a_round(stepped: SteppedState, error: RetryableError | None = None) -> None:
     """Run a round whose reports do not reach the driver."""
     run = stepped.rounds.run
+    lost_by = error or RetryableError("the executor is gone")
 
     def lost(round_: Round) -> Any:
         stepped.rounds.run = run  # type: ignore[method-assign]
         run(round_)
-        raise RetryableError("the executor is gone")
+        raise lost_by
 
     stepped.rounds.run = lost  # type: ignore[method-assign]
     assert not stepped.driver.step()
@@ -282,6 +283,54 @@ def test_repeated_failures_without_a_checkpoint_in_between_end_the_topology_and_
         if often == 4:
             stepped.settle()
     assert named in str(stepped.driver.failure)
+
+
+@pytest.mark.dies("state 3")
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize(
+    ("error", "exact", "checkpoints", "ends"),
+    [
+        (HomeLostError("home 1 is gone while it ran split[0]"), True, False, True),
+        (HomeLostError("home 1 is gone while it ran split[0]"), True, True, False),
+        (HomeLostError("home 1 is gone while it ran split[0]"), False, False, False),
+        (RetryableError("the executor is gone"), True, False, False),
+    ],
+    ids=["a process ends", "with checkpoints in between", "at-least-once", "an executor is lost"],
+)
+def test_a_process_that_ends_again_and_again_before_the_next_checkpoint_ends_the_topology(
+    key: str, tmp_path: Path, error: RetryableError, exact: bool, checkpoints: bool, ends: bool
+) -> None:
+    """At-least-once, the spouts count this for their tuples. Losing an executor says nothing about
+    a tuple.
+    """
+    words = journal(key).results["words"] = list(WORDS)
+    stepped = SteppedState(two_of_each(key, Fed(key, [[]])), tmp_path, exact=exact).settle()
+    for times in range(1, 8):
+        assert stepped.driver.failure is None
+        words.append("cow")
+        lose_a_round(stepped, error)
+        lose_a_round(stepped, error)  # in the recovery: it has begun nothing that could end the process
+        stepped.step()
+        if checkpoints:
+            stepped.settle()
+        if ends and times == 5:
+            break
+    assert (stepped.driver.failure is not None) == ends
+    if ends:
+        assert "5 times in a row" in str(stepped.driver.failure)
+        assert "split[0]" in str(stepped.driver.failure)
+
+
+@pytest.mark.rule("C36")
+def test_processes_that_end_while_there_is_nothing_to_do_do_not_end_the_topology(key: str, tmp_path: Path) -> None:
+    """No checkpoint comes in between, and none is due."""
+    stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
+    before = stepped.record.txid
+    for _ in range(8):
+        lose_a_round(stepped, HomeLostError("home 1 is gone"))
+        stepped.step(3)
+    assert (stepped.record.txid, stepped.recoveries, stepped.driver.failure) == (before, 8, None)
 
 
 @pytest.mark.dies("state 4")

@@ -313,7 +313,9 @@ def test_a_window_that_was_opened_late_does_not_fire_anew_in_another_task(tmp_pa
     events = [("a", 1.0, 1), ("b", 12.0, 2), ("a", 3.0, 3), ("b", 4.0, 4)]
     name = f"w{uuid.uuid4().hex[:8]}"
     windows = TimeWindow(5, "at", lateness_s=20)
-    found = in_phases(name, tmp_path, windows, [(1, events), (2, events), (3, [*events, ("a", 13.0, 5), ("b", 13.0, 6)])])
+    found = in_phases(
+        name, tmp_path, windows, [(1, events), (2, events), (3, [*events, ("a", 13.0, 5), ("b", 13.0, 6)])]
+    )
     assert found == {("a", 0.0, 0): (5.0, [1]), ("a", 0.0, 1): (5.0, [1, 3]), ("b", 0.0, 0): (5.0, [4])}
 
 
