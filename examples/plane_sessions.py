@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from examples.flights_data import departures
-from examples.sending import send
 from framework import (
     BaseStatefulBolt,
     Config,
@@ -39,6 +37,8 @@ from framework.coordination import store_of
 from framework.core.reader import TopologyState
 from framework.observe import configure_logging
 from integration import EmbeddedServers
+from ratchet.demo.flights_data import departures
+from ratchet.demo.sending import send
 from spouts import JsonCodec, KafkaSpout
 
 TOPIC = "departures"

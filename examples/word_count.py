@@ -18,7 +18,6 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from examples.sending import send
 from framework import (
     BaseBasicBolt,
     Fields,
@@ -31,6 +30,7 @@ from framework import (
 )
 from framework.observe import configure_logging
 from integration import EmbeddedServers
+from ratchet.demo.sending import send
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 

@@ -50,7 +50,7 @@ def test_importing_the_packages_loads_neither_spark_nor_pandas() -> None:
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("package", ["framework", "integration", "sinks", "spouts"])
+@pytest.mark.parametrize("package", ["framework", "integration", "ratchet", "sinks", "spouts"])
 def test_type_checkers_take_the_types_of_an_installed_package(package: str) -> None:
     """They look for the marker of PEP 561, which goes into the wheel."""
     assert (ROOT / package / "py.typed").exists()

@@ -11,7 +11,7 @@ from importlib.metadata import packages_distributions
 
 from tests.kit.processes import ROOT
 
-PACKAGES = ("framework", "spouts", "sinks", "integration", "tests", "examples", "benchmarks")
+PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet", "tests", "examples", "benchmarks")
 #: Imported, and brought by a distribution that is declared: pyspark, testcontainers.
 COME_ALONG = {"py4j", "docker"}
 
@@ -71,7 +71,7 @@ def test_what_is_imported_comes_with_the_package_or_with_an_extra_for_users() ->
 
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
-        for package in ("framework", "spouts", "sinks", "integration")
+        for package in ("framework", "spouts", "sinks", "integration", "ratchet")
         for path in sorted((ROOT / package).rglob("*.py"))
         if "contract" not in path.relative_to(ROOT).with_suffix("").parts  # suites for pytest
         for name in {name.partition(".")[0] for _, name in imported(ast.parse(path.read_text()))}

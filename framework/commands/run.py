@@ -33,7 +33,7 @@ from framework.topology import CoreTopology, Topology
 from framework.transactions.run import Run
 
 #: The demo is a program like any user's; the framework knows it by name only.
-DEMO = "examples.flights_demo:main"
+DEMO = "ratchet.demo.flights_demo:main"
 _POLL_S = 0.5
 
 _log = get_logger()

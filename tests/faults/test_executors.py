@@ -18,10 +18,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from examples import flights_data
-from examples.flights import TOPIC
 from integration import EmbeddedServers, PostgresServer, Shape, SparkCluster
 from integration.spark import descendants
+from ratchet.demo import flights_data
+from ratchet.demo.flights import TOPIC
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.processes import RunProcess
@@ -251,7 +251,7 @@ def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_kil
             "transactional.zookeeper.servers": servers.zookeeper,
             "transactional.zookeeper.session.timeout.secs": 4,
         }
-        run = RunProcess(tmp_path / "run.log", "examples.flights:topology", settings)
+        run = RunProcess(tmp_path / "run.log", "ratchet.demo.flights:topology", settings)
 
         def committed() -> int:
             with psycopg.connect(own_postgres.dsn) as database:

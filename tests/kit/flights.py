@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from examples import flights_data
 from framework.transactions import TransactionalState, ZooKeeperStore
+from ratchet.demo import flights_data
 from tests.kit.processes import RunProcess
 
 
@@ -34,7 +34,7 @@ class FlightsRun(RunProcess):
             "spark.master": "local[2]",
         }
         executor = "spark" if spark else "local"
-        super().__init__(folder / "run.log", "examples.flights:topology", settings, executor=executor)
+        super().__init__(folder / "run.log", "ratchet.demo.flights:topology", settings, executor=executor)
 
     def start(self, *options: str) -> None:
         super().start("--until-caught-up", *options)

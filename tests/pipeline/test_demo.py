@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.flights_data import FLIGHTS
+from ratchet.demo.flights_data import FLIGHTS
 from tests.kit.processes import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.kills, pytest.mark.slow]

@@ -11,17 +11,16 @@ from confluent_kafka import KafkaException
 
 from examples import (
     acker_trace,
-    flights_data,
     global_count,
     joined_streams,
     plane_sessions,
-    sending,
     stateful_word_count,
     streaming_word_count,
     word_count,
 )
 from framework.errors import RetryableError
 from integration import EmbeddedServers, RedisServer
+from ratchet.demo import flights_data, sending
 from tests.kit.topics import Topics
 
 

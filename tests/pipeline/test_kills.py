@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from examples import flights_data
-from examples.flights import TOPIC
 from integration import EmbeddedServers
+from ratchet.demo import flights_data
+from ratchet.demo.flights import TOPIC
 from tests.kit.flights import FlightsRun
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]

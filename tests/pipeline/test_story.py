@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from examples import flights_data
 from integration import EmbeddedServers
+from ratchet.demo import flights_data
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "story.md"
 BLOCK = re.compile(r"(?P<mended><!-- mended -->\n)?```(?P<language>python|console)\n(?P<text>.*?)```", re.S)

@@ -22,6 +22,8 @@ from framework.errors import ConfigError
 
 #: Shipped even when they are installed: executors must run the same code as the driver.
 OWN_PACKAGES = ("framework", "spouts", "sinks")
+#: The demo, which is a program like any user's, and is installed with the packages.
+_DEMO = "ratchet"
 #: An archive of more bytes than this contains data that does not belong on every executor.
 SHIPPED_BYTES_MAX = 256 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the archive's bytes depend on its content alone
@@ -67,7 +69,7 @@ def _files() -> dict[str, Path]:
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
         module = sys.modules.get(name)
         for place in _places(module):
-            if name not in OWN_PACKAGES and _is_installed(place):
+            if name not in (*OWN_PACKAGES, _DEMO) and _is_installed(place):
                 continue
             if place.is_dir():
                 found |= {str(file.relative_to(place.parent)): file for file in _inside(place)}

@@ -17,8 +17,8 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from examples.sending import send
 from framework.errors import ConfigError
+from ratchet.demo.sending import send
 
 PARTITIONS = 4
 FLIGHTS = 336_776

@@ -1,4 +1,4 @@
-"""The console script ``ratchet``, and ``ratchet.read`` for notebooks.
+"""What ``ratchet`` does when it is typed, and ``ratchet.read`` for notebooks.
 
 It imports nothing of ours before Ctrl-C is quiet: Python takes a second to import the framework.
 """

@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from examples import flights_data
-from examples.flights import TOPIC, topology
 from framework import Config, submit
 from framework.commands.supervision import stop_on_signal, supervise
 from integration import EmbeddedServers, ServerError
+from ratchet.demo import flights_data
+from ratchet.demo.flights import TOPIC, topology
 
 FOLDER = Path(".ratchet/demo")
 
