@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak lint bench simulate lock clean
+.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak lint bench simulate wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -76,6 +76,17 @@ bench: $(STAMP)
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --schedules $(SCHEDULES)
 
+# The files of a release, in dist/: an sdist, a wheel with the native reader for Linux, one for all other machines.
+WHEELS_VENV := .venv-wheels
+wheels: $(WHEELS_VENV)/.installed
+	$(WHEELS_VENV)/bin/python deploy/wheels.py
+
+$(WHEELS_VENV)/.installed: requirements-wheels.lock
+	@command -v cargo >/dev/null || { echo "the native reader needs Rust: install it, and put cargo on the PATH" >&2; exit 1; }
+	test -x $(WHEELS_VENV)/bin/python || $(PYTHON) -m venv $(WHEELS_VENV)
+	$(WHEELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-wheels.lock
+	touch $@
+
 $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Ratchet needs Python 3.11: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -86,6 +97,7 @@ $(STAMP): requirements.lock pyproject.toml
 # Resolves pyproject.toml again and writes every version with its hashes.
 lock:
 	uv pip compile pyproject.toml --extra demo --extra registry --extra polars --extra postgres --extra redis --extra delta --extra lmdb --extra containers --extra sketches --extra plot --extra otel --extra ui --extra read --extra dev --python-version 3.11 --generate-hashes --no-header -o requirements.lock
+	uv pip compile --group wheels --python-version 3.11 --generate-hashes --no-header -o requirements-wheels.lock
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(WHEELS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache
