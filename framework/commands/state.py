@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 import typer
 
@@ -305,9 +305,11 @@ def _entries(file: Path, config: Config) -> Iterator[tuple[str, Entry]]:
 def _header(lines: Iterator[Any], file: Path) -> dict[str, Any]:
     """The first line of a snapshot. Raises ``ConfigError`` when the file is not a snapshot."""
     header = next(lines, None)
-    if not isinstance(header, dict) or header.get("format") != SNAPSHOT_FORMAT:
-        raise ConfigError(f"{file} is not a snapshot of this release")
-    return header
+    found = header.get("format") if isinstance(header, dict) else None
+    if found != SNAPSHOT_FORMAT:
+        known = f"of format {found}, and this Ratchet knows {SNAPSHOT_FORMAT}" if found else "not a snapshot"
+        raise ConfigError(f"{file} is {known}")
+    return cast(dict[str, Any], header)
 
 
 def _lines(file: Path) -> Iterator[Any]:

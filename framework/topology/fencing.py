@@ -103,7 +103,9 @@ class Standing:
 def check_format(found: object, location: str) -> None:
     """Raise ``CorruptStateError`` for a header that another version wrote."""
     if found != FORMAT:
-        raise CorruptStateError(f"{location}: header format {found}, and this Ratchet knows {FORMAT}")
+        raise CorruptStateError(
+            f"{location}: header format {found}, and this Ratchet knows {FORMAT}; run the newer version"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,12 +108,14 @@ class TopologyDocuments:
         ``accept_changed`` the changed topology is accepted; if its spout has another id, it takes
         over the plans of the former one. Raises ``DataLossError`` for another source, unless
         ``accept_lost_data`` says that the planner goes on after lost data. Raises
-        ``CorruptStateError`` when ``meta`` does not parse.
+        ``CorruptStateError`` when ``meta`` does not parse, or ``origin``, which is needed when a
+        transaction closes: what cannot be read then is better noticed before anything is written.
 
         Returns the locations of the states that a change has added and that may still join, on
         every start with ``accept_changed``: a crash may have come before they joined. A state from
         before the change may not join, even if it is empty.
         """
+        self._origin = _origin_in(self._state, self._topology.id)
         outline = self._topology.outline()
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
         found = self._state.get_data(META)

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError, TopologyError
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
+from framework.topology.fencing import check_format
 from sinks.backends.backend import Key, MapBackend, Row
 
 
@@ -100,6 +101,7 @@ class MemoryBackend(MapBackend):
         header = self._rows().header
         if header is None:
             raise InvariantViolation(f"{self.location} is used before it is prepared")
+        check_format(header.format, self.location)
         return header
 
     def raise_header(self, expected: Header, new: Header) -> None:

@@ -32,6 +32,7 @@ from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
     ConfigError,
+    CorruptStateError,
     InvariantViolation,
     MovedOnError,
     RatchetError,
@@ -151,6 +152,13 @@ class BackendContract:
             backend.raise_header(header, header.opened(2, OpenCommit(1, 2, DIGEST)))
         assert refused.value.epoch == 3
         assert backend.read_header() == opened
+
+    def test_a_header_of_a_later_release_is_refused_plainly(self, backend: MapBackend) -> None:
+        header = backend.prepare("topology")
+        with suppress(CorruptStateError):  # some read back what they have written
+            backend.raise_header(header, replace(header, format=99))
+        with pytest.raises(CorruptStateError, match=r"header format 99, and this Ratchet knows \d+; run the newer"):
+            backend.read_header()
 
     def test_put_under_another_header_writes_nothing(self, backend: MapBackend) -> None:
         header = backend.prepare("topology")

@@ -308,7 +308,9 @@ def _parsed(value: bytes, location: str) -> Marker:
     try:
         document: dict[str, Any] = json.loads(value)
         if document["format"] > MARKER_FORMAT:
-            raise CorruptStateError(f"{location}: format {document['format']}; a newer version wrote it")
+            raise CorruptStateError(
+                f"{location}: format {document['format']}, and this Ratchet knows up to {MARKER_FORMAT}; run the newer version"
+            )
         return replace(Marker(**document), format=MARKER_FORMAT)
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptStateError(f"{location}: not a marker ({error})") from error

@@ -21,6 +21,8 @@ from typing import Any
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError
 from framework.topology import Header
 
+#: The form of documents; the first had no number. A later form is refused.
+FORMAT = 1
 #: Old versions of a header to keep: a process may be reading one of them.
 _KEPT = 20
 _DIGITS = 12
@@ -154,6 +156,10 @@ def read_document(path: Path) -> dict[str, Any]:
         body, checksum = found["document"], found["blake2b"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptStateError(f"{path}: not a document of Ratchet ({error}); restore it from a backup") from error
+    if (form := found.get("format", FORMAT)) != FORMAT:
+        raise CorruptStateError(
+            f"{path}: document format {form}, and this Ratchet knows {FORMAT}; run the newer version"
+        )
     if checksum != _checksum(body):
         raise CorruptStateError(f"{path}: its checksum does not match; restore it from a backup")
     document: dict[str, Any] = body
@@ -200,7 +206,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     with open(path, "w", encoding="utf-8") as file:
-        json.dump({"document": document, "blake2b": _checksum(document)}, file)
+        json.dump({"format": FORMAT, "document": document, "blake2b": _checksum(document)}, file)
         file.flush()
         os.fsync(file.fileno())
 
