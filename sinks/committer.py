@@ -27,7 +27,7 @@ from framework.topology.canonical import canonical_column, form_of, has_nan
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.aggregates import EXACT, Aggregate
 from sinks.recount import Recount
-from sinks.states import MapState
+from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
@@ -67,7 +67,7 @@ class StateCommitter(ArrowBolt, Committer):
                 raise TopologyError(
                     f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...) or another of sinks"
                 )
-        self.state = state
+        self.state = checked_state(type(self).__name__, state)
         self.key = tuple(key)
         self.aggregates: dict[str, Aggregate] = {}
         for name, aggregate in aggregates.items():

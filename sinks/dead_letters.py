@@ -29,7 +29,7 @@ from framework.topology import (
 )
 from sinks.kafka.markers import Marker, marker_of
 from sinks.kafka.writer import KafkaRecord, check_markers, renew_markers, writers
-from sinks.states import MapState
+from sinks.states import MapState, checked_state
 
 _KEY = ("topic_id", "partition", "offset")
 _VALUE = Fields.of(
@@ -97,7 +97,7 @@ class DeadLetterTable(_DeadLetters):
 
     def __init__(self, state: MapState) -> None:
         super().__init__()
-        self.state = state
+        self.state = checked_state(type(self).__name__, state)
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         super().bind(component_id, inputs, parallelism)

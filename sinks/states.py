@@ -690,3 +690,13 @@ def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:
             f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "
             "has one writer; group the input by the key"
         )
+
+
+def checked_state(committer: str, state: object) -> MapState:
+    """Raises ``TopologyError`` for what is no state, such as a backend alone."""
+    if not isinstance(state, MapState):
+        raise TopologyError(
+            f"{committer} writes to a state, not to a {type(state).__name__}: give OpaqueMapState(backend) or "
+            "TransactionalMapState(backend)"
+        )
+    return state

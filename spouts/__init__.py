@@ -9,6 +9,7 @@ from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, Undecod
 from spouts.codecs.json import JsonCodec
 from spouts.codecs.registry import RegistryAvroCodec
 from spouts.kafka.core import KafkaSpout
+from spouts.kafka.streams import TopicStream
 from spouts.kafka.transactional import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from spouts.memory import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from spouts.retries import RetryPolicy
@@ -43,5 +44,6 @@ __all__ = [
     "RegistryAvroCodec",
     "RetryPolicy",
     "TextCodec",
+    "TopicStream",
     "UndecodableValueError",
 ]

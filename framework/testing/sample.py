@@ -27,6 +27,7 @@ from framework.topology import (
 )
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.spouts import (
+    DEAD_LETTER_STREAM,
     Meta,
     OnStream,
     PartitionedSpout,
@@ -55,26 +56,52 @@ def shown(record: SampleRecord) -> str:
 
 
 def sample_of(topology: Topology, records: Iterable[Any] | Mapping[Any, Iterable[Any]]) -> Sample:
-    """Records in the fields of the spout's default stream: each a mapping by field names, or a
-    sequence of values in their order; dealt to as many partitions as the spout has tasks, or given
-    by partition. Raises ``ConfigError`` naming what does not fit."""
-    fields = topology.spout.streams.get(DEFAULT_STREAM)
-    if fields is None:
-        raise ConfigError(f"spout {topology.spout.id!r} has no default stream: read the sample from its own source")
-    if isinstance(records, Mapping):
-        dealt = {str(partition): list(each) for partition, each in records.items()}
-    else:
-        every = list(records)
-        width = min(topology.spout.parallelism, max(len(every), 1))
-        dealt = {str(partition): every[partition::width] for partition in range(width)}
+    """Records in the fields of the spout's stream: each a mapping by field names, or a sequence of
+    values in their order; dealt to as many partitions as the spout has tasks, or given by
+    partition. Of a spout with several streams they are given by stream, and come in turns, one of
+    each. Raises ``ConfigError`` naming what does not fit."""
+    streams = topology.spout.streams
+    named = [each for each in streams if each != DEAD_LETTER_STREAM]
+    if isinstance(records, Mapping) and records and set(map(str, records)) <= set(streams):
+        made = {
+            str(stream): [
+                _record(topology, str(stream), record, f"record {place} of stream {stream!r}")
+                for place, record in enumerate(its)
+            ]
+            for stream, its in records.items()
+        }
+        turns = itertools.zip_longest(*made.values())
+        return _checked(_dealt(topology, [each for turn in turns for each in turn if each is not None]), _NOTHING)
+    stream = DEFAULT_STREAM if DEFAULT_STREAM in streams else named[0] if len(named) == 1 else None
+    if stream is None:
+        known = ", ".join(named) or "none"
+        raise ConfigError(
+            f"spout {topology.spout.id!r} has no default stream: give records by stream, as in {{stream: [...]}} "
+            f"(its streams: {known})"
+        )
+    if not isinstance(records, Mapping):
+        every = [_record(topology, stream, record, f"record {place}") for place, record in enumerate(records)]
+        return _checked(_dealt(topology, every), _NOTHING)
     found = {
-        partition: [
-            (DEFAULT_STREAM, _row(fields, record, f"record {place} of partition {partition}"))
+        str(partition): [
+            _record(topology, stream, record, f"record {place} of partition {partition}")
             for place, record in enumerate(its)
         ]
-        for partition, its in dealt.items()
+        for partition, its in records.items()
     }
-    return _checked(found, "no record was given")
+    return _checked(found, _NOTHING)
+
+
+_NOTHING = "no record was given"
+
+
+def _dealt(topology: Topology, every: Sequence[SampleRecord]) -> dict[str, list[SampleRecord]]:
+    width = min(topology.spout.parallelism, max(len(every), 1))
+    return {str(partition): list(every[partition::width]) for partition in range(width)}
+
+
+def _record(topology: Topology, stream: str, record: Any, where: str) -> SampleRecord:
+    return stream, _row(topology.spout.streams[stream], record, where)
 
 
 def _checked(found: Sample, why: str) -> Sample:
@@ -119,7 +146,8 @@ def _column(value: Any, kind: pa.DataType | None) -> pa.Array:
 
 def read_sample(topology: Topology, path: Path) -> Sample:
     """A file of records: JSON, one object or array per line, or CSV with a first line of field
-    names. Raises ``ConfigError`` naming the line that does not fit."""
+    names. Of a spout without a default stream: JSON lines such as ``{"orders": {...}}``, which name
+    the stream. Raises ``ConfigError`` naming the line that does not fit."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -130,10 +158,23 @@ def read_sample(topology: Topology, path: Path) -> Sample:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                records.append(json.loads(line))
+                records.append((number, json.loads(line)))
             except ValueError as error:
                 raise ConfigError(f"{path}, line {number}: {error}; write one JSON object per line") from error
-    return sample_of(topology, records)
+    if DEFAULT_STREAM not in topology.spout.streams:
+        return _checked(_dealt(topology, [_on_a_stream(topology, path, *each) for each in records]), _NOTHING)
+    return sample_of(topology, [record for _, record in records])
+
+
+def _on_a_stream(topology: Topology, path: Path, number: int, record: Any) -> SampleRecord:
+    if not isinstance(record, Mapping) or len(record) != 1 or not set(record) <= set(topology.spout.streams):
+        streams = ", ".join(topology.spout.streams)
+        raise ConfigError(
+            f"{path}, line {number}: write a JSON object that names the stream, as in {{STREAM: {{...}}}}; the streams "
+            f"of spout {topology.spout.id!r}: {streams}"
+        )
+    ((stream, its),) = record.items()
+    return _record(topology, stream, its, f"{path}, line {number}")
 
 
 def sample_from_source(topology: Topology, conf: Mapping[str, Any], count: int) -> Sample:

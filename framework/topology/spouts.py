@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, Union
 
 import pyarrow as pa
@@ -60,13 +60,17 @@ class ReadCounts:
     """What was read for a batch. ``records`` includes those that could not be decoded. ``bytes``:
     of keys and values, as the source holds them. ``bad_records``: those that could not be
     decoded. ``oldest_ms`` and ``newest_ms``: the times of the oldest and the newest record, in
-    milliseconds since the Unix epoch, as far as the reader looked at them; None when it did not."""
+    milliseconds since the Unix epoch, as far as the reader looked at them; None when it did not.
+    ``streams``: stream -> its records and those of them that could not be decoded, where the reader
+    says so."""
 
     records: int = 0
     bytes: int = 0
     bad_records: int = 0
     oldest_ms: int | None = None
     newest_ms: int | None = None
+    _: KW_ONLY
+    streams: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, other: ReadCounts) -> None:
         self.records += other.records
@@ -74,6 +78,13 @@ class ReadCounts:
         self.bad_records += other.bad_records
         if other.oldest_ms is not None and other.newest_ms is not None:
             self.sampled(other.oldest_ms, other.newest_ms)
+        for stream, (records, bad_records) in other.streams.items():
+            self.on_stream(stream, records, bad_records)
+
+    def on_stream(self, stream: str, records: int, bad_records: int) -> None:
+        """Count records of one stream, which ``records`` and ``bad_records`` count already."""
+        known = self.streams.get(stream, (0, 0))
+        self.streams[stream] = known[0] + records, known[1] + bad_records
 
     def sampled(self, oldest_ms: int, newest_ms: int) -> None:
         """Take in the times of some of the records."""

@@ -16,9 +16,11 @@ from framework.errors import ConfigError, CorruptStateError, InvariantViolation,
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
 from framework.execution.records import AttemptHeader
 from framework.topology.attempt import TransactionAttempt
+from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
+    DEAD_LETTER_STREAM,
     Meta,
     OnStream,
     OpaquePartitionedTransactionalSpout,
@@ -84,8 +86,9 @@ def processing_job(
 def rows_in(
     topology: Topology, conf: Mapping[str, Any], planner: PartitionPlanner, ranges: Plan, limit: int
 ) -> tuple[Mapping[str, Any], ...]:
-    """The first rows that the spout emits for these ranges, for a person to look at. Empty where
-    they cannot be read or decoded, and for a spout without partitions."""
+    """The first rows that the spout emits for these ranges, on whatever stream, for a person to
+    look at; no dead letters. Empty where they cannot be read or decoded, and for a spout without
+    partitions."""
     spout = topology.spout.instance
     if not isinstance(spout, PartitionedSpout):
         return ()
@@ -94,8 +97,9 @@ def rows_in(
     try:
         read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
         for rows in reader.read_all(TransactionAttempt(0, 0), read):
-            if not isinstance(rows, OnStream):
-                found += [shown_row(rows, number) for number in range(min(limit, rows.num_rows))]
+            stream, batch = rows if isinstance(rows, OnStream) else (DEFAULT_STREAM, rows)
+            if stream != DEAD_LETTER_STREAM:
+                found += [shown_row(batch, number) for number in range(min(limit, batch.num_rows))]
             if len(found) >= limit:
                 break
     except RatchetError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from enum import Enum
 
 from framework.errors import BadRecordError, ConfigError
-from framework.topology import ReadCounts
+from framework.topology import DEFAULT_STREAM, ReadCounts
 
 #: The share of bad records is computed over the latest batches that together hold at least this
 #: many records.
@@ -47,8 +47,8 @@ class BadRecordShare:
     ``WINDOW_RECORDS``. None: no limit.
 
     >>> share = BadRecordShare(0.01)
-    >>> share.check(ReadCounts(records=500, bad_records=10))
-    >>> share.check(ReadCounts(records=5, bad_records=1))
+    >>> share.check(500, bad_records=10)
+    >>> share.check(5, bad_records=1)
     Traceback (most recent call last):
     ...
     framework.errors.BadRecordError: 11 of the last 505 records could not be decoded: more than bad_record_share_max = \
@@ -64,19 +64,35 @@ class BadRecordShare:
         self._records = 0
         self._bad = 0
 
-    def check(self, read: ReadCounts) -> None:
-        """Count a batch. Raises ``BadRecordError`` when too many records are bad."""
-        if self._share_max is None or not read.records:
+    def check(self, records: int, bad_records: int, where: str = "") -> None:
+        """Count a batch. Raises ``BadRecordError`` when too many records are bad. ``where``: begins
+        the message."""
+        if self._share_max is None or not records:
             return
-        self._batches.append((read.records, read.bad_records))
-        self._records += read.records
-        self._bad += read.bad_records
+        self._batches.append((records, bad_records))
+        self._records += records
+        self._bad += bad_records
         while self._records - self._batches[0][0] >= WINDOW_RECORDS:
             records, bad = self._batches.popleft()
             self._records -= records
             self._bad -= bad
         if self._bad > self._share_max * max(self._records, WINDOW_RECORDS):
             raise BadRecordError(
-                f"{self._bad:,} of the last {self._records:,} records could not be decoded: more than bad_record_share_max = "
-                f"{self._share_max:g} allows (of {WINDOW_RECORDS:,} at least); correct the codec, or raise the limit"
+                f"{where}{self._bad:,} of the last {self._records:,} records could not be decoded: more than "
+                f"bad_record_share_max = {self._share_max:g} allows (of {WINDOW_RECORDS:,} at least); correct the codec, or "
+                "raise the limit"
             )
+
+
+class BadRecordShares:
+    """A ``BadRecordShare`` for each stream: a busy topic does not hide that all records of a quiet
+    one are bad."""
+
+    def __init__(self, share_max: float | None) -> None:
+        self._of: dict[str, BadRecordShare] = defaultdict(lambda: BadRecordShare(share_max))
+
+    def check(self, read: ReadCounts) -> None:
+        """Count a batch. Raises ``BadRecordError`` when too many records of a stream are bad."""
+        for stream, (records, bad_records) in read.streams.items():
+            where = "" if stream == DEFAULT_STREAM else f"stream {stream!r}: "
+            self._of[stream].check(records, bad_records, where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -51,6 +51,21 @@ class RecordChunk(ABC):
     @abstractmethod
     def take(self, rows: Sequence[int]) -> Self:
         """These rows."""
+
+    def by_topic(self) -> Iterator[tuple[str, Self]]:
+        """The records of each topic, in their order."""
+        named, of = self._topics()
+        if len(named) == 1:
+            yield named[0], self
+        else:
+            for number, topic in enumerate(named):
+                rows = np.flatnonzero(of == number)
+                if len(rows):
+                    yield topic, self.take(rows.tolist())
+
+    @abstractmethod
+    def _topics(self) -> tuple[list[str], Any]:
+        """The topics, and for each row the number of its topic, as an array."""
 
 
 class MessageChunk(RecordChunk):
@@ -95,6 +110,11 @@ class MessageChunk(RecordChunk):
 
     def take(self, rows: Sequence[int]) -> MessageChunk:
         return MessageChunk([self.messages[row] for row in rows])
+
+    def _topics(self) -> tuple[list[str], Any]:
+        numbers: dict[str, int] = {}
+        of = [numbers.setdefault(message.topic() or "", len(numbers)) for message in self.messages]
+        return list(numbers), np.array(of)
 
     def _metadata(self, name: str) -> list[Any]:
         messages = self.messages
@@ -195,6 +215,11 @@ class ColumnChunk(RecordChunk):
             run_of=self._rows_of().take(wanted),
             sampled_ms=self._sampled_ms,
         )
+
+    def _topics(self) -> tuple[list[str], Any]:
+        numbers: dict[str, int] = {}
+        of_run = np.array([numbers.setdefault(run.topic, len(numbers)) for run in self._runs])
+        return list(numbers), of_run[self._rows_of().to_numpy()] if len(numbers) > 1 else of_run
 
     def _rows_of(self) -> pa.Int64Array:
         if self._run_of is None:

@@ -14,31 +14,21 @@ from typing import Any, Literal, NamedTuple
 from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, FailedException, InvariantViolation, RetryableError
 from framework.topology import (
-    DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
-    DEFAULT_STREAM,
     Fields,
     OutputFieldsDeclarer,
     ReplayableSpout,
     TopologyContext,
 )
 from framework.topology.tuples import rows_of
-from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
 from spouts.kafka.acked_offsets import AckedOffsets
-from spouts.kafka.arguments import (
-    above_0,
-    at_least_1,
-    checked_format,
-    checked_group,
-    checked_start,
-    checked_topics,
-    fields_of,
-)
+from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
 from spouts.kafka.chunk import MessageChunk
 from spouts.kafka.decoding import RecordDecoder, dead_letters
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
+from spouts.kafka.streams import TopicStream, checked_source, checked_streams
 from spouts.kafka.tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
 
@@ -85,8 +75,8 @@ class KafkaSpout(ReplayableSpout):
     """Reads topics in the tasks of a core topology. Records do not pass through the driver.
 
     **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``,
-    ``header_codecs`` and ``metadata``: as for ``KafkaTransactionalSpout``. One task reads each
-    partition: the same task as long as the parallelism stays the same.
+    ``header_codecs`` and ``metadata``, or ``streams``: as for ``KafkaTransactionalSpout``. One task
+    reads each partition: the same task as long as the parallelism stays the same.
 
     **Where it continues.** The positions are those of the consumer group ``group``, by default
     ``ratchet-<topology id>``. They carry the ids of the topics. ``start``: where to begin a
@@ -132,6 +122,7 @@ class KafkaSpout(ReplayableSpout):
         *,
         bootstrap_servers: str | None = None,
         pattern: str | None = None,
+        streams: Mapping[str, Codec | TopicStream] | None = None,
         codec: Codec | None = None,
         key_codec: Codec | None = None,
         header_codecs: Mapping[str, Codec] | None = None,
@@ -155,29 +146,33 @@ class KafkaSpout(ReplayableSpout):
             raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
         if retry is not None and guarantee != "at_least_once":
             raise ConfigError(f"retry= needs guarantee='at_least_once': with {guarantee!r} nothing is emitted again")
-        self._topics = checked_topics(topics, pattern)
+        self._topics = checked_source(topics, pattern, streams)
         self._pattern = pattern
         self._start = checked_start(start)
         self._group = checked_group("group", group) if group is not None else None
         self._settings = KafkaSettings(bootstrap_servers, settings)
-        self._format = checked_format(codec, key_codec, header_codecs, metadata)
-        self._fields = fields_of(self._format)
+        self._streams = checked_streams(
+            streams,
+            codec=codec,
+            key_codec=key_codec,
+            header_codecs=header_codecs,
+            metadata=metadata,
+            on_bad_record=on_bad_record,
+        )
         self._guarantee = guarantee
         self._retry = retry if retry is not None else RetryPolicy()
         self._on_exhausted = on_exhausted
         self._uncommitted_max = at_least_1("uncommitted_max", uncommitted_max)
         self._commit_every_s = above_0("commit_every_s", commit_every_s)
-        self._on_bad_record = OnBadRecord.of(on_bad_record)
         self._skip_lost = on_data_loss == "skip"
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        declarer.declare(self._fields)
-        if self._on_bad_record is OnBadRecord.DEAD_LETTER or self._on_exhausted == "dead_letter":
-            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+        exhausted = self._on_exhausted == "dead_letter"
+        self._streams.declare(declarer, dead_letters=exhausted or self._streams.want_dead_letters)
 
     def output_fields(self) -> Fields:
-        """The fields of the default stream."""
-        return self._fields
+        """The fields of the only stream. Raises ``ConfigError`` if there are several."""
+        return self._streams.fields()
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         self._settings.with_conf(conf)
@@ -201,7 +196,7 @@ class KafkaSpout(ReplayableSpout):
                 task=context.task_index,
                 tasks=context.task_count,
             ),
-            RecordDecoder(self._format, self._on_bad_record),
+            RecordDecoder(self._streams),
             collector,
             guarantee=self._guarantee,
             retry=self._retry,
@@ -456,7 +451,7 @@ class _Task:
             return
         rows: list[tuple[TopicPartition, _Read]] = []
         for decoded in self._decoder.decode(MessageChunk(self._unsure), {}):
-            stream = DEAD_LETTER_STREAM if decoded.letters else DEFAULT_STREAM
+            stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
             values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.chunk)
             for message, row in zip(decoded.chunk.messages, values, strict=True):
                 tp = message.topic(), message.partition()

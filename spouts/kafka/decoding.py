@@ -13,34 +13,36 @@ from framework.topology import DEAD_LETTER_FIELDS
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.kafka.chunk import RecordChunk
-from spouts.kafka.format import Parts, RecordFormat
+from spouts.kafka.format import Parts
+from spouts.kafka.streams import StreamFormat, Streams
 
 C = TypeVar("C", bound=RecordChunk)
 
 
 class Decoded(NamedTuple, Generic[C]):
-    """Records and their rows on the default stream. With ``letters``: records that could not be
-    decoded; then ``rows`` are dead letters, or None if dead letters are not wanted."""
+    """Records of one stream, and their rows. With ``letters``: records that could not be decoded;
+    then ``rows`` are dead letters, or None if dead letters are not wanted."""
 
     chunk: C
     rows: pa.RecordBatch | None
+    stream: str
     letters: bool = False
 
 
 class RecordDecoder:
-    """Decodes chunks. With ``OnBadRecord.FAIL``, raises ``BadRecordError`` for a record that cannot
-    be decoded."""
+    """Decodes chunks, each record as its topic's stream says. With ``OnBadRecord.FAIL``, raises
+    ``BadRecordError`` for a record that cannot be decoded."""
 
-    def __init__(self, record_format: RecordFormat, on_bad_record: OnBadRecord) -> None:
-        self._format = record_format
-        self._names = list(record_format.fields())
-        self._on_bad_record = on_bad_record
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
 
     @property
     def parts(self) -> Parts:
         """The parts of a record that decoding needs, beside its value and offset."""
-        named = {what.partition(" ")[0] for what, _ in self._format.codecs()} | set(self._format.metadata)
-        all_of_it = self._on_bad_record is OnBadRecord.DEAD_LETTER  # a dead letter has everything
+        records = [each.records for each in self._streams]
+        named = {what.partition(" ")[0] for each in records for what, _ in each.codecs()}
+        named.update(name for each in records for name in each.metadata)
+        all_of_it = self._streams.want_dead_letters  # a dead letter has everything
         return Parts(
             keys=all_of_it or "key" in named,
             headers=all_of_it or not named.isdisjoint({"header", "headers"}),
@@ -49,54 +51,65 @@ class RecordDecoder:
 
     def warm_up(self) -> None:
         """Load the modules that decoding needs."""
-        for _, codec in self._format.codecs():
-            codec.decode([None])
+        for each in self._streams:
+            for _, codec in each.records.codecs():
+                codec.decode([None])
 
-    def letters(self, chunk: RecordChunk, reason: str, topic_ids: Mapping[str, str | None]) -> pa.RecordBatch | None:
-        """These records as dead letters, all for one reason; None where dead letters are not
-        wanted."""
-        if self._on_bad_record is not OnBadRecord.DEAD_LETTER:
-            return None
-        return dead_letters("value", chunk, [reason] * len(chunk), topic_ids)
+    def letters(self, chunk: RecordChunk, reason: str, topic_ids: Mapping[str, str | None]) -> Iterator[pa.RecordBatch]:
+        """These records as dead letters, all for one reason, where dead letters are wanted."""
+        for its, part in self._by_stream(chunk):
+            if its.on_bad_record is OnBadRecord.DEAD_LETTER:
+                yield dead_letters("value", part, [reason] * len(part), topic_ids)
 
     def decode(self, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
-        """Yields the records that could not be decoded first, then the others."""
-        columns: list[pa.Array] = []
-        for what, codec in self._format.codecs():
-            raw = chunk.raw(what)
-            if self._on_bad_record is OnBadRecord.FAIL:
-                batch = self._decoded_or_failed(what, codec, raw, chunk)
-            else:
-                batch, bad = codec.decode_good_array(raw) if isinstance(raw, pa.Array) else codec.decode_good(raw)
-                if bad:
-                    wanted = self._on_bad_record is OnBadRecord.DEAD_LETTER
-                    gone = [each.index for each in bad]
-                    rejected = chunk.take(gone)
-                    reasons = [each.reason for each in bad]
-                    letters = dead_letters(what, rejected, reasons, topic_ids) if wanted else None
-                    yield Decoded(rejected, letters, letters=True)
-                    kept = np.delete(np.arange(len(chunk)), gone)
-                    columns = [column.take(pa.array(kept)) for column in columns]
-                    chunk = chunk.take(kept.tolist())
-            columns += batch.columns
-        if not len(chunk):
-            return
-        columns += [chunk.metadata(name) for name in self._format.metadata]
-        yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=self._names))
+        """Yields, for each stream, the records that could not be decoded first, then the others."""
+        for its, part in self._by_stream(chunk):
+            yield from _decoded(its, part, topic_ids)
 
-    def _decoded_or_failed(
-        self, what: str, codec: Codec, raw: Values | pa.BinaryArray, chunk: RecordChunk
-    ) -> pa.RecordBatch:
-        try:
-            return codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
-        except UndecodableValueError as error:
-            bad = chunk.take([error.index])
-            topic, partition, offset = (bad.metadata(name)[0].as_py() for name in ("topic", "partition", "offset"))
-            value = _listed(bad.raw("value"))[0]
-            raise BadRecordError(
-                f"topic {topic!r}, partition {partition}, offset {offset}: {_reason(what, error.reason)}",
-                about="" if value is None else f"value {value[:_SHOWN_BYTES]!r}",
-            ) from error
+    def _by_stream(self, chunk: C) -> Iterator[tuple[StreamFormat, C]]:
+        if self._streams.one is not None:
+            yield self._streams.one, chunk
+        else:
+            for topic, part in chunk.by_topic():
+                yield self._streams.of(topic), part
+
+
+def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
+    columns: list[pa.Array] = []
+    for what, codec in its.records.codecs():
+        raw = chunk.raw(what)
+        if its.on_bad_record is OnBadRecord.FAIL:
+            batch = _decoded_or_failed(what, codec, raw, chunk)
+        else:
+            batch, bad = codec.decode_good_array(raw) if isinstance(raw, pa.Array) else codec.decode_good(raw)
+            if bad:
+                wanted = its.on_bad_record is OnBadRecord.DEAD_LETTER
+                gone = [each.index for each in bad]
+                rejected = chunk.take(gone)
+                reasons = [each.reason for each in bad]
+                letters = dead_letters(what, rejected, reasons, topic_ids) if wanted else None
+                yield Decoded(rejected, letters, its.stream, letters=True)
+                kept = np.delete(np.arange(len(chunk)), gone)
+                columns = [column.take(pa.array(kept)) for column in columns]
+                chunk = chunk.take(kept.tolist())
+        columns += batch.columns
+    if not len(chunk):
+        return
+    columns += [chunk.metadata(name) for name in its.records.metadata]
+    yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=list(its.fields)), its.stream)
+
+
+def _decoded_or_failed(what: str, codec: Codec, raw: Values | pa.BinaryArray, chunk: RecordChunk) -> pa.RecordBatch:
+    try:
+        return codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
+    except UndecodableValueError as error:
+        bad = chunk.take([error.index])
+        topic, partition, offset = (bad.metadata(name)[0].as_py() for name in ("topic", "partition", "offset"))
+        value = _listed(bad.raw("value"))[0]
+        raise BadRecordError(
+            f"topic {topic!r}, partition {partition}, offset {offset}: {_reason(what, error.reason)}",
+            about="" if value is None else f"value {value[:_SHOWN_BYTES]!r}",
+        ) from error
 
 
 #: How much of a record that cannot be decoded is shown.

@@ -31,7 +31,7 @@ from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord
 from framework.topology.spouts import LEFT_OUT, Meta
-from spouts.codecs.bad_records import BadRecordShare
+from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.looking import RecordViewer
@@ -88,7 +88,7 @@ class KafkaPlanner(PartitionPlanner):
         settings: KafkaSettings,
         limits: KafkaLimits,
         *,
-        bad_records: BadRecordShare | None = None,
+        bad_records: BadRecordShares | None = None,
         group: GroupOffsets | None = None,
         reader_group: str = "ratchet",
     ) -> None:
@@ -100,7 +100,7 @@ class KafkaPlanner(PartitionPlanner):
         self._viewer = RecordViewer(settings, reader_group)
         self._where = settings.bootstrap_servers
         self._sizer = BatchSizer(limits)
-        self._bad_records = bad_records if bad_records is not None else BadRecordShare(None)
+        self._bad_records = bad_records if bad_records is not None else BadRecordShares(None)
         self._group = group
         self._seen = _Seen()
         self._lag: tuple[object, object, int] | None = None

@@ -11,18 +11,23 @@ from collections.abc import Iterator, Mapping, Set
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from framework.clients.kafka import KafkaSettings
-from framework.topology import DEAD_LETTER_STREAM, OnStream, PartitionReader, ReadCounts, TransactionAttempt
+from framework.topology import (
+    DEAD_LETTER_STREAM,
+    DEFAULT_STREAM,
+    OnStream,
+    PartitionReader,
+    ReadCounts,
+    TransactionAttempt,
+)
 from framework.topology.spouts import LEFT_OUT, Meta, Rows
-from spouts.codecs.bad_records import OnBadRecord
 from spouts.kafka.chunk import RecordChunk
 from spouts.kafka.decoding import RecordDecoder
-from spouts.kafka.format import RecordFormat
 from spouts.kafka.partitions import position_after, position_of, topic_and_number
 from spouts.kafka.session import Range
 from spouts.kafka.sessions import sessions
+from spouts.kafka.streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
 
@@ -34,12 +39,10 @@ class KafkaReader(PartitionReader):
     """Reads for one spout task. ``slot``: keeps the consumers of different tasks in one worker
     apart."""
 
-    def __init__(
-        self, settings: KafkaSettings, group: str, record_format: RecordFormat, on_bad_record: OnBadRecord, slot: int
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, group: str, streams: Streams, slot: int) -> None:
         self._settings = settings
         self._group = group
-        self._decoder = RecordDecoder(record_format, on_bad_record)
+        self._decoder = RecordDecoder(streams)
         self._slot = slot
         self._counts = ReadCounts()
 
@@ -63,31 +66,31 @@ class KafkaReader(PartitionReader):
                 if chunk.sampled_ms is not None:
                     self._counts.sampled(*chunk.sampled_ms)
                 if left_out:
-                    chunk, letters = self._without(chunk, left_out, topic_ids)
-                    if letters is not None:
+                    chunk, gone = _without(chunk, left_out)
+                    for letters in self._decoder.letters(gone, LEFT_OUT_REASON, topic_ids) if gone else ():
                         yield OnStream(DEAD_LETTER_STREAM, letters)
                 for decoded in self._decoder.decode(chunk, topic_ids):
-                    if decoded.letters:
-                        self._counts.bad_records += len(decoded.chunk)
+                    bad = len(decoded.chunk) if decoded.letters else 0
+                    self._counts.bad_records += bad
+                    self._counts.on_stream(decoded.stream, len(decoded.chunk), bad)
+                    stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
                     if decoded.rows is not None:
-                        yield OnStream(DEAD_LETTER_STREAM, decoded.rows) if decoded.letters else decoded.rows
-
-    def _without(
-        self, chunk: C, left_out: Set[tuple[str, int, int]], topic_ids: Mapping[str, str | None]
-    ) -> tuple[C, pa.RecordBatch | None]:
-        """The records that are not left out, and the others as dead letters, where there are any.
-        They do not count as bad: somebody has decided about them."""
-        places = zip(*(chunk.metadata(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-        gone = [row for row, place in enumerate(places) if place in left_out]
-        if not gone:
-            return chunk, None
-        kept = np.delete(np.arange(len(chunk)), gone).tolist()
-        return chunk.take(kept), self._decoder.letters(chunk.take(gone), LEFT_OUT_REASON, topic_ids)
+                        yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
 
     def warm_up(self) -> None:
         with sessions.lend(self._settings, self._group, self._slot) as session:
             session.connect()
         self._decoder.warm_up()
+
+
+def _without(chunk: C, left_out: Set[tuple[str, int, int]]) -> tuple[C, C | None]:
+    """The records that are not left out, and the others, where there are any. They do not count as
+    bad: somebody has decided about them."""
+    places = zip(*(chunk.metadata(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    gone = [row for row, place in enumerate(places) if place in left_out]
+    if not gone:
+        return chunk, None
+    return chunk.take(np.delete(np.arange(len(chunk)), gone).tolist()), chunk.take(gone)
 
 
 def _left_out(ranges: Mapping[str, Meta]) -> Set[tuple[str, int, int]]:

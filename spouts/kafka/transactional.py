@@ -10,8 +10,6 @@ from typing import Any, Literal
 from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError
 from framework.topology import (
-    DEAD_LETTER_FIELDS,
-    DEAD_LETTER_STREAM,
     Bolt,
     Fields,
     OpaquePartitionedTransactionalSpout,
@@ -21,23 +19,16 @@ from framework.topology import (
     PartitionReader,
     TopologyContext,
 )
-from spouts.codecs.bad_records import BadRecordShare, OnBadRecord
+from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
 from spouts.codecs.codec import Codec
-from spouts.kafka.arguments import (
-    above_0,
-    at_least_1,
-    checked_format,
-    checked_group,
-    checked_start,
-    checked_topics,
-    fields_of,
-)
+from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import KafkaLimits
 from spouts.kafka.native_session import why_not_native
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.sessions import reader_of, say_fallback, say_reader, sessions
+from spouts.kafka.streams import TopicStream, checked_source, checked_streams
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.
@@ -61,6 +52,11 @@ class _KafkaSpout:
     header of a name counts, a missing header is null). ``metadata`` comes last: any of ``topic``,
     ``partition``, ``offset``, ``timestamp_ms``, ``key``, ``headers``.
 
+    **Several topics with a codec each.** ``streams``, in place of ``topics`` and ``codec``: stream
+    -> the codec of the topic of this name, or a ``TopicStream`` that says more. There is no default
+    stream then: bolts subscribe with ``stream="orders"``. A batch holds records of all topics, and
+    the limits and the dead letters are those of the whole spout.
+
     **How much at a time.** ``batch_records_max`` and ``partition_records_max`` limit a batch
     exactly, in offsets. ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of
     processing; by default a third of ``topology.message.timeout.secs``) are targets: the spout
@@ -71,8 +67,8 @@ class _KafkaSpout:
     are skipped and counted ("skip"). ``on_bad_record``: a record that cannot be decoded stops the
     topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters`` under the same
     txid ("dead_letter"). ``dead_letters``: a committer such as ``sinks.DeadLetterTable`` or
-    ``sinks.DeadLetterTopic``. A share of bad records above ``bad_record_share_max`` stops the
-    topology in any case (None: never).
+    ``sinks.DeadLetterTopic``. A share of bad records above ``bad_record_share_max``, of each
+    stream, stops the topology in any case (None: never).
 
     **Clients.** ``bootstrap_servers``, and ``settings`` of librdkafka, such as security. Both may
     also come from the configuration's ``kafka.*`` keys; the values given here win. Settings that
@@ -88,6 +84,7 @@ class _KafkaSpout:
         *,
         bootstrap_servers: str | None = None,
         pattern: str | None = None,
+        streams: Mapping[str, Codec | TopicStream] | None = None,
         codec: Codec | None = None,
         key_codec: Codec | None = None,
         header_codecs: Mapping[str, Codec] | None = None,
@@ -106,22 +103,27 @@ class _KafkaSpout:
     ) -> None:
         if on_data_loss not in ("fail", "skip"):
             raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
-        names = checked_topics(topics, pattern)
+        names = checked_source(topics, pattern, streams)
         self._source = KafkaSource(
             names, pattern, checked_start(start), on_data_loss == "skip", waits_for_leaders=self._waits_for_leaders
         )
         self._settings = KafkaSettings(bootstrap_servers, settings)
-        self._format = checked_format(codec, key_codec, header_codecs, metadata)
-        self._fields = fields_of(self._format)
+        self._streams = checked_streams(
+            streams,
+            codec=codec,
+            key_codec=key_codec,
+            header_codecs=header_codecs,
+            metadata=metadata,
+            on_bad_record=on_bad_record,
+        )
         self._limits = KafkaLimits(
             at_least_1("batch_records_max", batch_records_max),
             at_least_1("partition_records_max", partition_records_max) if partition_records_max is not None else None,
             at_least_1("batch_bytes_max", batch_bytes_max) if batch_bytes_max is not None else None,
             above_0("batch_time_max_s", batch_time_max_s) if batch_time_max_s is not None else None,
         )
-        self._on_bad_record = OnBadRecord.of(on_bad_record)
         self._dead_letters = dead_letters
-        if (dead_letters is not None) != (self._on_bad_record is OnBadRecord.DEAD_LETTER):
+        if (dead_letters is not None) != self._streams.want_dead_letters:
             raise ConfigError(
                 "on_bad_record='dead_letter' and dead_letters= belong together: name the committer that takes the records, "
                 "such as sinks.DeadLetterTable or sinks.DeadLetterTopic"
@@ -135,13 +137,11 @@ class _KafkaSpout:
         return {**self.__dict__, "_native_on_driver": self._native_on_driver or why_not_native() is None}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        declarer.declare(self._fields)
-        if self._dead_letters is not None:
-            declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
+        self._streams.declare(declarer, dead_letters=self._dead_letters is not None)
 
     def output_fields(self) -> Fields:
-        """The fields of the default stream."""
-        return self._fields
+        """The fields of the only stream. Raises ``ConfigError`` if there are several."""
+        return self._streams.fields()
 
     def dead_letters(self) -> Bolt | None:
         return self._dead_letters
@@ -156,7 +156,7 @@ class _KafkaSpout:
             self._source,
             settings,
             self._limits.with_time(float(conf.get("topology.message.timeout.secs", 30.0)) * _TIMEOUT_SHARE),
-            bad_records=BadRecordShare(self._bad_record_share_max),
+            bad_records=BadRecordShares(self._bad_record_share_max),
             group=GroupOffsets(settings, self._consumer_group) if self._consumer_group is not None else None,
             reader_group=_reader_group(context),
         )
@@ -165,7 +165,7 @@ class _KafkaSpout:
         settings = self._settings.with_conf(conf)
         if self._native_on_driver:
             say_fallback(settings)
-        return KafkaReader(settings, _reader_group(context), self._format, self._on_bad_record, context.task_index)
+        return KafkaReader(settings, _reader_group(context), self._streams, context.task_index)
 
     @property
     def is_shared(self) -> bool:

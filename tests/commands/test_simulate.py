@@ -79,4 +79,4 @@ def test_a_file_that_does_not_fit_is_a_mistake_of_the_caller(monkeypatch: pytest
     (tmp_path / "other.csv").write_text("word\nant\n")
     done = simulated(monkeypatch, lambda: counting(Words()), "--input", str(tmp_path / "other.csv"))
     assert done.exit_code == 2
-    assert "record 0 of partition 0 has no field 'n'; the spout emits word, n" in done.stderr
+    assert "record 0 has no field 'n'; the spout emits word, n" in done.stderr

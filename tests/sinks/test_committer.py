@@ -20,6 +20,7 @@ from framework.topology.groupings import GlobalGrouping
 from sinks import (
     ApproxDistinct,
     Count,
+    DeadLetterTable,
     First,
     Last,
     Max,
@@ -356,3 +357,11 @@ def test_a_dictionary_column_groups_by_its_values() -> None:
     made = combiner.finish()
     assert made is not None and made.schema.field("word").type == kind
     assert {str(row["word"]): row["rows"] for row in made.to_pylist()} == {"0.0": 2, "1.5": 2, "2.5": 1}
+
+
+@pytest.mark.parametrize("committer", [lambda it: StateCommitter(it, ["word"], {"n": Count()}), DeadLetterTable])
+def test_a_backend_without_a_value_type_is_no_state(committer: Any) -> None:
+    with pytest.raises(
+        TopologyError, match=r"writes to a state, not to a MemoryBackend: give OpaqueMapState\(backend\)"
+    ):
+        committer(MemoryBackend("x"))

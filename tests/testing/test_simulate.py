@@ -239,8 +239,8 @@ class Flaky(Words):
     ("records", "why"),
     [
         ([], "there is no sample of input: no record was given"),
-        ([{"word": "ant"}], "record 0 of partition 0 has no field 'n'; the spout emits word, n"),
-        ([("ant",)], "record 0 of partition 0 has 1 values, and the spout emits word, n"),
+        ([{"word": "ant"}], "record 0 has no field 'n'; the spout emits word, n"),
+        ([("ant",)], "record 0 has 1 values, and the spout emits word, n"),
         ([("ant", "x")], "'x' does not fit into field 'n', which is int64"),
     ],
 )

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from framework.errors import BadRecordError, ConfigError
-from framework.topology import ReadCounts
 from spouts.codecs.bad_records import WINDOW_RECORDS, BadRecordShare
 from spouts.kafka.limits import (
     FIRST_BATCH_RECORDS,
@@ -129,9 +128,9 @@ def test_the_share_of_bad_records_is_that_of_the_latest_batches(batches: list[tu
         total, wrong = (sum(column) for column in zip(*window, strict=True)) if window else (0, 0)
         if records and wrong > limit * max(total, WINDOW_RECORDS):
             with pytest.raises(BadRecordError, match=f"{wrong:,} of the last {total:,} records"):
-                share.check(ReadCounts(records, 0, bad))
+                share.check(records, bad)
             return
-        share.check(ReadCounts(records, 0, bad))
+        share.check(records, bad)
 
 
 @pytest.mark.parametrize("limit", [-0.1, 1.1, "half", True])
