@@ -72,23 +72,38 @@ def driver_document(
 
 def row(record: TransactionRecord) -> list[Any]:
     """A transaction as the time line needs it; ``ROW`` names the columns. Times in milliseconds,
-    ``closed_at`` in seconds since the epoch."""
+    ``closed_at`` in seconds since the epoch; ``oldest_age_ms``: the age of its oldest record when
+    it was closed, if records have times."""
     last = record.attempts[-1] if record.attempts else None
+    closed_at = record.closed_at
     reasons = [each.reason for each in record.attempts if each.reason]
+    oldest_ms = last.oldest_ms if last is not None and last.oldest_ms else None  # 0: a producer without a clock
     return [
         record.txid,
-        _rounded(record.closed_at, 3),
+        _rounded(closed_at, 3),
         record.attempts_total,
         *(
             (last.source_rows, last.bad_records, last.processing_ms, last.waiting_ms, last.commit_ms)
             if last is not None
             else (0, 0, None, None, None)
         ),
+        None if oldest_ms is None or closed_at is None else max(round(closed_at * 1000) - oldest_ms, 0),
         reasons[-1][:80] if reasons else "",
     ]
 
 
-ROW = ("txid", "closed_at", "attempts", "rows", "bad", "processing_ms", "waiting_ms", "commit_ms", "reason")
+ROW = (
+    "txid",
+    "closed_at",
+    "attempts",
+    "rows",
+    "bad",
+    "processing_ms",
+    "waiting_ms",
+    "commit_ms",
+    "oldest_age_ms",
+    "reason",
+)
 
 
 def edges(closed: Sequence[TransactionRecord]) -> Document:

@@ -24,7 +24,8 @@ def told(news: bytes) -> dict[str, Any]:
 
 
 def test_a_row_of_the_time_line_says_what_its_columns_promise() -> None:
-    found = dict(zip(view.ROW, view.row(record(7, attempts=3, reason="away", bad_records=2)), strict=True))
+    closed = record(7, attempts=3, reason="away", bad_records=2, oldest_ms=1_000_000_006_850)
+    found = dict(zip(view.ROW, view.row(closed), strict=True))
     assert found == {
         "txid": 7,
         "closed_at": 1e9 + 7.1,
@@ -34,8 +35,11 @@ def test_a_row_of_the_time_line_says_what_its_columns_promise() -> None:
         "processing_ms": 80.0,
         "waiting_ms": 5.0,
         "commit_ms": 15.0,
+        "oldest_age_ms": 250,
         "reason": "away",
     }
+    assert view.row(record(7, oldest_ms=0))[view.ROW.index("oldest_age_ms")] is None
+    assert view.row(record(7, oldest_ms=2_000_000_000_000))[view.ROW.index("oldest_age_ms")] == 0
 
 
 def test_edges_add_up_the_last_transactions_and_name_the_rows_of_the_last() -> None:

@@ -16,9 +16,25 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent.parent / "framework" / "ui" / "static" / "vendor"
 SUMS = FOLDER / "SHA256SUMS"
+#: The parts of D3 that compute scales, ticks, areas and stacks; none of them touches the document.
+D3 = {
+    "d3-array": "3.2.4",
+    "d3-color": "3.1.0",
+    "d3-format": "3.1.0",
+    "d3-interpolate": "3.0.1",
+    "d3-path": "3.1.0",
+    "d3-scale": "4.0.2",
+    "d3-shape": "3.2.0",
+    "d3-time": "3.1.0",
+    "d3-time-format": "4.1.0",
+}
 #: Package and version -> file in it -> file here.
 VENDORED = {
     "@dagrejs/dagre@3.1.3": {"dist/dagre.esm.js": "dagre.esm.js", "LICENSE": "dagre.LICENSE"},
+    **{
+        f"{name}@{version}": {f"dist/{name}.min.js": f"{name}.min.js", "LICENSE": f"{name}.LICENSE"}
+        for name, version in D3.items()
+    },
 }
 
 

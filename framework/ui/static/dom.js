@@ -55,8 +55,11 @@ export function plural(value, one, many = `${one}s`) {
 /** A duration of seconds, in the unit that people would take. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "unknown";
+  if (seconds === 0) return "0 s";
+  if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 0.01) return `${(seconds * 1000).toFixed(1).replace(".0", "")} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 10) return `${seconds.toFixed(1).replace(".0", "")} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
@@ -70,6 +73,12 @@ export function ago(seconds) {
 
 export function moment(at) {
   return at === null || at === undefined ? "" : new Date(at * 1000).toLocaleTimeString("en-GB");
+}
+
+/** The time, with its day if that is not today. */
+export function when(at) {
+  if (at === null || at === undefined) return "";
+  return clock.now() - at < 43200 ? moment(at) : day(at);
 }
 
 export function day(at) {
@@ -90,7 +99,7 @@ export const clock = {
   },
 };
 
-const SIGNS = {
+export const SIGNS = {
   running: "●", waiting: "◐", starting: "○", standby: "◌", led: "○", stopped: "■", failed: "✕", unreadable: "✕",
 };
 
@@ -99,17 +108,4 @@ export function badge(state) {
   const word = String(state);
   return h("span", { class: `badge state-${SIGNS[word] ? word : "unknown"}` },
     h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "?"} `), word);
-}
-
-export function table(heads, rows, attributes = {}) {
-  const cells = (row, tag) => row.map((cell, index) => {
-    const head = heads[index];
-    const number = head.number ? "number" : null;
-    return tag === "th"
-      ? h("th", { scope: "col", class: number, title: head.why }, head.name)
-      : h("td", { class: [number, head.wide && "wide"].filter(Boolean).join(" ") || null, "data-name": head.name }, cell);
-  });
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": attributes.label },
-    h("table", {}, h("thead", {}, h("tr", {}, cells(heads.map((each) => each.name), "th"))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, cells(row, "td"))))));
 }

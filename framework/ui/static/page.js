@@ -1,8 +1,10 @@
 // The two pages: all topologies, and one. Both draw what the events of the server bring.
 
-import { Histogram, Strip, TimeLine, Trend } from "./charts.js";
-import { ago, badge, changed, clock, compact, count, day, duration, h, moment, plural, say, table } from "./dom.js";
-import { draw, edgeLabel, flowsOf, notesOf } from "./graph.js";
+import { Histogram, Strip, TimeLine, Trend, spark } from "./charts.js";
+import { SIGNS, ago, badge, changed, clock, compact, count, day, duration, h, moment, plural, say, when } from "./dom.js";
+import { draw, edgeLabel, flowsOf, notesOf, percent, workOf } from "./graph.js";
+import { Table, command, table } from "./tables.js";
+import { explain as explainOnHover, roving } from "./tips.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -53,58 +55,100 @@ async function again(url, handlers, lost) {
 
 // --- all topologies ---
 
-function showList() {
-  const holder = h("div", {});
-  const note = h("p", { class: "verdict", role: "status" });
-  main.replaceChildren(h("h1", {}, "Topologies"), note, holder);
-  const update = changed();
-  let last = [];
-  const ages = () => {
-    for (const each of holder.querySelectorAll("[data-at]")) {
-      say(each, each.dataset.at ? ago(clock.since(Number(each.dataset.at))) : "never");
+const LIST = [
+  { name: "state" }, { name: "topology" }, { name: "kind" },
+  { name: "leader", why: "Host and process that lead it, and how many stand by" },
+  { name: "txid", number: true, why: "Last committed transaction; of a core topology the last checkpoint" },
+  { name: "lag (records)", number: true, why: "Records in the source that are not committed yet, and how that has changed since this page was opened" },
+  { name: "rows/s", number: true, why: "Source rows committed per second since its driver started" },
+  { name: "committed", number: true, why: "Since the last commit, by the clock of the driver" },
+  { name: "failed in 1 h", number: true, why: "Attempts that failed in the last hour" }, { name: "trouble", wide: true },
+];
+const ORDER = ["unreadable", "failed", "waiting", "starting", "running", "standby", "led", "stopped"];
+const ILL = ["unreadable", "failed", "waiting"];
+const FILTER_FROM = 8;
+const SPARKS_MAX = 150;
+
+/** The page of all topologies: those that need a look come first. */
+class ListPage {
+  constructor() {
+    this.all = [];
+    this.lags = new Map();
+    this.note = h("p", { class: "verdict", role: "status" });
+    this.filter = h("input", { type: "search", placeholder: "Filter by name, state or host", "aria-label": "Filter topologies", oninput: () => this.draw() });
+    this.filter.hidden = true;
+    this.table = new Table(LIST, "Topologies");
+    this.table.element.classList.add("cards");
+    this.empty = h("p", { class: "quiet" });
+    main.classList.add("broad");
+    main.replaceChildren(h("div", { class: "title" }, h("h1", {}, "Topologies"), this.filter), this.note, this.table.element, this.empty);
+  }
+
+  start() {
+    setInterval(() => this.ages(), 1000);
+    listen("/api/topologies/events", { topologies: (told) => this.told(told) }, (reason, gone) => main.classList.toggle("stale", Boolean(reason || gone)));
+  }
+
+  told({ topologies, title, at }) {
+    clock.set(at);
+    this.all = [...topologies].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.topology.localeCompare(b.topology, "en", { numeric: true }));
+    say(document.getElementById("where"), title);
+    const ill = this.all.filter((each) => ILL.includes(each.state));
+    const stopped = this.all.filter((each) => each.state === "stopped");
+    document.title = `${ill.length ? `(${ill.length}) ` : ""}${title}: Ratchet`;
+    say(this.note, !this.all.length ? "No topology has run here."
+      : [ill.length ? `${plural(ill.length, "topology needs", "topologies need")} a look: ${ill.slice(0, 5).map((each) => each.topology).join(", ")}${ill.length > 5 ? " and more" : ""}.`
+        : `${plural(this.all.length - stopped.length, "topology", "topologies")} at work, none in trouble.`,
+      stopped.length ? ` ${count(stopped.length)} stopped.` : ""].join(""));
+    this.note.className = `verdict ${ill.length ? "bad" : "good"}`;
+    this.filter.hidden = this.all.length < FILTER_FROM;
+    this.trends(at);
+    this.draw();
+  }
+
+  trends(at) {
+    for (const name of this.lags.keys()) if (!this.all.some((each) => each.topology === name)) this.lags.delete(name);
+    for (const each of this.all) {
+      const lag = each.status?.lag;
+      if (lag === null || lag === undefined) continue;
+      this.lags.set(each.topology, [...(this.lags.get(each.topology) ?? []), [at, lag]].slice(-SPARKS_MAX));
     }
-  };
-  const heads = [
-    { name: "state" }, { name: "topology" }, { name: "kind" }, { name: "leader", why: "Host and process that lead it; + standbys" },
-    { name: "txid", number: true, why: "Last committed transaction; of a core topology the last checkpoint" },
-    { name: "lag (records)", number: true, why: "Records in the source that are not committed yet" },
-    { name: "rows/s", number: true, why: "Source rows committed per second since its driver started" },
-    { name: "committed", number: true, why: "Since the last commit, by the clock of the driver" },
-    { name: "failed in 1 h", number: true, why: "Attempts that failed in the last hour" }, { name: "trouble", wide: true },
-  ];
-  const rowOf = (each) => {
+  }
+
+  draw() {
+    const wanted = this.filter.hidden ? "" : this.filter.value.trim().toLowerCase();
+    const said = (each) => [each.topology, each.state, each.kind, ...each.drivers.map((driver) => driver.host)].join(" ").toLowerCase();
+    const found = this.all.filter((each) => said(each).includes(wanted));
+    this.table.element.hidden = !found.length;
+    say(this.empty, this.all.length && !found.length ? "No topology is called so." : this.all.length ? "" : "Start one with ratchet run MODULE:TOPOLOGY under this root, and it shows here.");
+    this.table.update(found.map((each) => [each.topology, this.cells(each)]));
+    this.ages();
+  }
+
+  cells(each) {
     const status = each.status ?? {};
     const leader = each.drivers.find((driver) => driver.phase !== "standby");
     const standbys = each.drivers.length - (leader ? 1 : 0);
+    const lags = this.lags.get(each.topology) ?? [];
+    const lag = each.status && each.kind === "transactional" ? h("span", { class: "lag" },
+      lags.length > 2 ? spark(lags, `Lag since this page was opened, from ${count(lags[0][1])} to ${count(lags.at(-1)[1])} records`) : null, compact(status.lag)) : "";
     return [
       badge(each.state),
       h("a", { href: `/topology?id=${encodeURIComponent(each.topology)}` }, each.topology), each.kind,
       (leader ? `${leader.host}:${leader.pid}` : "none") + (standbys ? ` + ${plural(standbys, "standby", "standbys")}` : ""),
-      each.txid === null ? "none" : count(each.txid), each.status && each.kind === "transactional" ? compact(status.lag) : "",
+      each.txid === null ? "none" : count(each.txid), lag,
       status.rows_per_second === undefined ? "" : compact(status.rows_per_second),
-      each.kind === "core" ? "" : h("span", { "data-at": each.committed_at ?? "" }),
+      each.kind === "core" ? "" : h("span", { "data-at": each.committed_at ?? "" }, this.age(each.committed_at)),
       status.failures_last_hour === undefined ? "" : count(status.failures_last_hour),
       each.trouble ? `${each.state === "running" ? "last error: " : ""}${each.trouble}` : "",
     ];
-  };
-  const ORDER = ["unreadable", "failed", "waiting", "starting", "running", "standby", "led", "stopped"];
-  const told = ({ topologies, title, at }) => {
-    clock.set(at);
-    last = [...topologies].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.topology.localeCompare(b.topology));
-    document.title = `${title}: Ratchet`;
-    say(document.getElementById("where"), title);
-    const ill = last.filter((each) => ["unreadable", "failed", "waiting"].includes(each.state));
-    const stopped = last.filter((each) => each.state === "stopped");
-    say(note, !last.length ? "No topology has run here."
-      : [ill.length ? `${plural(ill.length, "topology needs", "topologies need")} a look: ${ill.slice(0, 5).map((each) => each.topology).join(", ")}${ill.length > 5 ? " and more" : ""}.`
-        : `${plural(last.length - stopped.length, "topology", "topologies")} at work, none in trouble.`,
-      stopped.length ? ` ${count(stopped.length)} stopped.` : ""].join(""));
-    note.className = `verdict ${ill.length ? "bad" : "good"}`;
-    update(last, () => holder.replaceChildren(last.length ? table(heads, last.map(rowOf), { label: "Topologies" }) : ""));
-    ages();
-  };
-  setInterval(ages, 1000);
-  listen("/api/topologies/events", { topologies: told }, (reason, gone) => main.classList.toggle("stale", Boolean(reason || gone)));
+  }
+
+  age(at) { return at ? ago(clock.since(Number(at))) : "never"; }
+
+  ages() {
+    for (const each of this.table.body.querySelectorAll("[data-at]")) say(each, this.age(each.dataset.at));
+  }
 }
 
 // --- one topology ---
@@ -113,6 +157,7 @@ class Figures {
   constructor() {
     this.element = h("dl", { class: "figures" });
     this.values = new Map();
+    this.rove = roving(this.element);
   }
 
   /** `figures`: name, value, unit or remark, what it means, whether it is alarming. */
@@ -123,9 +168,10 @@ class Figures {
       let known = this.values.get(name);
       if (!known) {
         const [dd, small] = [h("dd", {}), h("dd", { class: "remark" })];
-        const box = h("div", { title: why }, h("dt", {}, name), dd, small, h("dd", { class: "why" }, why));
+        const box = h("div", { "data-why": why }, h("dt", {}, name), dd, small, h("dd", { class: "why" }, why));
         this.values.set(name, (known = { box, dd, small }));
         this.element.append(box);
+        this.rove();
       }
       say(known.dd, value);
       say(known.small, remark);
@@ -134,9 +180,38 @@ class Figures {
   }
 }
 
-function section(question, why, ...children) {
-  return h("section", {}, h("h2", {}, question), h("p", { class: "why" }, why), ...children);
+function section(id, question, why, ...children) {
+  return h("section", { id, "aria-labelledby": `${id}-question` }, h("h2", { id: `${id}-question` }, question), h("p", { class: "why" }, why), ...children);
 }
+
+/** A picture with a heading. */
+function pictured(title, ...children) {
+  return h("div", { class: "pictured" }, h("h3", {}, title), ...children);
+}
+
+const COUNTS = [["emitted", "Tuples that it emitted"], ["executed", "Tuples that it executed"], ["acked", "Tuples that it acked"], ["failed", "Tuples that it failed, or was told have failed"],
+  ["completed", "Of a spout: tuples whose tree is complete"], ["timed_out", "Of a spout: tuples that took too long"], ["pending", "Of a spout: tuples whose fate is open"], ["waiting", "Of a bolt: tuples that have come and wait"], ["died", "Instances that an error ended"]];
+const TABLES = {
+  worst: ["Partitions that lag most", [{ name: "partition" }, { name: "lag", number: true, why: "Records that are not committed yet" },
+    { name: "committed up to", number: true, why: "The next offset to commit" }, { name: "in flight", number: true, why: "Offsets planned and not committed" },
+    { name: "lost", number: true, why: "Offsets that were gone before they were read" }]],
+  work: ["Components", [{ name: "component" }, { name: "kind" }, { name: "tasks", number: true, why: "How many work side by side" },
+    { name: "rows in/s", number: true, why: "Rows that came to it, of a spout those that it read" }, { name: "rows out/s", number: true, why: "Rows that others got from it; a row for two of them counts twice" },
+    { name: "busy", number: true, why: "How much of the time each of its tasks was busy with it. The one that is most busy is the bottleneck; a spout that waits for its source counts as busy" },
+    { name: "time per row", number: true, why: "For how long a task was busy with each row" }, { name: "last transaction", number: true, why: "For how long its tasks together were busy with the last transaction" }]],
+  streams: ["Streams", [{ name: "stream", wide: true }, { name: "grouping", why: "Which task gets which row" }, { name: "rows/s", number: true, why: "Over the last hundred transactions, of a core topology over half a minute" },
+    { name: "rows lately", number: true, why: "All of them in that time" }, { name: "rows, last transaction", number: true }]],
+  counts: ["Components, in tuples", [{ name: "component" }, ...COUNTS.map(([name, why]) => ({ name: name.replace("_", " "), number: true, why })),
+    { name: "latency", number: true, why: "Mean time until a tree is complete" }]],
+  states: ["States", [{ name: "component" }, { name: "keys", number: true, why: "Keys in the state, of all its tasks" }, { name: "changed keys", number: true, why: "Keys that the last checkpoint has changed" },
+    { name: "written", number: true, why: "Bytes of the keys and values that the last checkpoint has changed" }]],
+  attempts: ["Failed attempts", [{ name: "when" }, { name: "transaction", number: true }, { name: "attempt", number: true, why: "Those that failed for one reason, one after another, are one line" }, { name: "outcome" }, { name: "reason", wide: true }]],
+  errors: ["Errors", [{ name: "when" }, { name: "component" }, { name: "what it did" }, { name: "reason", wide: true }]],
+  headers: ["Headers of the sinks", [{ name: "sink", wide: true }, { name: "holds up to", number: true, why: "The last finished transaction, in the sink's own header" },
+    { name: "opened", number: true, why: "The transaction whose commit was opened last" }, { name: "epoch", number: true, why: "Only writers of this leadership may write" }]],
+  drivers: ["Drivers", [{ name: "role" }, { name: "host" }, { name: "process" }, { name: "since" }, { name: "page" }]],
+};
+const RECENT_S = 900;
 
 class TopologyPage {
   constructor(id) {
@@ -148,39 +223,54 @@ class TopologyPage {
     this.verdict = h("p", { class: "verdict", role: "status" });
     this.figures = new Figures();
     this.flight = h("div", {});
-    this.lag = new Trend("Lag since this page was opened");
+    this.lag = new Trend("Lag in records, since this page was opened", "records");
+    this.rates = new Trend("Rows committed per second", "rows/s");
     this.strip = new Strip();
-    this.worst = h("div", {});
     this.line = new TimeLine((txid) => this.open(txid));
-    this.histogram = new Histogram();
+    this.histogram = new Histogram("How long transactions take", "How long the last transactions took", "transaction");
+    this.ages = new Histogram("How old records are when they are committed", "Age of the oldest record of each of the last transactions, when it was committed", "transaction");
     this.graph = h("div", {});
-    this.components = h("div", {});
-    this.failures = h("div", {});
     this.right = h("div", {});
+    this.none = h("p", { class: "quiet" });
     this.commands = h("ul", { class: "commands" });
-    this.drivers = h("div", {});
     this.configuration = h("div", {});
     this.detail = h("dialog", { "aria-label": "Transaction" });
-    this.changed = Object.fromEntries(["graph", "worst", "failures", "right", "commands", "drivers", "configuration",
-      "strip", "flight", "components", "state"].map((name) => [name, changed()]));
+    this.tables = Object.fromEntries(Object.entries(TABLES).map(([name, [label, heads]]) => [name, new Table(heads, label)]));
+    const { worst, work, streams, counts, states, attempts, errors, headers, drivers } = Object.fromEntries(Object.entries(this.tables).map(([name, each]) => [name, each.element]));
+    this.changed = Object.fromEntries(["graph", "work", "right", "commands", "configuration", "flight", "state"].map((name) => [name, changed()]));
+    this.worst = h("summary", {});
+    this.partitions = h("div", {}, this.strip.element, h("details", {}, this.worst, worst));
+    this.tuples = pictured("Components, in tuples", counts);
+    this.stateSizes = pictured("States, as of the last checkpoint", states);
+    this.noTimes = h("p", { class: "quiet" }, "No transaction is committed yet.");
+    this.times = h("div", {}, this.line.element, h("div", { class: "pair" }, this.histogram.element, this.ages.element));
+    this.noHeaders = h("p", { class: "quiet" }, "The driver knows the headers of its sinks while it leads; its own page shows them.");
+    this.nobody = h("p", { class: "quiet" }, "No driver lives.");
     this.sections = {
-      behind: section("Is it behind?", "Lag is the number of records in the source that are not committed yet. The trend begins when this page is opened.",
-        h("h3", {}, "Lag, in records, since this page was opened"), this.lag.element,
-        (this.partitions = h("div", {}, h("h3", {}, "Lag by partition, in records"), this.strip.element, this.worst))),
-      slow: section("What is slow?", "A transaction is processed, waits until those before it are committed, and is committed. Much waiting means that commits are the bottleneck; much processing, that reading and bolts are.",
-        h("div", { class: "columns" }, h("div", { class: "grow" }, h("h3", {}, "Time of the last transactions"), this.line.element),
-          h("div", {}, h("h3", {}, "How long they take"), this.histogram.element))),
-      graph: section("Where do the rows go?", "Spouts read, bolts transform, committers write. Beside each arrow: rows per second, over the last hundred transactions, of a core topology over half a minute. Busy: how much of the time the component's tasks spent with it, together; what a spout waits for its source counts, too.", this.graph, this.components),
-      failed: section("What failed, and why?", "Attempts that came to nothing. Their transactions were processed again, so nothing is lost or doubled.", this.failures),
-      right: section("Is it right?", "What each sink holds, and what was not counted.", this.right),
-      type: section("What do I type now?", "Commands to begin with, in an environment where Ratchet is installed. Give them --config as you give it to run.", this.commands),
-      runs: section("Who runs it, and how?", "Drivers are known while their sessions with ZooKeeper live. Secrets are hidden, and all texts of app.*.", this.drivers, this.configuration),
+      behind: section("behind", "Is it behind?", "Lag is the number of records in the source that are not committed yet. Its trend begins when this page is opened; the rate is that of the transactions that are kept, of the last quarter of an hour at most.",
+        h("div", { class: "pair" }, this.lag.element, this.rates.element), this.partitions),
+      slow: section("slow", "What is slow?", "A transaction is processed, waits until those before it are committed, and is committed. Much waiting means that commits are the bottleneck; much processing, that reading and bolts are. The age of a record is the time from its own timestamp until it is committed; of each transaction the oldest one counts.",
+        this.noTimes, this.times),
+      graph: section("graph", "Where do the rows go?", "Spouts read, bolts transform, committers write. Beside each arrow: rows per second, over the last hundred transactions, of a core topology over half a minute. The bar in a component shows how much of the time each of its tasks was busy with it; what a spout waits for its source counts, too.",
+        this.graph, pictured("Time of each component", work), h("details", {}, h("summary", {}, "Streams, in rows"), streams), this.tuples, this.stateSizes),
+      failed: section("failed", "What failed, and why?", "Attempts that came to nothing. Their transactions were processed again, so nothing is lost or doubled.", this.none, attempts, errors),
+      right: section("right", "Is it right?", "What each sink holds, and what was not counted.", this.noHeaders, headers, this.right),
+      type: section("type", "What do I type now?", "Commands to begin with, in an environment where Ratchet is installed. Give them --config as you give it to run.", this.commands),
+      runs: section("runs", "Who runs it, and how?", "Drivers are known while their sessions with ZooKeeper live. Secrets are hidden, and all texts of app.*.", this.nobody, drivers, this.configuration),
     };
+    this.jumps = h("nav", { class: "jumps", "aria-label": "Questions" }, Object.values(this.sections).map((each) => h("a", { href: `#${each.id}` }, each.querySelector("h2").textContent)));
     main.replaceChildren(h("div", { class: "title" }, h("h1", {}, id), this.state), this.verdict, this.figures.element, this.flight,
-      ...Object.values(this.sections), this.detail);
+      this.jumps, ...Object.values(this.sections), this.detail);
     for (const each of Object.values(this.sections)) each.hidden = true;
+    this.jumps.hidden = true;
     document.title = `${id}: Ratchet`;
     document.getElementById("where").replaceChildren(h("span", { "aria-hidden": "true" }, " / "), id);
+    let room = 0;
+    new ResizeObserver(([{ contentRect }]) => {
+      if (Math.abs(contentRect.width - room) < 8) return;
+      room = contentRect.width;
+      this.soon();
+    }).observe(main);
   }
 
   start() {
@@ -215,17 +305,28 @@ class TopologyPage {
     if (!live) return;
     clock.set(live.at);
     const transactional = live.kind === "transactional";
-    this.changed.state(live.state, () => this.state.replaceChildren(badge(live.state)));
+    this.changed.state(live.state, () => {
+      this.state.replaceChildren(badge(live.state));
+      document.title = `${SIGNS[live.state] ?? "?"} ${this.id}: Ratchet`;
+    });
     this.lag.add(live.at, live.status?.lag);
     this.tick();
     if (this.newRows) {
       this.newRows = false;
       this.line.update(this.rows);
-      this.histogram.update(this.rows);
+      this.histogram.update(this.rows.map(({ processing_ms, waiting_ms, commit_ms }) => (processing_ms ?? 0) + (waiting_ms ?? 0) + (commit_ms ?? 0)));
+      const ages = this.rows.map((row) => row.oldest_age_ms).filter((each) => each !== null && each !== undefined);
+      this.ages.element.hidden = !ages.length;
+      this.ages.update(ages);
+      this.rates.update(rates(this.rows));
     }
-    this.sections.behind.hidden = !transactional || !(this.lag.points.length || this.parts.partitions?.total);
-    this.sections.slow.hidden = !this.rows.length;
+    this.lag.element.hidden = !this.lag.points.length;
+    this.rates.element.hidden = !this.rates.points.length;
     this.partitions.hidden = !this.parts.partitions?.total;
+    this.sections.behind.hidden = !transactional || (this.lag.element.hidden && this.partitions.hidden && !this.rates.points.length);
+    this.sections.slow.hidden = !transactional;
+    this.times.hidden = !this.rows.length;
+    this.noTimes.hidden = Boolean(this.rows.length);
     this.drawFlight(live);
     if (!this.partitions.hidden) this.drawPartitions(this.parts.partitions);
     this.drawGraph(live);
@@ -233,6 +334,8 @@ class TopologyPage {
     this.drawRight(transactional);
     this.drawCommands(live);
     this.drawDrivers(live);
+    this.jumps.hidden = false;
+    [...this.jumps.children].forEach((jump, index) => { jump.hidden = Object.values(this.sections)[index].hidden; });
   }
 
   tick() {
@@ -245,24 +348,23 @@ class TopologyPage {
   transactional(live) {
     const status = live.status;
     const since = clock.since(live.committed_at);
-    const known = [
-      ["Last commit", since === null ? "none" : ago(since), live.committed_at ? `at ${moment(live.committed_at)}` : "nothing is committed yet",
-        "Time since the last transaction was committed. It grows when nothing comes in, too."],
-      ["Committed up to", live.txid === null ? "nothing" : count(live.txid), "transaction", "The last transaction that every sink holds. They are numbered 1, 2, 3 and so on."],
-    ];
-    if (!status) return known;
+    const last = ["Last commit", since === null ? "none" : ago(since), live.committed_at ? `at ${when(live.committed_at)}` : "nothing is committed yet",
+      "Time since the last transaction was committed. It grows when nothing comes in, too."];
+    const upTo = ["Committed up to", live.txid === null ? "nothing" : count(live.txid), "transaction", "The last transaction that every sink holds. They are numbered 1, 2, 3 and so on."];
+    if (!status) return [last, upTo];
     const recent = this.recentRate();
     return [
       ["Lag", compact(status.lag), "records", "Records in the source that are not committed yet.", status.lag > 0 && this.lag.slope() > 0],
       ["Rate", recent === null ? compact(status.rows_per_second) : compact(recent), recent === null ? "rows/s since the start" : "rows/s lately",
         "Source rows committed per second, up to now: over the last minute, or the last hundred transactions if those are fewer. If there are none, since the driver started."],
-      ...known,
-      ["In flight", count((live.in_flight ?? []).length), status.in_flight_rows ? `${compact(status.in_flight_rows)} rows` : "transactions", "Transactions that are planned and not committed yet."],
-      ["Failed attempts", count(status.failures_last_hour ?? status.attempts_failed), status.failures_last_hour === undefined ? "since the start" : `in the last hour, ${count(status.attempts_failed)} since the start`,
-        "Attempts that failed and were repeated. Nothing is lost or doubled by them, but they cost time.", status.failures_last_hour > 0],
+      last,
+      ["In flight", count((live.in_flight ?? []).length), status.in_flight_rows ? `transactions, ${compact(status.in_flight_rows)} rows` : "transactions", "Transactions that are planned and not committed yet."],
+      ["Failed attempts", count(status.failures_last_hour ?? status.attempts_failed), status.failures_last_hour === undefined ? "since the start" : `in an hour, ${count(status.attempts_failed)} in all`,
+        "Attempts that failed and were repeated: in the last hour, and since the driver started. Nothing is lost or doubled by them, but they cost time.", status.failures_last_hour > 0],
+      upTo,
+      ["Rows", compact(status.committed_rows), "since the start", "Source rows that this driver has committed."],
       ["Bad records", count(status.bad_records), "records", "Committed records that could not be decoded: skipped, counted, or sent to dead letters.", status.bad_records > 0],
       ["Lost records", count(status.lost_records), "records", "Records that the source had removed before they were read, and that were skipped because on_data_loss says so.", status.lost_records > 0],
-      ["Rows", compact(status.committed_rows), "committed since the start", "Source rows that this driver has committed."],
       ["Epoch", count(status.epoch), "of the leadership", "Grows with every election. Writers of an older epoch are refused by every sink."],
     ];
   }
@@ -339,65 +441,77 @@ class TopologyPage {
   drawFlight(live) {
     const flight = live.in_flight ?? [];
     this.changed.flight(flight, () => this.flight.replaceChildren(...(flight.length ? [h("ul", { class: "flight", "aria-label": "Transactions in flight" },
-      flight.slice(0, 30).map((each) => h("li", { title: "Transaction, its phase, seconds in this phase" },
+      flight.slice(0, 30).map((each) => h("li", { "data-why": "A transaction in flight, its phase, and the time in this phase" },
         h("b", {}, count(each.txid)), ` ${each.phase}`, each.attempt > 1 ? `, attempt ${each.attempt}` : "", each.since_s === null ? "" : `, ${duration(each.since_s)}`)),
       flight.length > 30 ? h("li", {}, `and ${count(flight.length - 30)} more`) : null)] : [])));
   }
 
   drawPartitions(partitions) {
-    this.changed.strip(partitions.all, () => this.strip.update(partitions.all));
-    this.changed.worst(partitions.worst, () => this.worst.replaceChildren(
-      h("details", { open: this.worst.querySelector("details")?.open }, h("summary", {}, `The ${count(partitions.worst.length)} that lag most, of ${count(partitions.total)}`),
-        table([{ name: "partition" }, { name: "lag", number: true, why: "Records that are not committed yet" },
-          { name: "committed up to", number: true, why: "The next offset to commit" }, { name: "in flight", number: true, why: "Offsets planned and not committed" },
-          { name: "lost", number: true, why: "Offsets that were gone before they were read" }],
-        partitions.worst.map(([name, ...rest]) => [name, ...rest.map(count)]), { label: "Partitions that lag most" }))));
+    this.strip.update(partitions.all);
+    say(this.worst, `The ${count(partitions.worst.length)} that lag most, of ${count(partitions.total)}`);
+    this.tables.worst.update(partitions.worst.map(([name, ...rest]) => [name, [name, ...rest.map(count)]]));
   }
 
   drawGraph(live) {
     const shape = this.parts.about?.graph;
     const core = live.kind === "core" ? live.status?.components ?? {} : null;
-    this.sections.graph.hidden = !shape?.components?.length && !core;
-    if (shape?.components?.length) {
+    const drawn = Boolean(shape?.components?.length);
+    this.sections.graph.hidden = !drawn && !core;
+    if (drawn) {
       const said = {};
       for (const [name, each] of Object.entries(core ?? {})) {
         said[name] = each.executed ? `${compact(each.executed)} executed` : each.emitted ? `${compact(each.emitted)} emitted` : "";
       }
       const notes = notesOf(shape, live.edges, said);
       const flows = flowsOf(shape, live.edges);
-      this.changed.graph([shape, notes, flows], () => {
-        const [left, top] = [this.graph.firstChild?.scrollLeft, this.graph.firstChild?.scrollTop];
-        this.graph.replaceChildren(draw(shape, notes, flows));
-        if (left || top) this.graph.firstChild.scrollTo(left, top);
+      this.changed.graph([shape, notes, flows, this.graph.clientWidth], () => {
+        const old = this.graph.firstChild;
+        const [left, top, focused] = [old?.scrollLeft, old?.scrollTop, old && old === document.activeElement];
+        const { holder, begin } = draw(shape, notes, flows, this.graph.clientWidth || 1000);
+        this.graph.replaceChildren(holder);
+        holder.scrollTo(...(old ? [left, top] : begin));
+        if (focused) holder.focus({ preventScroll: true });
       });
+      this.drawWork(shape, live, flows, core);
     }
-    const columns = [["emitted", "Tuples that it emitted"], ["executed", "Tuples that it executed"], ["acked", "Tuples that it acked"], ["failed", "Tuples that it failed, or was told have failed"],
-      ["completed", "Of a spout: tuples whose tree is complete"], ["timed_out", "Of a spout: tuples that took too long"], ["pending", "Of a spout: tuples whose fate is open"], ["waiting", "Of a bolt: tuples that have come and wait"], ["died", "Instances that an error ended"]];
-    const states = live.status?.checkpoint?.states ?? {};
-    this.changed.components([core, states], () => this.components.replaceChildren(...(core ? [h("h3", {}, "Components, in tuples"),
-      table([{ name: "component" }, ...columns.map(([name, why]) => ({ name: name.replace("_", " "), number: true, why })), { name: "latency", number: true, why: "Mean time until a tree is complete" }],
-        Object.entries(core).map(([name, each]) => [name, ...columns.map(([column]) => compact(each[column])), each.completed ? duration(each.latency_s / each.completed) : ""]), { label: "Components" })] : []),
-      ...(Object.keys(states).length ? [h("h3", {}, "States, as of the last checkpoint"),
-        table([{ name: "component" }, { name: "keys", number: true, why: "Keys in the state, of all its tasks" }, { name: "changed keys", number: true, why: "Keys that the last checkpoint has changed" },
-          { name: "written", number: true, why: "Bytes of the keys and values that the last checkpoint has changed" }],
-        Object.entries(states).map(([name, each]) => [name, count(each.keys), count(each.changed), `${compact(each.changed_bytes)} B`]), { label: "States" })] : [])));
+    this.tuples.hidden = !core;
+    if (core) {
+      this.tables.counts.update(Object.entries(core).map(([name, each]) => [name, [name, ...COUNTS.map(([column]) => compact(each[column])), each.completed ? duration(each.latency_s / each.completed) : ""]]));
+    }
+    const states = Object.entries(live.status?.checkpoint?.states ?? {});
+    this.stateSizes.hidden = !states.length;
+    this.tables.states.update(states.map(([name, each]) => [name, [name, count(each.keys), count(each.changed), `${compact(each.changed_bytes)} B`]]));
+  }
+
+  drawWork(shape, live, flows, core) {
+    this.changed.work([shape, live.edges, core], () => {
+      const read = core ? null : this.rows.slice(-(live.edges?.transactions ?? 0)).reduce((sum, row) => sum + row.rows, 0);
+      const work = workOf(shape, live.edges, read).sort((a, b) => (b.busy ?? -1) - (a.busy ?? -1));
+      const rate = (value) => (value === null ? "" : compact(value));
+      this.tables.work.update(work.map((each) => [each.id, [each.id, each.kind, each.tasks === null ? "" : count(each.tasks), rate(each.rate), rate(each.out),
+        each.busy === null ? "" : percent(each.busy), each.perRow === null ? "" : duration(each.perRow), each.last === null ? "" : duration(each.last)]]));
+      this.tables.streams.update(shape.edges.map((edge) => {
+        const flow = flows[edgeLabel(edge)] ?? {};
+        return [`${edgeLabel(edge)} ${edge.grouping}`, [edgeLabel(edge), edge.grouping ?? "", rate(flow.rate ?? null), flow.sum === undefined ? "" : count(flow.sum), flow.last === undefined || flow.last === null ? "" : count(flow.last)]];
+      }));
+    });
   }
 
   drawFailures(transactional) {
     const failures = this.parts.failures ?? [];
     this.sections.failed.hidden = !this.parts.failures;
-    this.changed.failures(failures, () => {
-      if (!failures.length) {
-        this.failures.replaceChildren(h("p", { class: "quiet" }, transactional ? "No attempt failed among the transactions that are recorded." : "No component has reported an error."));
-        return;
-      }
-      const heads = transactional ? [{ name: "when" }, { name: "transaction" }, { name: "attempt", number: true }, { name: "outcome" }, { name: "reason", wide: true }]
-        : [{ name: "when" }, { name: "component" }, { name: "what it did" }, { name: "reason", wide: true }];
-      const rows = failures.map((each) => transactional
-        ? [moment(each.at), h("button", { type: "button", class: "link", onclick: () => this.open(each.txid) }, count(each.txid)), each.attempts > 1 ? `${count(each.attempt - each.attempts + 1)} to ${count(each.attempt)}` : count(each.attempt), each.outcome, each.reason]
-        : [moment(each.at), `${each.component}[${each.task}]`, each.outcome, each.trace ? h("details", {}, h("summary", {}, each.reason), h("pre", { tabindex: "0" }, each.trace)) : each.reason]);
-      this.failures.replaceChildren(table(heads, rows, { label: "Failed attempts" }));
-    });
+    const { attempts, errors } = this.tables;
+    attempts.element.hidden = !transactional || !failures.length;
+    errors.element.hidden = transactional || !failures.length;
+    say(this.none, failures.length ? "" : transactional ? "No attempt failed among the transactions that are recorded." : "No component has reported an error.");
+    if (transactional) {
+      attempts.update(failures.map((each) => [`${each.txid} ${each.attempt - each.attempts}`, [when(each.at),
+        h("button", { type: "button", class: "link", "aria-label": `Open transaction ${count(each.txid)}`, onclick: () => this.open(each.txid) }, count(each.txid)),
+        each.attempts > 1 ? `${count(each.attempt - each.attempts + 1)} to ${count(each.attempt)}` : count(each.attempt), each.outcome, each.reason]]));
+    } else {
+      errors.update(failures.map((each, index) => [`${each.at} ${each.component} ${each.task} ${failures.length - index}`, [when(each.at), `${each.component}[${each.task}]`, each.outcome,
+        each.trace ? h("details", {}, h("summary", {}, each.reason), h("pre", { tabindex: "0" }, each.trace)) : each.reason]]));
+    }
   }
 
   drawRight(transactional) {
@@ -407,42 +521,48 @@ class TopologyPage {
     const hidden = (about?.graph?.edges ?? []).filter((edge) => edge.target.endsWith("-dead-letters"));
     const letters = hidden.map((edge) => live.edges?.rows?.[edgeLabel(edge)]?.[1] ?? 0).reduce((all, each) => all + each, 0);
     const bad = live.status?.bad_records ?? null;
-    this.changed.right([headers, letters, hidden.length, bad], () => this.right.replaceChildren(
-      headers.length ? table([{ name: "sink", wide: true }, { name: "holds up to", number: true, why: "The last finished transaction, in the sink's own header" },
-        { name: "opened", number: true, why: "The transaction whose commit was opened last" }, { name: "epoch", number: true, why: "Only writers of this leadership may write" }],
-      headers.map((each) => [each.location, count(each.done), each.open === null ? "none" : count(each.open), count(each.epoch)]), { label: "Headers of the sinks" }) : h("p", { class: "quiet" }, "The driver knows the headers of its sinks while it leads; its own page shows them."),
-      h("p", {}, hidden.length ? `${plural(letters, "dead letter")} in the last hundred transactions. ` : "",
-        "To prove the figures: ", h("code", {}, "ratchet verify MODULE:TOPOLOGY"), " recomputes every sink from the source, and names what differs.")));
+    this.tables.headers.element.hidden = !headers.length;
+    this.noHeaders.hidden = Boolean(headers.length);
+    this.tables.headers.update(headers.map((each) => [each.location, [each.location, count(each.done), each.open === null ? "none" : count(each.open), count(each.epoch)]]));
+    this.changed.right([letters, hidden.length, bad, live.status?.lost_records], () => this.right.replaceChildren(h("ul", { class: "plain" },
+      bad ? h("li", {}, `${plural(bad, "record")} could not be decoded, and ${bad === 1 ? "is" : "are"} in no figure.`) : null,
+      live.status?.lost_records ? h("li", {}, `${plural(live.status.lost_records, "record")} were gone before they were read, and are in no figure.`) : null,
+      hidden.length ? h("li", {}, `${plural(letters, "dead letter")} in the last hundred transactions; ${hidden.map((edge) => edge.target).join(", ")} ${hidden.length === 1 ? "keeps" : "keep"} them.`) : null,
+      h("li", {}, "To prove the figures: ", h("code", {}, "ratchet verify MODULE:TOPOLOGY"), " recomputes every sink from the source, and names what differs."))));
   }
 
   drawCommands(live) {
     this.sections.type.hidden = false;
     const name = /^[A-Za-z0-9][\w.-]*$/.test(this.id) ? this.id : "ID";
+    const transactional = live.kind === "transactional";
+    const ill = ["waiting", "failed"].includes(live.state);
+    const failed = (this.parts.failures ?? [])[0]?.txid;
     const all = [
       live.state === "stopped" && ["ratchet run MODULE:TOPOLOGY", "runs it again, from where it stopped"],
-      [`ratchet status ${name} --watch`, "the same figures in a terminal"],
-      live.kind === "transactional" && [`ratchet history ${name} --failed`, "transactions that took more than one attempt, with reasons"],
-      live.kind === "transactional" && ["waiting", "failed"].includes(live.state) && ["ratchet find-poison MODULE:TOPOLOGY", "narrows a batch down to the records that make it fail"],
+      transactional && ill && ["ratchet find-poison MODULE:TOPOLOGY", "narrows a batch down to the records that make it fail"],
       ["ratchet check MODULE:TOPOLOGY", "is every server there, and may we use it?"],
-      live.kind === "transactional" && ["ratchet verify MODULE:TOPOLOGY", "recomputes the sinks from the source"],
+      [`ratchet status ${name} --watch`, "the same figures in a terminal"],
+      transactional && failed !== undefined && [`ratchet history ${name} --txid ${failed}`, "all of the transaction that failed last: offsets, attempts, rows"],
+      transactional && [`ratchet history ${name} --failed`, "transactions that took more than one attempt, with reasons"],
+      transactional && ["ratchet verify MODULE:TOPOLOGY", "recomputes the sinks from the source, and names what differs"],
+      transactional && ["ratchet explain MODULE:TOPOLOGY STATE KEY", "why a number in a sink is what it is"],
     ].filter(Boolean);
-    this.changed.commands(all, () => this.commands.replaceChildren(...all.map(([command, what]) => h("li", {}, h("code", { class: "command" }, command), h("span", {}, what)))));
+    this.changed.commands(all, () => this.commands.replaceChildren(...all.map(([text, what]) => h("li", {}, command(text), h("span", {}, what)))));
   }
 
   drawDrivers(live) {
     this.sections.runs.hidden = false;
-    this.changed.drivers(live.drivers.map(({ said_at, ...rest }) => rest), () => this.drivers.replaceChildren(live.drivers.length
-      ? table([{ name: "role" }, { name: "host" }, { name: "process", number: true }, { name: "since" }, { name: "page" }],
-        live.drivers.map((each) => [each.phase === "standby" ? "standby" : "leader", each.host, String(each.pid), day(each.started_at),
-          each.here ? "this page" : each.page ? h("a", { href: each.page, rel: "noreferrer" }, each.page) : "none"]), { label: "Drivers" })
-      : h("p", { class: "quiet" }, "No driver lives.")));
+    this.nobody.hidden = Boolean(live.drivers.length);
+    this.tables.drivers.element.hidden = !live.drivers.length;
+    this.tables.drivers.update(live.drivers.map((each) => [`${each.host} ${each.pid} ${each.started_at}`, [each.phase === "standby" ? "standby" : "leader", each.host, String(each.pid), day(each.started_at),
+      each.here ? "this page" : each.page ? h("a", { href: each.page, rel: "noreferrer" }, each.page) : "none"]]));
     const configuration = this.parts.about?.configuration;
     if (!configuration) return;
     this.changed.configuration(configuration, () => {
       const rows = (wanted) => configuration.filter(([, , set]) => set === wanted).map(([key, value]) => [h("code", {}, key), value]);
       const heads = [{ name: "key" }, { name: "value", wide: true }];
-      this.configuration.replaceChildren(h("details", {}, h("summary", {}, "Configuration"), h("h3", {}, "Set"), table(heads, rows(true), { label: "Configuration that was set" }),
-        h("h3", {}, "Default"), table(heads, rows(false), { label: "Defaults" })));
+      this.configuration.replaceChildren(h("details", {}, h("summary", {}, "Configuration"), h("h3", {}, "Set"), table(heads, rows(true), "Configuration that was set"),
+        h("h3", {}, "Default"), table(heads, rows(false), "Defaults")));
     });
   }
 
@@ -469,12 +589,28 @@ function detailsOf(found) {
       ...["processing", "waiting", "commit"].filter((name) => each[`${name}_ms`] !== null).map((name) => `${name} ${duration(each[`${name}_ms`] / 1000)}`),
       `${plural(each.source_rows, "row")} read`, each.bad_records ? `${count(each.bad_records)} bad` : null].filter(Boolean).join(", ")),
     each.trace ? h("pre", { tabindex: "0" }, each.trace) : null,
-    Object.keys(each.rows).length ? table([{ name: "edge", wide: true }, { name: "rows", number: true }], Object.entries(each.rows).map(([edge, rows]) => [edge, count(rows)]), { label: "Rows over each edge" }) : null));
+    Object.keys(each.rows).length ? table([{ name: "stream", wide: true }, { name: "rows", number: true }], Object.entries(each.rows).map(([edge, rows]) => [edge, count(rows)]), "Rows over each stream") : null,
+    Object.keys(each.component_ms ?? {}).length ? table([{ name: "component", wide: true }, { name: "busy", number: true, why: "For how long its tasks together were busy with it" }],
+      Object.entries(each.component_ms).sort(([, a], [, b]) => b - a).map(([name, busy]) => [name, duration(busy / 1000)]), "Time of each component") : null));
   const names = [...new Set(found.plan.flatMap(([, meta]) => (typeof meta === "object" ? Object.keys(meta) : [])))];
   const plan = found.plan.length ? [h("details", {}, h("summary", {}, `What it read: ${plural(found.partitions, "partition")}`),
     table([{ name: "partition" }, ...names.map((name) => ({ name: name.replaceAll("_", " "), number: true }))],
-      found.plan.map(([partition, meta]) => [partition, ...names.map((name) => String(meta[name] ?? ""))]), { label: "Offsets by partition" }))] : [];
+      found.plan.map(([partition, meta]) => [partition, ...names.map((name) => String(meta[name] ?? ""))]), "Offsets by partition"))] : [];
   return [found.attempts_total > found.attempts.length ? h("p", {}, `${count(found.attempts_total)} attempts; the last ${count(found.attempts.length)} are kept.`) : "", ...attempts, ...plan];
+}
+
+/** Rows per second of the last transactions, in at most sixty steps of equal length: pairs of their
+    ends and the rates. */
+function rates(rows) {
+  const closed = rows.filter((row) => row.closed_at);
+  const end = closed.at(-1)?.closed_at ?? 0;
+  const recent = closed.filter((row) => end - row.closed_at <= RECENT_S);
+  const begin = recent[0]?.closed_at ?? 0;
+  if (!(end - begin > 2)) return [];
+  const step = Math.max((end - begin) / 60, 1);
+  const sums = Array(Math.max(Math.floor((end - begin) / step), 1)).fill(0);
+  for (const row of recent.slice(1)) sums[Math.min(Math.ceil((row.closed_at - begin) / step - 1e-9), sums.length) - 1] += row.rows;
+  return sums.map((sum, index) => [begin + (index + 1) * step, sum / step]);
 }
 
 // --- both ---
@@ -484,6 +620,7 @@ explain.addEventListener("click", () => {
   const on = document.body.classList.toggle("explained");
   explain.setAttribute("aria-pressed", String(on));
 });
+explainOnHover();
 
-if (topologyId === null) showList();
+if (topologyId === null) new ListPage().start();
 else new TopologyPage(topologyId).start();
