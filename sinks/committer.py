@@ -158,9 +158,15 @@ class StateCommitter(ArrowBolt, Committer):
         if kept:
             self._prepared().restore(_unpacked(kept))
 
+    def commits_in_one_step(self) -> bool:
+        return type(self) is StateCommitter and self.state.commits_in_one_step
+
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
         deltas = self._prepared().finish()
-        if deltas is None or self._attempt is None:
+        if self._attempt is None:
+            return []
+        if deltas is None:
+            self.state.commit_unchanged(self._attempt)
             return []
         subscribed = getattr(self._collector, "subscribed", None)
         want_values = subscribed() if subscribed is not None else True

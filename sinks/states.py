@@ -93,9 +93,12 @@ def _same(one: Any, other: Any) -> bool:
 class _Commit:
     """One commit in progress: what was read, what will be written."""
 
-    def __init__(self, attempt: TransactionAttempt, header: Header, fence: CommitFence | None) -> None:
+    def __init__(
+        self, attempt: TransactionAttempt, header: Header, fence: CommitFence | None, backend: MapBackend
+    ) -> None:
         if header.open is None:
             raise InvariantViolation("a commit needs an open header")
+        self.backend = backend
         self.attempt = attempt
         self.header = header
         self.writer = fence.writer if fence is not None else STANDALONE
@@ -127,12 +130,17 @@ class MapState(KeyedState):
         """Start the commit of an attempt. Discards a commit that was begun and not finished."""
         fence = attempt.fence
         if fence is None:
-            self._commit = _Commit(attempt, self._open_standalone(attempt), None)
+            self._commit = _Commit(attempt, self._open_standalone(attempt), None, self.backend)
+            return
+        if fence.opens_from is not None:
+            opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
+            header, backend = fence.opens_from.opened(fence.epoch, opened), self.backend.for_one_step(fence.opens_from)
+            self._commit = _Commit(attempt, header, fence, backend)
             return
         header = self.backend.read_header()
         check_granted(header, attempt, self.location)
         _incarnations[self.location] = header.incarnation
-        self._commit = _Commit(attempt, header, fence)
+        self._commit = _Commit(attempt, header, fence, self.backend)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
         """The values that this commit sees: its own writes, else the value before its transaction.
@@ -190,9 +198,9 @@ class MapState(KeyedState):
             raise InvariantViolation(f"{self.location}: commit of {attempt}, and {commit.attempt} was begun")
         self._commit = None
         keys = list(commit.written)
-        if keys:
+        if keys or commit.backend is not self.backend:
             expected = [found.stamp if (found := commit.found[key]) is not None else None for key in keys]
-            self.backend.multi_put(commit.header, keys, expected, [commit.written[key] for key in keys])
+            commit.backend.multi_put(commit.header, keys, expected, [commit.written[key] for key in keys])
         if commit.standalone:
             self._finish_standalone(commit)
 
@@ -203,7 +211,7 @@ class MapState(KeyedState):
         column per aggregate. With ``want_values``, returns the keys and the new values."""
         guess = self._guessed_header(attempt)
         if guess is not None:
-            self._commit = _Commit(attempt, guess, attempt.fence)
+            self._commit = _Commit(attempt, guess, attempt.fence, self.backend)
             with suppress(StaleWriterError):  # the guess was wrong: read the header
                 return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
         self.begin_commit(attempt)
@@ -214,7 +222,7 @@ class MapState(KeyedState):
     ) -> pa.Table | None:
         commit = self._begun()
         try:
-            result = self.backend.apply(
+            result = commit.backend.apply(
                 commit.header, commit.writer, self.value_type, deltas, aggregates, want_values=want_values
             )
         except NotImplementedError:
@@ -224,12 +232,24 @@ class MapState(KeyedState):
             self._finish_standalone(commit)
         return result
 
+    def commit_unchanged(self, attempt: TransactionAttempt) -> None:
+        """Commit a transaction that has nothing for this state. Where the commit is one step of the
+        store, the header must move all the same."""
+        if attempt.fence is not None and attempt.fence.opens_from is not None:
+            self.begin_commit(attempt)
+            self.commit(attempt)
+
+    @property
+    def commits_in_one_step(self) -> bool:
+        """Whether the whole commit of an attempt can be one step of the store."""
+        return self.backend.commits_in_one_step
+
     def _guessed_header(self, attempt: TransactionAttempt) -> Header | None:
         """The header that the state has if this attempt is current and the state was not cleared.
         Guessing saves a read; the write compares the header anyway. None: read it."""
         fence = attempt.fence
         known = _incarnations.get(self.location)
-        if fence is None or known is None:
+        if fence is None or known is None or fence.opens_from is not None:
             return None
         opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
         return Header(fence.topology_id, known, epoch=fence.epoch, open=opened, done=attempt.txid - 1)

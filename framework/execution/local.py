@@ -65,6 +65,9 @@ class LocalExecutor:
                 self._results[job.header] = records, held_rows(plan, reports)
         return result
 
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        return self._topology.plan.commits_in_one_step
+
     def commit(self, header: AttemptHeader) -> PhaseResult:
         with self._lock:
             kept = self._results.get(header)

@@ -30,12 +30,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.topology.bolts import Bolt, DataFrameBolt, Input
+from framework.topology.bolts import Bolt, Committer, DataFrameBolt, Input
 from framework.topology.fields import Fields
 from framework.topology.graph import AnySpout, Component, Graph, Subscription, upstream_of
 from framework.topology.groupings import Grouping, ShuffleGrouping
@@ -205,8 +206,21 @@ class ExecutionPlan:
     def commits_on_driver(self) -> bool:
         """Whether the commit of a small batch may run on the driver: every component of the commit
         phase must allow it."""
-        ids = [component_id for phase, component_id in self.segment_of if phase is Phase.COMMIT]
-        return all(getattr(self.components[each].template, "commits_on_driver", False) for each in ids)
+        return all(getattr(each.template, "commits_on_driver", False) for each in self._committing)
+
+    @property
+    def commits_in_one_step(self) -> bool:
+        """Whether the commit of a small batch may be one step of a store: one task, of a committer
+        that can do so, and nothing below it."""
+        if not self.commits_on_driver or self.commit_tasks != 1 or len(self._committing) != 1:
+            return False
+        bolt: Any = self._committing[0].template
+        return isinstance(bolt, Committer) and bolt.commits_in_one_step()
+
+    @property
+    def _committing(self) -> list[TaskComponent]:
+        """The components of the commit phase."""
+        return [self.components[component_id] for phase, component_id in self.segment_of if phase is Phase.COMMIT]
 
     @property
     def commit_tasks(self) -> int:

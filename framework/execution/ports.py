@@ -112,8 +112,14 @@ class BatchExecutor(Protocol):
     def process(self, job: ProcessingJob) -> PhaseResult:
         """Run the processing phase once and keep its result until ``release``."""
 
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        """Whether the commit of this attempt is one task, in this process, that can raise the
+        header of its only state, write, and set ``done``, in one step of the store. Called after
+        ``process``."""
+
     def commit(self, header: AttemptHeader) -> PhaseResult:
-        """Run the commit phase over the kept result, once."""
+        """Run the commit phase over the kept result, once. Where ``header.opens_from`` is given,
+        the commit is that one step; never given unless ``commits_in_one_step`` has said so."""
 
     def cancel(self, header: AttemptHeader) -> None:
         """End an attempt's tasks as soon as possible and forget its result. Returns without

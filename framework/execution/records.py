@@ -19,14 +19,14 @@ import pyarrow as pa
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import Phase
 from framework.topology.attempt import TransactionAttempt
-from framework.topology.fencing import CommitFence
+from framework.topology.fencing import CommitFence, Header
 from framework.topology.spouts import ReadCounts
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptHeader:
     """The attempt that a task works for. Every task of the attempt has it, even one that receives
-    no row."""
+    no row. ``opens_from``: as in ``CommitFence``, for a commit in one step."""
 
     topology_id: str
     _: KW_ONLY
@@ -35,10 +35,14 @@ class AttemptHeader:
     epoch: int
     plan_digest: str
     incarnation: str = ""
+    opens_from: Header | None = field(default=None, compare=False, repr=False)
 
     def attempt(self, component_id: str, task: int) -> TransactionAttempt:
         """The attempt as a component sees it, with the fence that its states write under."""
-        fence = CommitFence(self.topology_id, self.epoch, self.plan_digest, f"{component_id}:{task}", self.incarnation)
+        writer = f"{component_id}:{task}"
+        fence = CommitFence(
+            self.topology_id, self.epoch, self.plan_digest, writer, self.incarnation, opens_from=self.opens_from
+        )
         return TransactionAttempt(self.txid, self.attempt_id, fence)
 
     def __str__(self) -> str:

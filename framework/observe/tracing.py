@@ -58,7 +58,7 @@ _SEND_S = 5.0
 #: How long the end of a run waits for the collector.
 _CLOSING_MS = 2_000
 #: What steps are called, and what those of a commit are called, which are about one state each.
-_CALLS = {"processing_job": "prepare"}
+_CALLS = {"processing_job": "prepare", "_let_open": "check header", "_note_done": "note done"}
 _OF_STATES = {
     "_raise": "raise header",
     "_finish": "set done",

@@ -30,6 +30,10 @@ class _Executor:
 
     def close(self) -> None: ...
 
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        """Single steps fail in more places."""
+        return False
+
     def release(self, header: AttemptHeader) -> None: ...
 
     def cancel(self, header: AttemptHeader) -> None: ...

@@ -312,6 +312,12 @@ class Committer:
         ``finish_batch``, with what ``keep_for_commit`` returned."""
         raise NotImplementedError(f"{type(self).__name__} says what is kept of it, and does not take it back")
 
+    def commits_in_one_step(self) -> bool:
+        """Whether ``finish_batch`` makes one atomic step of the commit where it is asked to: where
+        the fence of its attempt has ``opens_from``, it raises the header, writes all rows, and sets
+        ``done``, also for a batch without rows. Called on the driver."""
+        return False
+
 
 class ArrowBolt(Bolt):
     """Vectorised: a record batch in, any number out.

@@ -2,8 +2,11 @@
 
 Invariants (rules C1 to C4 of the protocol):
 
-1. A state's header is raised, by compare-and-set, before any commit task of an attempt starts.
-2. Every write checks, in the same atomic step, that the header is the one of its own attempt.
+1. A state's header is raised, by compare-and-set, before any commit task of an attempt starts; or
+   in the same atomic step as all that the only task of the attempt writes, and as ``done``
+   (``CommitFence.opens_from``).
+2. Every write checks, in the same atomic step, that the header is the one of its own attempt, or
+   the one from which its attempt is opened in that step.
 3. Stamps compare as (txid, epoch, attempt). The txid and the epoch of a header never go back.
    ``done`` goes back by one only when a transaction that was done is opened again, for a replay or
    a roll-back: its transaction is not done while an attempt writes. So a store that is restored to
@@ -65,13 +68,15 @@ class Stamp(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CommitFence:
     """What the driver hands to the tasks of one attempt, so that they can prove that they may
-    write."""
+    write. ``opens_from``: the header that the state has before this attempt is open in it; given
+    where the only task of the commit raises it, writes, and sets ``done``, in one atomic step."""
 
     topology_id: str
     epoch: int
     plan_digest: str
     writer: str = ""
     incarnation: str = ""
+    opens_from: Header | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,10 @@ class Header:
     def finished(self, txid: int) -> Header:
         """The header that says that every write of ``txid`` has been made."""
         return replace(self, done=txid)
+
+    def done_as_open(self) -> Header:
+        """The header that says that every write of the open attempt has been made."""
+        return self.finished(self.stamp.txid)
 
     def tells_absence(self, txid: int) -> bool:
         """Whether a key without a row had no value as of ``txid``. If tombstones were purged after

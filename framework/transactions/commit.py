@@ -9,6 +9,11 @@ The order (C1, C2, C5), for each attempt whose turn it is:
    files, publish what the tasks have written.
 4. Set ``done`` in every state. Only then does the transaction close in ZooKeeper.
 
+The first attempt at a txid makes one step of 1, 2 and 4, where there is one state and one task, in
+this process, and the store can do so. The header is compared with the one before the raise, in the
+same atomic step as the writes. An attempt that was cancelled meanwhile is fenced as before: whoever
+raises that header first, the other one is refused.
+
 When the range of an opened plan is gone for good (C7):
 
 1. Raise the headers, still with the old digest.
@@ -73,6 +78,7 @@ class CommitPhase:
         self._purge_every = purge_every
         self._headers: dict[int, Header] = {}
         self._committed: OpenCommit | None = None  # the last one; attempt 0 where only its plan is known
+        self._opening: tuple[AttemptHeader, Header] | None = None  # the last one step, and what it opens from
         self._lock = threading.RLock()
 
     def headers(self) -> list[tuple[str, Header]]:
@@ -222,6 +228,8 @@ class CommitPhase:
         return self._guarded(self._roll_back_steps(attempt))
 
     def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
+        if self._takes_one_step(attempt, replay=replay):
+            return (yield from self._one_step(attempt))
         yield from self._raise_all(attempt)
         result: PhaseResult = yield partial(self._executor.commit, attempt)
         if result.failure is not None:
@@ -235,6 +243,22 @@ class CommitPhase:
                 yield partial(self._purge, index, attempt)
             yield partial(self._finish, index, attempt)
         self._committed = _open_commit(attempt)
+        return result
+
+    def _takes_one_step(self, attempt: AttemptHeader, *, replay: bool) -> bool:
+        """Whether raising, writing and setting ``done`` may be one step of the store (ADR 58). Not
+        in a replay: its sweep comes between the rows and ``done``, and a reply that was lost is
+        resolved by reading."""
+        if replay or len(self._states) != 1 or attempt.txid % self._purge_every == 0:
+            return False
+        return not self._states[0].publishes and self._executor.commits_in_one_step(attempt)
+
+    def _one_step(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
+        opens_from: Header = yield partial(self._let_open, attempt)
+        result: PhaseResult = yield partial(self._executor.commit, replace(attempt, opens_from=opens_from))
+        if result.failure is None:
+            yield partial(self._note_done, attempt, opens_from)
+            self._committed = _open_commit(attempt)
         return result
 
     def _roll_back_steps(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
@@ -278,6 +302,29 @@ class CommitPhase:
 
     def _raise(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
+            current = self._before(index, attempt)
+            self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
+
+    def _let_open(self, attempt: AttemptHeader) -> Header:
+        """The header from which the attempt's one step opens it. What the header is during that
+        step and after it, only the store knows, until the step is done."""
+        with self._lock:
+            current = self._before(0, attempt)
+            del self._headers[0]
+            self._opening = attempt, current
+            return current
+
+    def _note_done(self, attempt: AttemptHeader, opens_from: Header) -> None:
+        """Note the header that the one step has left, unless others have looked meanwhile: the
+        attempt was cancelled then."""
+        with self._lock:
+            if self._opening == (attempt, opens_from) and 0 not in self._headers:
+                opened = opens_from.opened(self._epoch, _open_commit(attempt))
+                self._headers[0], self._opening = opened.done_as_open(), None
+
+    def _before(self, index: int, attempt: AttemptHeader) -> Header:
+        """The header before it is raised to an attempt. Raises when it may not be."""
+        with self._lock:
             current = self._current(index)
             if current.done > attempt.txid:
                 raise InvariantViolation(
@@ -297,7 +344,7 @@ class CommitPhase:
             self._check_plan(index, current, attempt)
             if current.open is not None and current.open.txid == attempt.txid - 1:
                 self._check_committed(self._states[index], current)
-            self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
+            return current
 
     def _check_plan(self, index: int, current: Header, attempt: AttemptHeader) -> None:
         """Refuse a second plan for an opened txid: rows of one plan must not count as rows of
@@ -358,7 +405,8 @@ class CommitPhase:
     def _close_fence(self, index: int, attempt: AttemptHeader) -> None:
         with self._lock:
             current = self._current(index)
-            if current.open == _open_commit(attempt) and current.epoch == self._epoch:
+            opened = current.open == _open_commit(attempt) and current.epoch == self._epoch
+            if opened or self._opening == (attempt, current):
                 above = OpenCommit(attempt.txid, attempt.attempt_id + 1, attempt.plan_digest)
                 self._replace(index, current, current.opened(self._epoch, above))
 
@@ -391,6 +439,7 @@ class CommitPhase:
 
     def _write(self, index: int, current: Header, new: Header) -> None:
         del self._headers[index]  # if the write raises, the next attempt reads the header again
+        self._opening = None
         self._states[index].raise_header(current, new)
         self._headers[index] = new
 

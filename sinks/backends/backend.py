@@ -7,6 +7,7 @@ against it.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,6 +86,10 @@ class MapBackend(ABC):
     reach: Reach = Reach.NETWORK
     #: Whether a scan may give a row twice, for example when the store rearranges itself meanwhile.
     scan_may_repeat: bool = False
+    #: Whether ``for_one_step`` may be called.
+    commits_in_one_step: bool = False
+    #: Of a backend that ``for_one_step`` has returned.
+    _opens_from: Header | None = None
 
     @property
     @abstractmethod
@@ -210,6 +215,17 @@ class MapBackend(ABC):
         A store that limits the rows of one step may use several steps, each atomic and under the
         header. If only some of the steps are done, their rows carry the stamp, and the replay
         continues from them."""
+
+    def for_one_step(self, opens_from: Header) -> MapBackend:
+        """A backend of the same rows, of which one ``multi_put`` or ``apply`` is a whole commit. It
+        compares the header with ``opens_from`` instead of ``header``, and leaves
+        ``header.done_as_open()``, also when there are no rows. After an error there is nothing of
+        it, or what the single steps may leave, which is rows under ``header``."""
+        if not self.commits_in_one_step:
+            raise NotImplementedError(f"{self.location} cannot raise its header in the step that writes rows")
+        other = copy.copy(self)
+        other._opens_from = opens_from
+        return other
 
     @abstractmethod
     def sweep(self, header: Header) -> int:

@@ -39,6 +39,7 @@ class MemoryBackend(MapBackend):
     """
 
     reach = Reach.PROCESS
+    commits_in_one_step = True
 
     def __init__(self, name: str | None = None) -> None:
         self._id = f"memory:{name or uuid.uuid4().hex[:8]}:{uuid.uuid4().hex[:8]}"
@@ -123,12 +124,14 @@ class MemoryBackend(MapBackend):
     ) -> None:
         shared = self._rows()
         with shared.lock:
-            self._check(header)
+            self._check(self._opens_from or header)
             for key, expected in zip(keys, expected_stamps, strict=True):
                 found = shared.rows.get(key)
                 if (found.stamp if found is not None else None) != expected:
                     raise StaleWriterError(f"{self.location}, key {key!r}: stamp {found}, expected {expected}")
             shared.rows.update(zip(keys, rows, strict=True))
+            if self._opens_from is not None:
+                shared.header = header.done_as_open()
 
     def sweep(self, header: Header) -> int:
         shared = self._rows()

@@ -72,37 +72,47 @@ _PASSING = (
 _PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM)\b")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-# KEYS: header, rows, touched, deleted. ARGV: header, number of rows, number of tombstones; then for
+# KEYS: header, rows, touched, deleted. ARGV: header expected, number of rows, number of tombstones,
+# header under which they are written, header afterwards ("" for both: the one expected); then for
 # each row its key, the expected beginning of its stored text ("" for no row), and its new text.
-# Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key refused.
+# Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key refused. What a
+# script has written before an error stays: so the header is opened before any row.
 _PUT = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
 local count, deleted = tonumber(ARGV[2]), tonumber(ARGV[3])
 for start = 0, count - 1, 2000 do
   local fields, stop = {}, math.min(start + 2000, count) - 1
-  for i = start, stop do fields[#fields + 1] = ARGV[4 + 3 * i] end
+  for i = start, stop do fields[#fields + 1] = ARGV[6 + 3 * i] end
   local found = redis.call('HMGET', KEYS[2], unpack(fields))
   for i = start, stop do
-    local expected, row = ARGV[5 + 3 * i], found[i - start + 1]
+    local expected, row = ARGV[7 + 3 * i], found[i - start + 1]
     if expected == '' then
-      if row then return {-1, ARGV[4 + 3 * i]} end
+      if row then return {-1, ARGV[6 + 3 * i]} end
     elseif not row or string.sub(row, 1, #expected) ~= expected then
-      return {-1, ARGV[4 + 3 * i]}
+      return {-1, ARGV[6 + 3 * i]}
     end
   end
+end
+if ARGV[4] ~= '' then
+  if string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) then
+    return redis.error_reply('READONLY it follows another server')
+  end
+  redis.call('SET', KEYS[1], ARGV[4])
+  redis.call('UNLINK', KEYS[3])
 end
 for start = 0, count - 1, 2000 do
   local pairs, fields = {}, {}
   for i = start, math.min(start + 2000, count) - 1 do
-    pairs[#pairs + 1] = ARGV[4 + 3 * i]
     pairs[#pairs + 1] = ARGV[6 + 3 * i]
-    fields[#fields + 1] = ARGV[4 + 3 * i]
-    if i < deleted then redis.call('SADD', KEYS[4], ARGV[4 + 3 * i]) end
+    pairs[#pairs + 1] = ARGV[8 + 3 * i]
+    fields[#fields + 1] = ARGV[6 + 3 * i]
+    if i < deleted then redis.call('SADD', KEYS[4], ARGV[6 + 3 * i]) end
   end
   redis.call('HSET', KEYS[2], unpack(pairs))
   redis.call('RPUSH', KEYS[3], unpack(fields))
 end
+if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[5]) end
 return {1}
 """
 
@@ -243,6 +253,7 @@ class RedisBackend(MapBackend):
 
     reach = Reach.NETWORK
     scan_may_repeat = True
+    commits_in_one_step = True
 
     def __init__(self, url: str, name: str, key: Fields | None = None, value: Fields | None = None) -> None:
         self._url = resolved("the address of a RedisBackend", url)
@@ -427,21 +438,31 @@ class RedisBackend(MapBackend):
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
         expected = [b"" if stamp is None else _stamp_text(stamp) for stamp in expected_stamps]
-        self._put(header, list(zip(self._names(keys), expected, rows, strict=True)))
+        put, opens_from = list(zip(self._names(keys), expected, rows, strict=True)), self._opens_from
+        if opens_from is None or len(rows) <= ROWS_PER_STEP:
+            self._put(header, put, opens_from)
+            return
+        self.raise_header(opens_from, header)
+        self._put(header, put)
+        self.raise_header(header, header.done_as_open())
 
-    def _put(self, header: Header, rows: Sequence[tuple[bytes, bytes, Row]]) -> None:
-        text = _header_text(header)
+    def _put(self, header: Header, rows: Sequence[tuple[bytes, bytes, Row]], opens_from: Header | None = None) -> None:
+        """Write rows, by ``ROWS_PER_STEP``. ``opens_from``: the one step is the whole commit."""
+        headers = [_header_text(header), b"", b""]
+        if opens_from is not None:
+            headers = [*map(_header_text, (opens_from, header, header.done_as_open()))]
         calls = []
-        for start in range(0, len(rows), ROWS_PER_STEP):
+        for start in range(0, max(len(rows), opens_from is not None), ROWS_PER_STEP):
             part = sorted(rows[start : start + ROWS_PER_STEP], key=lambda each: each[2].value is not None)
             deleted = sum(row.value is None for _, _, row in part)
-            arguments: list[Any] = [text, len(part), deleted]
+            arguments: list[Any] = [headers[0], len(part), deleted, *headers[1:]]
             for (name, expected, _), row in zip(part, self._row_texts([row for _, _, row in part]), strict=True):
                 arguments += (name, expected, row)
             calls.append(arguments)
         with self._named():
             for arguments in calls:
-                self._checked(self._script(_PUT, ["header", "", "touched", "deleted"], arguments), header)
+                answer = self._script(_PUT, ["header", "", "touched", "deleted"], arguments)
+                self._checked(answer, opens_from or header)
 
     def sweep(self, header: Header) -> int:
         stamp = header.stamp
@@ -457,7 +478,7 @@ class RedisBackend(MapBackend):
         """Replace the wanted rows among those that the open transaction has touched."""
         with self._named():
             self._checked(
-                self._script(_PUT, ["header", "", "touched", "deleted"], [_header_text(header), 0, 0]), header
+                self._script(_PUT, ["header", "", "touched", "deleted"], [_header_text(header), 0, 0, b"", b""]), header
             )
         with self._named(writes=False):
             touched = list(dict.fromkeys(_clients.get(self._url).lrange(self._key("touched"), 0, -1)))

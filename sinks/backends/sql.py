@@ -10,7 +10,7 @@ import copy
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -61,6 +61,7 @@ class SqlBackend(MapBackend):
     _staged_from_rows: ClassVar[int] = 0
     #: Whether a column of floats can store NaN.
     _holds_nan: ClassVar[bool] = True
+    commits_in_one_step = True
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
@@ -287,8 +288,7 @@ class SqlBackend(MapBackend):
                 born.append((*stored, *values))
             else:
                 changed.append((*values, *stored, expected.txid, expected.epoch, expected.attempt_id))
-        with self._writing() as connection:
-            self._check_header(connection, header, self._keep_header)
+        with self._writing() as connection, self._under(connection, header):
             cursor = connection.cursor()
             for statement, parameters in ((self.shape.insert_row(), born), (self.shape.update_row(), changed)):
                 if parameters:
@@ -318,8 +318,7 @@ class SqlBackend(MapBackend):
         return self._changed_under(header, self.shape.purge(), (before_txid,))
 
     def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:
-        with self._writing() as connection:
-            self._check_header(connection, header, self._keep_header)
+        with self._writing() as connection, self._under(connection, header):
             changed: int = connection.execute(statement, parameters).rowcount
             return changed
 
@@ -420,11 +419,11 @@ class SqlBackend(MapBackend):
         with self._writing() as connection:
             if staged:
                 self._stage(connection, deltas)  # before the header is locked, because it may take long
-            self._check_header(connection, header, self._keep_header)
-            if staged:
-                changed = connection.execute(statement, (*stamp, writer)).rowcount
-            else:
-                changed = self._merge(connection, statement, deltas, (*stamp, writer))
+            with self._under(connection, header):
+                if staged:
+                    changed = connection.execute(statement, (*stamp, writer)).rowcount
+                else:
+                    changed = self._merge(connection, statement, deltas, (*stamp, writer))
             if changed == deltas.num_rows and not want_values:
                 return None
             keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in shape.key), strict=True))
@@ -466,6 +465,17 @@ class SqlBackend(MapBackend):
 
     def _no_header(self) -> CorruptStateError:
         return CorruptStateError(f"{self.location}: its header is gone from {HEADERS_TABLE}; restore the database")
+
+    @contextmanager
+    def _under(self, connection: Any, header: Header) -> Iterator[None]:
+        """For a sql_txn that writes rows under ``header``, or is the whole commit."""
+        if self._opens_from is None:
+            self._check_header(connection, header, self._keep_header)
+            yield
+            return
+        self._check_header(connection, self._opens_from, self._own_header)
+        yield
+        connection.execute(self.dialect.update_header(), (*header_values(header.done_as_open()), self._table))
 
     def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
         found = self._found_header(connection, lock)

@@ -3,6 +3,7 @@ backend that fails."""
 
 from __future__ import annotations
 
+import copy
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -60,6 +61,12 @@ def open_attempt(state: MapState, txid: int, attempt: int, epoch: int = 1, task:
     return TransactionAttempt(txid, attempt, CommitFence("topology", epoch, DIGEST, f"bolt:{task}"))
 
 
+def to_commit_in_one_step(state: MapState, txid: int, attempt: int, epoch: int = 1) -> TransactionAttempt:
+    """The attempt that the only task of a commit gets, where raising the header is its own step."""
+    fence = CommitFence("topology", epoch, DIGEST, "bolt:0", opens_from=state.prepare("topology"))
+    return TransactionAttempt(txid, attempt, fence)
+
+
 def finish(state: MapState, *, replay: bool = False) -> None:
     """Do what the driver does after the commit tasks."""
     header = state.read_header()
@@ -93,11 +100,19 @@ class Faulty(MapBackend):
         self.calls = 0
         self.fails_at: int | None = None
         self.after = False
+        self.commits_in_one_step = inner.commits_in_one_step
+        self._counter = self
+
+    def for_one_step(self, opens_from: Header) -> MapBackend:
+        other = copy.copy(self)
+        other.inner = self.inner.for_one_step(opens_from)
+        return other
 
     def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        fails = self.calls == self.fails_at
-        self.calls += 1
-        if fails and not self.after:
+        counter = self._counter
+        fails = counter.calls == counter.fails_at
+        counter.calls += 1
+        if fails and not counter.after:
             raise RetryableError("no answer, nothing done")
         answer = getattr(self.inner, name)(*arguments, **options)
         if fails:

@@ -170,6 +170,9 @@ class SimExecutor:
             found += [row[0] for row in complete(partition, meta)]
         return found
 
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        return self.world.shape.one_step
+
     @waits
     def commit(self, header: AttemptHeader) -> Any:
         """Start the commit tasks.
@@ -182,7 +185,8 @@ class SimExecutor:
         shape, parts, life = self.world.shape, self.topology.parallelisms(), self.world.kafka.life
         sinks = [sink for sink, name in enumerate(SINKS) if name in parts]
         topic_tasks = parts.get(TOPIC, 0)
-        waiting = len(sinks) * TASKS + topic_tasks + shape.letters
+        tasks = 1 if shape.one_step else TASKS
+        waiting = len(sinks) * tasks + topic_tasks + shape.letters
         later = self.committing[header] = Later()
 
         def ended(failure: TaskFailure | None) -> None:
@@ -192,8 +196,8 @@ class SimExecutor:
                 later.answer(PhaseResult(failure))
 
         for sink in sinks:
-            for task in range(TASKS):
-                mine = self.share(result[sink], task, TASKS)
+            for task in range(tasks):
+                mine = self.share(result[sink], task, tasks)
                 self._start(partial(self._task, header, sink, task, mine), ended)
         for task in range(topic_tasks):
             mine = self.share(result[shape.states], task, topic_tasks)
@@ -260,6 +264,8 @@ class SimExecutor:
         deltas = pa.table({"key": pa.array(counts, pa.string()), "total": pa.array(counts.values(), pa.int64())})
         if counts:
             state.apply(attempt, deltas, TOTAL, want_values=False)
+        else:
+            state.commit_unchanged(attempt)
 
     def _topic_task(
         self, header: AttemptHeader, task: int, operations: Operations, life: int
@@ -892,7 +898,9 @@ def build_topology(world: World, *, whole: bool) -> Topology:
     builder = TransactionalTopologyBuilder(TOPOLOGY, spout, world.spout, 1)
     for sink, name in enumerate(shape.names):
         if name != without:
-            builder.set_bolt(name, UpdateGlobalCount(world.state(sink)), TASKS).shuffle_grouping(spout)
+            builder.set_bolt(
+                name, UpdateGlobalCount(world.state(sink)), 1 if shape.one_step else TASKS
+            ).shuffle_grouping(spout)
     if shape.topic_tasks and without != TOPIC:
         builder.set_bolt(TOPIC, TopicSink(world.kafka), shape.topic_tasks).shuffle_grouping(spout)
     return builder.build()

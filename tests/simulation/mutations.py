@@ -197,7 +197,7 @@ def _begin_without_header(self: MapState, attempt: Any) -> None:
     fence = attempt.fence
     header = self.backend.read_header()
     opened = header.opened(fence.epoch, OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest))
-    self._commit = _Commit(attempt, opened, fence)
+    self._commit = _Commit(attempt, opened, fence, self.backend)
 
 
 def _put_under_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: Any, rows: Any) -> None:
@@ -206,6 +206,36 @@ def _put_under_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: A
     if found != list(stamps):
         raise StaleWriterError("another row", shared.header.epoch if shared.header is not None else None)
     shared.rows.update(zip(keys, rows, strict=True))
+    if self._opens_from is not None:
+        shared.header = header.done_as_open()
+
+
+def _put_from_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: Any, rows: Any) -> None:
+    named = self._opens_from
+    if named is not None:
+        self._opens_from = self.read_header()
+    try:
+        _real_put(self, header, keys, stamps, rows)
+    finally:
+        self._opens_from = named
+
+
+_real_put = MemoryBackend.multi_put
+
+
+def _any_attempt_in_one_step(self: CommitPhase, attempt: Any, *, replay: bool) -> bool:
+    return _real_takes_one_step(self, attempt, replay=False)
+
+
+_real_takes_one_step = CommitPhase._takes_one_step
+
+
+def _close_what_is_open(self: CommitPhase, index: int, attempt: Any) -> None:
+    self._opening = None
+    _real_close_fence(self, index, attempt)
+
+
+_real_close_fence = CommitPhase._close_fence
 
 
 def _sweep_births_only(self: MemoryBackend, header: Any) -> int:
@@ -423,5 +453,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("a failure fails its own transaction only", [(Coordinator, "_fail", _fails_one_only(Coordinator._fail))]),
     Mutation("a new leader decides before it takes the sinks over (ADR 5)",
              [(CommitPhase, "_take_over", _take_nothing_over)]),
+    Mutation("one step does not compare the header that it opens from", [(MemoryBackend, "multi_put", _put_from_any_header)],
+             lambda shape: shape.one_step),
+    Mutation("C5: a replay is one step, without a sweep", [(CommitPhase, "_takes_one_step", _any_attempt_in_one_step)],
+             lambda shape: shape.one_step and shape.moody),
+    Mutation("one step without rows leaves the header as it is", [(MapState, "commit_unchanged", _nothing)],
+             lambda shape: shape.one_step),
+    Mutation("a cancelled step that has opened nothing yet keeps its fence open",
+             [(CommitPhase, "_close_fence", _close_what_is_open)], lambda shape: shape.one_step),
     Mutation("a cancelled commit keeps its fence open", [(CommitPhase, "_close_fence", _nothing)]),
 )  # fmt: skip

@@ -31,6 +31,8 @@ STEPS = {
     "commit: sweep",
     "commit: purge",
     "commit: finish",
+    "commit: let_open",
+    "commit: note_done",
     "roll back: undo",
     "roll back: mark_rolled_back",
     "close fence: close_fence",

@@ -102,6 +102,7 @@ class Shape:
     joins: str  # the committer that joins the topology between two runs; "": none
     renames: bool  # the spout has another id then, and the plans must move
     large: bool  # plans are so large that ZooKeeper takes one at a time
+    one_step: bool  # the only task of a commit raises, writes and sets done in one step of its state
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,6 +128,9 @@ class Shape:
         joins = chance.choice(committers[1:]) if len(committers) > 1 and chance.random() < 0.25 else ""
         changes_topology = bool(joins) or chance.random() < 0.1
         renames = changes_topology and not letters and (not joins or chance.random() < 0.5)
+        one_step = (states, topic_tasks) == (1, 0) and not letters and chance.random() < 0.7
+        if one_step and not merges:
+            merges = chance.choice(("task", "store"))
         return cls(
             opaque,
             opaque_state,
@@ -149,6 +153,7 @@ class Shape:
             joins,
             renames,
             chance.random() < (0.7 if renames else 0.1),
+            one_step,
         )
 
 
@@ -438,16 +443,28 @@ class SimBackend(MemoryBackend):
         return True
 
     def multi_put(self, header: Any, keys: Any, expected_stamps: Any, rows: Any) -> None:
-        world, fault = self._world, self._fault("write rows", ("partial", "answer lost", "refused"))
+        fault = self._fault("write rows", ("partial", "answer lost", "refused"))
         if fault == "partial" and len(keys) > 1:
-            part = 1 + int(world.chance.random() * (len(keys) - 1))
-            super().multi_put(header, keys[:part], expected_stamps[:part], rows[:part])
-            world.oracle.rows_written(self._index, keys[:part], rows[:part])
+            part = 1 + int(self._world.chance.random() * (len(keys) - 1))
+            if self._opens_from is not None:  # as a script that fails half-way
+                self.raise_header(self._opens_from, header)
+                self._opens_from = None
+            self._written(header, keys[:part], expected_stamps[:part], rows[:part])
             raise RetryableError("the sink went away half-way")
-        super().multi_put(header, keys, expected_stamps, rows)
-        world.oracle.rows_written(self._index, keys, rows)
+        self._written(header, keys, expected_stamps, rows)
         if fault == "answer lost":
             raise RetryableError("the sink's answer was lost")
+
+    def _written(self, header: Any, keys: Any, stamps: Any, rows: Any) -> None:
+        """Write, and tell the oracle; of one step, as of the steps that it consists of."""
+        oracle = self._world.oracle
+        super().multi_put(header, keys, stamps, rows)
+        if self._opens_from is not None:
+            self._world.writes += 1
+            oracle.header_changed(self._index, self._opens_from, header)
+        oracle.rows_written(self._index, keys, rows)
+        if self._opens_from is not None:
+            oracle.header_changed(self._index, header, self.read_header())
 
     def apply(self, header: Any, writer: str, value_type: ValueType, deltas: Any, *others: Any, **options: Any) -> None:
         """Merge deltas under the header, as a database does in one statement."""
@@ -465,8 +482,7 @@ class SimBackend(MemoryBackend):
             base = None if row is None else row.prev if row.stamp.txid == stamp.txid else row.value
             merged[key] = Row(((base or (0,))[0] + delta,), stamp, base, writer)
             before[key] = row.stamp if row is not None else None
-        super().multi_put(header, list(merged), list(before.values()), list(merged.values()))
-        self._world.oracle.rows_written(self._index, list(merged), list(merged.values()))
+        self._written(header, list(merged), list(before.values()), list(merged.values()))
         if fault == "answer lost":
             raise RetryableError("the sink's answer was lost")
 

@@ -8,7 +8,7 @@ import pytest
 
 from framework import TransactionAttempt
 from framework.coordination.steps import perform
-from framework.errors import ConfigError, StaleWriterError
+from framework.errors import ConfigError, RetryableError, StaleWriterError
 from framework.execution import FailureKind
 from framework.execution.ports import PhaseResult
 from framework.execution.records import AttemptHeader
@@ -21,11 +21,17 @@ from sinks import MapState, MemoryBackend, OpaqueMapState
 class OneTask:
     """An executor whose commit phase is one task that puts one row."""
 
-    def __init__(self, state: MapState, **row: int) -> None:
+    def __init__(self, state: MapState, *, in_one_step: bool = False, **row: int) -> None:
         self.state = state
         self.row = row
+        self.in_one_step = in_one_step
+        self.opened_from: list[Header | None] = []
+
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        return self.in_one_step
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
+        self.opened_from.append(header.opens_from)
         attempt: TransactionAttempt = header.attempt("bolt", 0)
         self.state.begin_commit(attempt)
         self.state.multi_put(list(self.row), list(self.row.values()))
@@ -267,3 +273,99 @@ def test_of_a_transaction_before_its_term_a_driver_knows_the_attempt_too(backend
     perform(CommitPhase("topology", [state], executor, 2).opening(2, {1: "plan"}, committed_by=7))
     with pytest.raises(ConfigError, match="holds transaction 1 as attempt 7 made it"):
         perform(CommitPhase("topology", [state], executor, 3).opening(2, {1: "plan"}, committed_by=8))
+
+
+# --- one step -------------------------------------------------------------------------------------
+
+
+def one_step(backend: MemoryBackend, executor: Any = None, **options: Any) -> tuple[CommitPhase, Any]:
+    state = OpaqueMapState(backend)
+    executor = executor or OneTask(state, in_one_step=True, dog=1)
+    made = CommitPhase("topology", [state], executor, 1, **options)
+    made.open(1, {})
+    return made, executor
+
+
+def test_a_first_attempt_is_one_step_and_a_replay_is_not(backend: MemoryBackend) -> None:
+    """C5: the sweep of a replay comes between the rows and ``done``."""
+    committing, executor = one_step(backend)
+    before = backend.read_header()
+    assert committing.run(attempt(1, 1), replay=False).failure is None
+    assert committing.run(attempt(2, 1), replay=False).failure is None
+    assert committing.run(attempt(3, 2), replay=True).failure is None
+    after_first = before.opened(1, OpenCommit(1, 1, "plan")).finished(1)
+    assert executor.opened_from == [before, after_first, None]
+    assert (backend.read_header().open, backend.read_header().done) == (OpenCommit(3, 2, "plan"), 3)
+
+
+def test_a_commit_that_purges_is_no_single_step(backend: MemoryBackend) -> None:
+    committing, executor = one_step(backend, purge_every=2)
+    for txid in (1, 2, 3):
+        assert committing.run(attempt(txid, 1), replay=False).failure is None
+    assert [each is not None for each in executor.opened_from] == [True, False, True]
+
+
+def test_several_states_are_no_single_step(backend: MemoryBackend) -> None:
+    states = [OpaqueMapState(backend), OpaqueMapState(MemoryBackend())]
+    executor: Any = OneTask(states[0], in_one_step=True, dog=1)
+    committing = CommitPhase("topology", states, executor, 1)
+    committing.open(1, {})
+    assert committing.run(attempt(1, 1), replay=False).failure is None
+    assert executor.opened_from == [None]
+    assert [each.read_header().done for each in states] == [1, 1]
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_step_without_an_answer_is_replayed_from_what_the_store_says(backend: MemoryBackend, done: bool) -> None:
+    class Lost(OneTask):
+        def commit(self, header: AttemptHeader) -> PhaseResult:
+            if header.attempt_id > 1 or done:
+                super().commit(header)
+            if header.attempt_id == 1:
+                raise RetryableError("the answer was lost")
+            return PhaseResult()
+
+    committing, _ = one_step(backend, Lost(OpaqueMapState(backend), in_one_step=True, dog=1))
+    assert committing.run(attempt(1, 1), replay=False).failure is not None
+    assert backend.read_header().done == done
+    assert committing.run(attempt(1, 2), replay=True).failure is None
+    assert (backend.read_header().open, backend.read_header().done) == (OpenCommit(1, 2, "plan"), 1)
+    (row,) = backend.multi_get([("dog",)])
+    assert row is not None and (row.value, row.prev) == ((1,), None)
+    assert committing.run(attempt(2, 1), replay=False).failure is None
+
+
+def test_a_step_that_hangs_and_was_cancelled_opens_nothing_any_more(backend: MemoryBackend) -> None:
+    """The fence is closed before the header has ever been raised."""
+    hung: list[AttemptHeader] = []
+
+    class Hangs(OneTask):
+        def commit(self, header: AttemptHeader) -> PhaseResult:
+            hung.append(header)
+            raise RetryableError("no answer yet")
+
+    executor = Hangs(OpaqueMapState(backend), in_one_step=True, dog=1)
+    committing, _ = one_step(backend, executor)
+    committing.run(attempt(1, 1), replay=False)
+    committing.close_fence(attempt(1, 1))
+    assert (backend.read_header().open, backend.read_header().done) == (OpenCommit(1, 2, "plan"), 0)
+    with pytest.raises(StaleWriterError):
+        OneTask.commit(executor, hung[0])
+    assert backend.multi_get([("dog",)]) == [None]
+
+
+def test_a_late_answer_of_a_cancelled_step_is_not_taken_for_the_header(backend: MemoryBackend) -> None:
+    """The step was done, its answer is late, and its fence is closed before that answer comes."""
+
+    class Late(OneTask):
+        def commit(self, header: AttemptHeader) -> PhaseResult:
+            result = super().commit(header)
+            if header.attempt_id == 1:
+                committing.close_fence(attempt(1, 1))
+            return result
+
+    committing, _ = one_step(backend, Late(OpaqueMapState(backend), in_one_step=True, dog=1))
+    assert committing.run(attempt(1, 1), replay=False).failure is None  # nobody waits for it any more
+    assert [header for _, header in committing.headers()] == [backend.read_header()]
+    assert committing.run(attempt(1, 2), replay=True).failure is None
+    assert backend.read_header().done == 1

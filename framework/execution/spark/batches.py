@@ -332,6 +332,11 @@ class SparkExecutor:
         small = small and not self._plan.frame_outputs  # Spark SQL needs jobs of its own
         return self._guarded(job.header, Phase.PROCESSING, lambda: self._process(job, small))
 
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        with self._lock:
+            result = self._results.get(header)
+        return result is not None and result.spread is None and self._plan.commits_in_one_step
+
     def commit(self, header: AttemptHeader) -> PhaseResult:
         return self._guarded(header, Phase.COMMIT, lambda: self._commit(header))
 
