@@ -7,21 +7,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
-import sqlite3
 import sys
 import tempfile
-import threading
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
-
-from benchmarks import parts, plots, ranges, reading, states, trust, watched, wide, workload
+from benchmarks import plots, ranges, reading, states, steady, trust, watched, wide, workload
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
@@ -30,8 +24,6 @@ from integration import EmbeddedServers
 WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched", "rebuild"]
 #: Takes many minutes, so only when it is named.
 LONG = ["explain"]
-#: W2 shows the latency of all messages, and of those that were sent so long after the first one.
-WARM_AFTER_MS = 2_000
 
 
 def main() -> int:
@@ -46,9 +38,8 @@ def main() -> int:
         if "w1" in arguments.workloads:
             _print(_throughput(servers, folder, limit, arguments))
         if "w2" in arguments.workloads:
-            with parts.tracing() if arguments.parts else contextlib.nullcontext() as trace:
-                found = _latency(servers, folder, arguments)
-            _print({**found, "parts_ms": trace.summary(without_first=1)} if trace is not None else found)
+            for each in steady.measure(servers, folder, arguments, _config(servers, arguments.pending or 1)):
+                _print(each)
         if "w3" in arguments.workloads:
             _print(_per_tuple(servers, folder, arguments))
         if "reading" in arguments.workloads:
@@ -69,7 +60,7 @@ def main() -> int:
         if "explain" in arguments.workloads:
             _print(trust.measure_explain(servers, folder, arguments.messages // 2, 2, _config(servers, 2)))
     if arguments.plot is not None:
-        plots.draw(_results, arguments.plot)
+        plots.draw_all(_results, arguments.plot)
     return 0
 
 
@@ -159,9 +150,13 @@ def _watched(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
     for _ in range(arguments.repeat):
         for is_watched in (False, True):
             rates[is_watched].append(_exact_rate(servers, folder, topic, arguments, is_watched=is_watched))
+    store = steady.Store("sqlite", folder)
     for _ in range(arguments.repeat):
         for is_watched in (False, True):
-            latencies[is_watched].append(_latency(servers, folder, arguments, is_watched=is_watched)["after_2s"])
+            name = f"w2-{uuid.uuid4().hex[:6]}"
+            with watched.watched(name) if is_watched else contextlib.nullcontext({}) as watching:
+                found = steady.latency(servers, store, arguments, {**_config(servers, 1), **watching}, name=name)
+            latencies[is_watched].append(found["after_2s"])
     return {
         "workload": "watched",
         "records_per_s": _rounded(rates[False]),
@@ -170,117 +165,6 @@ def _watched(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespa
         "latency_after_2s": latencies[False],
         "latency_after_2s_watched": latencies[True],
     }
-
-
-def _latency(
-    servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace, *, is_watched: bool = False
-) -> dict[str, Any]:
-    """W2: a steady stream. The latency of a message lasts from its sending until the database shows
-    its transaction."""
-    topic = f"steady-{uuid.uuid4().hex[:6]}"
-    database = folder / f"{topic}.db"
-    total = arguments.per_second * arguments.seconds
-    workload.create_topic(servers.bootstrap_servers, topic)
-    topology, spout = workload.word_count(f"w2-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, database)
-    config = {**_config(servers, arguments.pending or 1), "topology.collapse.resident": not arguments.jobs}
-    watching = watched.watched(topology.id) if is_watched else contextlib.nullcontext({})
-    with watching as settings:
-        run = submit(topology, {**config, **settings})
-        try:
-            _wait_for_table(database)
-            visible, done = _watch(database)
-            producer = multiprocessing.get_context("spawn").Process(
-                target=workload.produce_steadily,
-                args=(servers.bootstrap_servers, topic, arguments.per_second, arguments.seconds),
-            )
-            producer.start()
-            producer.join()
-            run.wait_until_caught_up(60)
-            plans = list(spout.plans)
-            _wait_for(lambda: len(visible) >= len(plans))
-        finally:
-            run.stop()
-    done.set()
-    latencies = _latencies_ms(servers.bootstrap_servers, topic, plans, visible, total)
-    probes, latencies = latencies[:-total], latencies[-total:]
-    warm_from_ms = latencies[0][0] + WARM_AFTER_MS
-    return {
-        "workload": "W2",
-        "messages": total,
-        "transactions": len(plans),
-        "first_ms": round(probes[0][1], 1),
-        "first_of_round": _summary([latency for _, latency in probes[workload.PARTITIONS :: workload.PARTITIONS]]),
-        "one_by_one": _summary([latency for _, latency in probes[workload.PARTITIONS :]]),
-        **_summary([latency for _, latency in latencies]),
-        "after_2s": _summary([latency for sent_ms, latency in latencies if sent_ms >= warm_from_ms]),
-    }
-
-
-def _summary(latencies_ms: list[float]) -> dict[str, float]:
-    ordered = sorted(latencies_ms)
-    found = {f"p{percent}_ms": round(ordered[int(len(ordered) * percent / 100)], 1) for percent in (50, 95, 99)}
-    return {**found, "max_ms": round(ordered[-1], 1)}
-
-
-def _watch(database: Path) -> tuple[dict[int, float], threading.Event]:
-    """Poll the database from a separate connection. Returns txid -> wall-clock time when it was
-    first seen done, and the event that ends the polling."""
-    visible: dict[int, float] = {}
-    done = threading.Event()
-
-    def look() -> None:
-        connection = sqlite3.connect(database)
-        while not done.is_set():
-            txid = connection.execute("SELECT done FROM _ratchet_headers").fetchone()[0]
-            now = time.time()
-            for each in range(len(visible) + 1, txid + 1):
-                visible[each] = now
-            time.sleep(0.002)
-
-    threading.Thread(target=look, daemon=True).start()
-    return visible, done
-
-
-def _latencies_ms(
-    bootstrap_servers: str, topic: str, plans: list[Any], visible: dict[int, float], total: int
-) -> list[tuple[float, float]]:
-    """When each message was sent, and its latency, in milliseconds; probes first."""
-    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "w2", "auto.offset.reset": "earliest"})
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(workload.PARTITIONS)])
-    latencies: list[tuple[float, float]] = []
-    while len(latencies) < total + workload.PROBES * workload.PARTITIONS:
-        for message in consumer.consume(10_000, 1.0):
-            partition, offset = f"{topic}/{message.partition()}", message.offset()
-            txid = next(
-                number
-                for number, plan in enumerate(plans, 1)
-                if plan[partition]["first_offset"] <= offset < plan[partition]["next_offset"]
-            )
-            sent_ms = json.loads(message.value())["ts"] / 1000
-            latencies.append((sent_ms, visible[txid] * 1000 - sent_ms))
-    consumer.close()
-    return sorted(latencies)
-
-
-def _wait_for_table(database: Path) -> None:
-    def there() -> bool:
-        if not database.exists():
-            return False
-        with sqlite3.connect(database) as connection:
-            try:
-                return connection.execute("SELECT count(*) FROM _ratchet_headers").fetchone()[0] == 1
-            except sqlite3.OperationalError:
-                return False
-
-    _wait_for(there)
-
-
-def _wait_for(condition: Any, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the benchmark waited in vain")
-        time.sleep(0.01)
 
 
 def _config(servers: EmbeddedServers, pending: int) -> dict[str, Any]:
@@ -310,6 +194,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
     parser.add_argument("--jobs", action="store_true", help="W2: a Spark job for each batch, no task that stays")
+    parser.add_argument("--store", choices=steady.STORES, default="sqlite", help="W2: where the words are counted")
+    parser.add_argument(
+        "--turns",
+        nargs="+",
+        default=[],
+        choices=steady.VARIANTS,
+        help="W2: measured so, too, in turns with the default; a cluster of two workers needs --store postgres or redis",
+    )
     parser.add_argument("--parts", action="store_true", help="W2: also the time of a transaction by part")
     parser.add_argument("--pending", type=int, default=0, help="topology.max.spout.pending; 0: 1 for W2, else 2")
     return parser.parse_args()

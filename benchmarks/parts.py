@@ -79,6 +79,26 @@ class Trace:
             if values
         }
 
+    def slowest(self, *, without_first: int = 0, share: float = 0.01) -> list[dict[str, float]]:
+        """The slowest transactions, slowest first: what each took more than the median, by part,
+        from 1 ms. ``txid`` is its number in the run, ``cycle`` all of it."""
+        rows = self.rows[without_first:]
+        usual = {part: sorted(row[part] for row in rows)[len(rows) // 2] for part in PARTS}
+        totals = {number: sum(row.values()) - row["gap"] for number, row in enumerate(rows, without_first + 1)}
+        shown = sorted(totals, key=lambda number: -totals[number])[: max(round(len(rows) * share), 1)]
+        return [
+            {
+                "txid": number,
+                "cycle": round(totals[number], 1),
+                **{
+                    part: round(more, 1)
+                    for part in PARTS
+                    if part != "gap" and (more := self.rows[number - 1][part] - usual[part]) >= 1
+                },
+            }
+            for number in shown
+        ]
+
 
 @contextlib.contextmanager
 def tracing() -> Iterator[Trace]:

@@ -27,7 +27,16 @@ from framework import (
     TransactionalTopologyBuilder,
     Tuple,
 )
-from sinks import Count, MapState, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter, Sum
+from sinks import (
+    Count,
+    MapBackend,
+    MapState,
+    NonTransactionalMapState,
+    OpaqueMapState,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+)
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
 
 PARTITIONS = 4
@@ -137,17 +146,17 @@ def word_count(
     topology_id: str,
     bootstrap_servers: str,
     topic: str,
-    database: Path,
+    place: MapBackend | Path,
     *,
     exactly_once: bool = True,
     per_tuple: bool = False,
     **limits: int,
 ) -> tuple[Topology, RecordingSpout]:
-    """Count and sum(amount) per word, in a SQLite table ``words``. ``per_tuple``: a bolt parses the
-    JSON, not the codec."""
+    """Count and sum(amount) per word. ``place``: of the words; a path means the table ``words`` of
+    a SQLite file. ``per_tuple``: a bolt parses the JSON, not the codec."""
     codec = TextCodec() if per_tuple else JsonCodec(FIELDS)
     spout = RecordingSpout([topic], bootstrap_servers=bootstrap_servers, codec=codec, **limits)
-    backend = SqliteBackend(database, "words")
+    backend = SqliteBackend(place, "words") if isinstance(place, Path) else place
     state: MapState = OpaqueMapState(backend) if exactly_once else NonTransactionalMapState(backend)
     builder = TransactionalTopologyBuilder(topology_id, "words", spout, 2, at_least_once=not exactly_once)
     if per_tuple:

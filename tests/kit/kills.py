@@ -70,15 +70,17 @@ def kill_often(
     minutes_max: float = math.inf,
     chance: random.Random | None = None,
     overlapping: float = 0.0,
+    rises_by: int = 1,
     settled: Callable[[int], bool] | None = None,
 ) -> Kills:
     """Kill what ``order`` says, one after the other; after each kill, wait until ``progress`` has
-    risen.
+    risen by ``rises_by``.
 
-    A kind is "executor", "worker" (a Python worker), "driver", "broker", "zookeeper", "home",
-    "broker paused", "zookeeper paused", "rescale" or one of ``more``. "rescale" kills the driver or
-    tells it to stop; the next driver gets a new ``app.tasks``. A share ``overlapping`` of the kills
-    is not waited for: the next kill meets the topology in mid-recovery.
+    A kind is "executor", "worker" (a Python worker), "working" (the Python worker that uses most of
+    the processor at the moment), "driver", "broker", "zookeeper", "home", "broker paused",
+    "zookeeper paused", "rescale" or one of ``more``. "rescale" kills the driver or tells it to
+    stop; the next driver gets a new ``app.tasks``. A share ``overlapping`` of the kills is not
+    waited for: the next kill meets the topology in mid-recovery.
 
     ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
     ``workers``: of the Spark cluster; 0 means Spark in the driver itself. ``executor``: with
@@ -138,6 +140,7 @@ def kill_often(
         kinds: dict[str, Callable[[], object]] = {
             "executor": lambda: _killed(chance, executors()),
             "worker": kill_worker,
+            "working": lambda: process.wait_for(lambda: _kill_busiest(workers_now())),
             "driver": kill_driver,
             "rescale": rescale,
             "broker": lambda: restarted(servers.kafka),
@@ -160,7 +163,7 @@ def kill_often(
                 kinds[kind]()
                 seen.kills[kind] += 1
                 if chance.random() >= overlapping:
-                    _await(process, progress)
+                    _await(process, progress, rises_by)
                     seen.recovery_s.setdefault(kind, []).append(time.monotonic() - killed_at)
                 time.sleep(chance.uniform(0.0, 2.0))  # a random moment is the point
             _await(process, progress)
@@ -217,6 +220,23 @@ def _killed(chance: random.Random, processes: Sequence[int]) -> bool:
     return False
 
 
+def _kill_busiest(processes: Sequence[int], for_s: float = 0.2) -> bool:
+    """Kill the one that uses most of the processor for a moment; False when none of them works."""
+    before = {pid: _used_s(pid) for pid in processes}
+    time.sleep(for_s)
+    used = {pid: _used_s(pid) - since for pid, since in before.items()}
+    busiest = max(used, key=lambda pid: used[pid], default=0)
+    return used.get(busiest, 0.0) > 0 and _killed(random.Random(0), [busiest])
+
+
+def _used_s(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def _kill_a_home(chance: random.Random, executors: Callable[[], list[int]]) -> None:
     executors()  # waits for them; they start the homes
     _killed(chance, [each.pid for each in psutil.process_iter() if "framework.core.home_process" in _command(each)])
@@ -229,8 +249,8 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def _await(process: RunProcess, progress: Callable[[], int]) -> None:
+def _await(process: RunProcess, progress: Callable[[], int], by: int = 1) -> None:
     """Wait until there is more progress."""
     before = progress()
-    if not process.wait_for(lambda: progress() > before, 120):
+    if not process.wait_for(lambda: progress() >= before + by, 120):
         raise RuntimeError(f"the driver ended by itself; its log ends:\n{process.tail()}")

@@ -32,6 +32,10 @@ class Away(MemoryBackend):
         self._check_there()
         super().raise_header(expected, new)
 
+    def multi_put(self, *arguments: Any) -> None:
+        self._check_there()
+        super().multi_put(*arguments)
+
     def _check_there(self) -> None:
         if Away.away.is_set():
             raise RetryableError("the store says: no room on the disk")

@@ -1,0 +1,90 @@
+"""Small batches in the Spark task that stays, each committed in one step of its store, under many
+kills; and the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework.transactions import ZooKeeperStore, committed_txid
+from integration import EmbeddedServers
+from sinks import Count, OpaqueMapState, StateCommitter, Sum
+from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
+from tests.kit.kills import Kills, kill_often
+from tests.kit.stores import backend
+
+KEYS = 40
+TOPOLOGY = "staying"
+#: What is killed with Spark in the driver, and on a cluster.
+LOCAL, CLUSTER = ("working", "driver"), ("working", "executor", "driver")
+
+
+def record(number: int) -> bytes:
+    return json.dumps({"key": f"k{number * 7 % KEYS}", "n": number}).encode()
+
+
+def topology(app: Mapping[str, Any]) -> Topology:
+    spout = OpaqueKafkaTransactionalSpout(
+        [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=JsonCodec(Fields(key=str, n=int))
+    )
+    builder = TransactionalTopologyBuilder(TOPOLOGY, "records", spout, 2)
+    sums = StateCommitter(OpaqueMapState(backend(app, "sums")), ["key"], {"records": Count(), "total": Sum("n")})
+    builder.set_bolt("sums", sums).global_grouping("records")
+    return builder.build()
+
+
+@dataclass
+class Outcome:
+    """What was killed, and key -> (number of records, their sum): as sent, and as the state holds
+    it."""
+
+    seen: Kills
+    expected: dict[str, tuple[int, int]]
+    found: dict[str, tuple[int, int]]
+    transactions: int
+
+
+def run(folder: Path, order: list[str], chance: random.Random, *, store: str, address: str, workers: int) -> Outcome:
+    """Kill what ``order`` says, one after the other, while records keep coming."""
+    with (
+        EmbeddedServers(folder / "servers") as servers,
+        closing(ZooKeeperStore(servers.zookeeper, "/ratchet")) as coordination,
+    ):
+        app = {"app.store": store, "app.address": address, "app.kafka": servers.bootstrap_servers}
+        seen = kill_often(
+            folder,
+            "tests.kit.staying:topology",
+            {
+                **app,
+                "transactional.zookeeper.servers": servers.zookeeper,
+                "transactional.zookeeper.session.timeout.secs": 2,
+                "topology.max.spout.pending": 1,
+                "topology.max.attempts": 1_000,
+            },
+            order,
+            lambda: committed_txid(coordination, TOPOLOGY),
+            servers,
+            per_second=200,
+            record=record,
+            workers=workers,
+            chance=chance,
+            rises_by=2,  # the transaction whose task is over already does not count
+        )
+        transactions = committed_txid(coordination, TOPOLOGY)
+        state = topology({**app, "app.topic": ""}).states[0]
+        assert isinstance(state, OpaqueMapState)
+        found: dict[str, Any] = {key[0]: row.value for key, row in state.backend.scan() if row.value is not None}
+        state.close()
+    expected: dict[str, tuple[int, int]] = {}
+    for number in range(seen.messages):
+        key = f"k{number * 7 % KEYS}"
+        records, total = expected.get(key, (0, 0))
+        expected[key] = (records + 1, total + number)
+    return Outcome(seen, expected, found, transactions)
