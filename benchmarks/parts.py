@@ -17,7 +17,8 @@ from framework.transactions.documents import TopologyDocuments
 from spouts.kafka.planner import KafkaPlanner
 
 #: In the order in which a transaction goes through them. ``gap``: from the end of the last
-#: transaction until the plan begins that finds records. ``send``: a message to Spark's task and its
+#: transaction until the plan begins that finds records. ``emit``: the write that closes the last
+#: transaction and emits this one; ``close``: a write that only closes. ``send``: a message to Spark's task and its
 #: answer, without the task's own time. ``between``: everything else, which is mostly one thread of
 #: the driver waking another.
 PARTS = ("gap", "plan", "emit", "send", "task", "confirm", "raise", "apply", "finish", "close", "between")
@@ -45,18 +46,22 @@ class Trace:
     _spans: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _began_s: float | None = None
     _closed_s: float | None = None
+    _done_s: float = 0.0
 
     def took(self, part: str, seconds: float) -> None:
         self._spans[part] += seconds
+        if part in ("apply", "finish"):
+            self._done_s = time.monotonic()
 
     def planned(self, began_s: float) -> None:
+        if self._began_s is not None:  # the last one will be closed together with this one
+            self.closed(self._done_s)
         self._spans = defaultdict(float)
         self._began_s = began_s
         if self._closed_s is not None:
             self._spans["gap"] = began_s - self._closed_s
 
-    def closed(self) -> None:
-        now = time.monotonic()
+    def closed(self, now: float) -> None:
         if self._began_s is not None:
             known = sum(seconds for part, seconds in self._spans.items() if part != "gap")
             self._spans["between"] = now - self._began_s - known
@@ -151,9 +156,10 @@ def _save(trace: Trace, call: Any) -> Any:
     def save(self: Any, change: Any, record: Any = None) -> Any:
         began = time.monotonic()
         saved = call(self, change, record)
-        trace.took("emit" if change.currtx is None else "close", time.monotonic() - began)
-        if change.currtx is not None:
-            trace.closed()
+        now = time.monotonic()
+        trace.took("emit" if change.plans else "close", now - began)
+        if not change.plans and change.currtx is not None:
+            trace.closed(now)
         return saved
 
     return save

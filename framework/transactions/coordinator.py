@@ -34,6 +34,10 @@ Invariants:
 7. The answer of an attempt that is no longer current changes nothing.
 8. The next write, whatever it is for, removes stored plans that were dropped, so no later leader
    reads them (C24).
+9. A committed transaction is closed before anything of the next one: by the write that emits it, if
+   its plan comes within ``CLOSE_AFTER_MS``, or by a write of its own.
+10. The next batch is planned ahead only if the last one is under way for ``PLAN_AHEAD_AFTER_MS``.
+    What small batches overlap, they pay for by waiting for each other (ADR 59).
 
 Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; there, planning and
 emitting are one step.
@@ -41,6 +45,7 @@ emitting are one step.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
@@ -53,6 +58,12 @@ from framework.transactions.plans import Plan, plan_digest
 
 #: After timeouts, a batch is planned at most this many times smaller than usual (C18).
 DIVISOR_MAX = 1_024
+#: How long a committed transaction waits for the next plan, to be closed by the same write.
+CLOSE_AFTER_MS = 5
+#: How long the last batch in flight is under way before another one is planned beside it.
+PLAN_AHEAD_AFTER_MS = 50
+#: A longer plan has a write of its own: one request of ZooKeeper is bounded.
+JOINED_BYTES_MAX = 50_000
 RETRY_DELAY_MS = 100
 RETRY_DELAY_MAX_MS = 5_000
 
@@ -260,6 +271,7 @@ class _Transaction:
     _: KW_ONLY
     attempt_id: int = 0
     since_ms: int = 0
+    emitted_ms: int = 0
     opened: bool = False
     lost: bool = False  # its range is gone for good: roll back, then plan afresh
 
@@ -271,6 +283,7 @@ class Coordinator:
     is then planned afresh; otherwise lost data ends the run. ``may_replan``: every state can undo
     as well. A batch that was opened is then rolled back first and planned afresh too (C7, C8).
     ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
+    ``plan_ahead_after_ms``: as ``PLAN_AHEAD_AFTER_MS``.
     """
 
     def __init__(
@@ -284,6 +297,7 @@ class Coordinator:
         skips_lost_data: bool = True,
         may_replan: bool = False,
         records_open: bool = False,
+        plan_ahead_after_ms: int = PLAN_AHEAD_AFTER_MS,
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
@@ -293,8 +307,10 @@ class Coordinator:
         self._skips_lost_data = skips_lost_data
         self._may_replan = may_replan
         self._records_open = records_open
+        self._plan_ahead_after_ms = plan_ahead_after_ms
+        self._unclosed: tuple[int, int, int] | None = None  # txid, attempt, since when
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx - 1}
-        self._committed_plan = recovered.plans.get(self.currtx - 1)
+        self._committed_plan = self._closed_plan = recovered.plans.get(self.currtx - 1)
         self._active: dict[int, _Transaction] = {}
         self._dropped: set[int] = set()  # their stored plans are removed by the next write
         self._failures: dict[int, int] = {}  # any kind, per txid: decides the delay
@@ -331,9 +347,20 @@ class Coordinator:
         return self._committed_plan
 
     @property
+    def closed_plan(self) -> Plan | None:
+        """The plan of the last transaction that the writes so far have closed."""
+        return self._closed_plan
+
+    @property
     def planned_to(self) -> Plan | None:
         """The plan of the last transaction in flight; of the last committed one when none is."""
         return self._active[max(self._active)].plan if self._active else self._committed_plan
+
+    @property
+    def next_tick_ms(self) -> int | None:
+        """How soon a ``Tick`` has something to do at the latest, if nothing else happens; None: not
+        soon."""
+        return CLOSE_AFTER_MS if self._unclosed is not None else None
 
     def plan_of(self, txid: int) -> Plan | None:
         """The plan of a transaction in flight."""
@@ -365,7 +392,7 @@ class Coordinator:
             case RolledBack():
                 commands += self._rolled_back(event, now_ms)
             case Tick():
-                commands += self._timed_out(now_ms)
+                commands += self._overdue_close(now_ms) + self._timed_out(now_ms)
             case StopRequested():
                 commands += self._stop_requested()
         if not self._stopped and not self._stopping:
@@ -405,11 +432,18 @@ class Coordinator:
             counts.pop(event.txid, None)
         # Which attempt was committed last is kept: a sink may have gone back to another one.
         self._attempts = {txid: last for txid, last in self._attempts.items() if txid >= event.txid}
-        commands: list[Command] = [self._persist(currtx=self.currtx)]
-        commands.append(Release(event.txid, event.attempt_id))
+        self._unclosed = event.txid, event.attempt_id, now_ms
         if self._stopping:
-            commands += self._stop_now(None)
-        return commands
+            return self._stop_now(None)
+        return self._close() if self._active or not _is_short(transaction.plan) else []
+
+    def _close(self) -> list[Command]:
+        """Close the transaction that was committed, by a write of its own."""
+        return self._write() if self._unclosed is not None else []
+
+    def _overdue_close(self, now_ms: int) -> list[Command]:
+        late = self._unclosed is not None and now_ms - self._unclosed[2] >= CLOSE_AFTER_MS
+        return self._close() if late else []
 
     def _rolled_back(self, event: RolledBack, now_ms: int) -> list[Command]:
         transaction = self._current(event.txid, event.attempt_id, TransactionPhase.ROLLING_BACK)
@@ -420,7 +454,7 @@ class Coordinator:
         self._drop(transaction)
         commands: list[Command] = []
         if self._records_open:
-            commands.append(self._persist(opens=OpenCommit(event.txid, event.attempt_id, ROLLED_BACK)))
+            commands += self._write(opens=OpenCommit(event.txid, event.attempt_id, ROLLED_BACK))
         if self._stopping:
             commands += self._stop_now(None)
         return commands
@@ -514,29 +548,48 @@ class Coordinator:
             first.opened = True
             self._move(first, TransactionPhase.COMMITTING, now_ms)
             if self._records_open:
-                commands.append(self._persist(opens=OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))))
+                commands += self._write(opens=OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan)))
             commands.append(Commit(first.txid, first.attempt_id, first.plan, replay))
         if now_ms < self._not_before_ms:
             return commands
         emitted = [each for _, each in sorted(self._active.items()) if each.phase is TransactionPhase.WAITING]
         if emitted:
             for each in emitted:
+                each.emitted_ms = now_ms
                 each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
                 phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
                 self._move(each, phase, now_ms)
-            commands.append(self._persist({each.txid: (each.attempt_id, each.plan) for each in emitted}))
+            if not all(_is_short(each.plan) for each in emitted):
+                commands += self._close()
+            commands += self._write({each.txid: (each.attempt_id, each.plan) for each in emitted})
             commands += [
                 (RollBack if each.lost else Process)(each.txid, each.attempt_id, each.plan) for each in emitted
             ]
-        if self._planning is None and len(self._active) < self._max_pending and not self._rolling_back():
+        if self._planning is None and self._may_plan(now_ms):
             self._planning = max(self._active, default=self.currtx - 1) + 1
             divisor = min(2 ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
 
+    def _may_plan(self, now_ms: int) -> bool:
+        if len(self._active) >= self._max_pending or self._rolling_back():
+            return False
+        last = self._active.get(max(self._active, default=0))
+        return last is None or now_ms - last.emitted_ms >= self._plan_ahead_after_ms
+
     def _drop(self, transaction: _Transaction) -> None:
         del self._active[transaction.txid]
         self._dropped.add(transaction.txid)
+
+    def _write(
+        self, plans: Mapping[int, tuple[int, Plan]] | None = None, *, opens: OpenCommit | None = None
+    ) -> list[Command]:
+        """A write, which also closes what is committed (invariant 9); what was closed is then
+        released."""
+        closed, self._unclosed = self._unclosed, None
+        self._closed_plan = self._committed_plan
+        commands: list[Command] = [self._persist(plans, currtx=self.currtx if closed else None, opens=opens)]
+        return [*commands, Release(closed[0], closed[1])] if closed else commands
 
     def _persist(
         self,
@@ -557,12 +610,13 @@ class Coordinator:
 
     def _stop_now(self, failure: TaskFailure | None) -> list[Command]:
         self._stopped = True
+        closes = self._close()
         cancels: list[Command] = [
             self._cancel(each, "the run stops")
             for each in self._active.values()
             if each.phase is not TransactionPhase.WAITING
         ]
-        return [*cancels, Stop(failure)]
+        return [*closes, *cancels, Stop(failure)]
 
     def _current(self, txid: int, attempt_id: int, phase: TransactionPhase) -> _Transaction | None:
         """The transaction, if this attempt is its current one and in ``phase``; else None
@@ -582,3 +636,8 @@ class Coordinator:
             raise InvariantViolation(f"invariant 1: txid {transaction.txid} may not commit, {self.currtx} is due")
         transaction.phase = phase
         transaction.since_ms = now_ms
+
+
+def _is_short(plan: Plan) -> bool:
+    """Whether a plan may share a write."""
+    return len(plan) <= JOINED_BYTES_MAX // 50 and len(json.dumps(plan, default=str)) <= JOINED_BYTES_MAX

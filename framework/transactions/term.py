@@ -157,7 +157,8 @@ class Term:
         while not coordinator.stopped:
             message: _Message
             try:
-                message = yield partial(self._messages.get, timeout=TICK_S)
+                soon_ms = coordinator.next_tick_ms
+                message = yield partial(self._messages.get, timeout=TICK_S if soon_ms is None else soon_ms / 1000)
             except queue.Empty:
                 message = Tick()
             if self._leadership.lost:
@@ -235,7 +236,7 @@ class Term:
         self._documents.save(command, self._journal.record(closed))
         self._trace_save(command, began)
         self._report.closed(closed)
-        plan = self._coordinator.committed_plan
+        plan = self._coordinator.closed_plan
         if plan is not None:
             self._planning.committed(plan)
 
@@ -375,7 +376,7 @@ class Term:
 
     def _publish(self) -> None:
         planner, coordinator = self._planner, self._coordinator
-        committed, in_flight = self._plans = (coordinator.committed_plan or {}, coordinator.plans_in_flight())
+        committed, in_flight = self._plans = (coordinator.closed_plan or {}, coordinator.plans_in_flight())
         known = self._counted
         self._counted = [
             next((each for each in known if each[0] is plan), None) or (plan, planner.record_count(plan))

@@ -12,6 +12,7 @@ from framework.errors import InvariantViolation
 from framework.execution import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import (
+    CLOSE_AFTER_MS,
     AskPlan,
     Cancel,
     Command,
@@ -46,7 +47,7 @@ class Script:
 
     def __init__(self, kind: SpoutKind = SpoutKind.TRANSACTIONAL, recovered: Recovered | None = None, **options: Any):
         self.now = 0
-        self.coordinator = Coordinator(kind, recovered or Recovered(), **options)
+        self.coordinator = Coordinator(kind, recovered or Recovered(), **{"plan_ahead_after_ms": 0, **options})
         self.asked: AskPlan | None = None
         self.log: list[Command] = []
         self.do(Started())
@@ -109,13 +110,79 @@ def test_invariant_1_commits_wait_for_their_turn() -> None:
     assert [each.txid for each in script.of(Commit, script.do(Committed(2, 1)))] == [3]
 
 
-def test_commit_closes_with_one_write_then_releases() -> None:
-    script = Script()
+def committed_once(**options: Any) -> Script:
+    """A coordinator whose first transaction has just committed, and is not closed yet."""
+    script = Script(**options)
     script.planned(10)
     script.do(Processed(1, 1))
+    assert not {Persist, Release} & {type(each) for each in script.do(Committed(1, 1))}
+    return script
+
+
+def test_invariant_9_the_write_that_emits_the_next_batch_closes_the_last_one() -> None:
+    script = committed_once()
+    assert script.coordinator.closed_plan is None
+    commands = script.planned(20)
+    written = Persist({1: 1, 2: 1}, {2: (1, plan(10, 20))}, currtx=2)  # who committed it stays known
+    assert commands == [written, Release(1, 1), Process(2, 1, plan(10, 20))]
+    assert script.coordinator.closed_plan == plan(0, 10)
+
+
+def test_invariant_9_without_a_plan_a_commit_is_closed_by_a_write_of_its_own() -> None:
+    script = committed_once()
+    assert script.coordinator.next_tick_ms == CLOSE_AFTER_MS
+    assert script.do(Tick(), CLOSE_AFTER_MS - 1) == []
+    assert script.do(Tick(), 1) == [Persist({1: 1}, currtx=2), Release(1, 1)]
+    assert script.coordinator.next_tick_ms is None
+    assert script.planned(20)[0] == Persist({1: 1, 2: 1}, {2: (1, plan(10, 20))})
+
+
+def test_invariant_9_a_commit_is_closed_before_the_next_one_opens() -> None:
+    script = Script(max_pending=2)
+    script.planned(10)
+    script.planned(20)
+    script.do(Processed(2, 1))
+    script.do(Processed(1, 1))
     commands = script.do(Committed(1, 1))
-    assert commands[0] == Persist({1: 1}, currtx=2)  # who committed it stays known
-    assert commands[1] == Release(1, 1)
+    kinds = [type(each) for each in commands]
+    assert commands[0] == Persist({1: 1, 2: 1}, currtx=2)
+    assert kinds[:3] == [Persist, Release, Commit]
+
+
+def test_invariant_9_a_run_that_stops_closes_what_is_committed() -> None:
+    script = committed_once()
+    assert script.do(StopRequested()) == [Persist({1: 1}, currtx=2), Release(1, 1), Stop(None)]
+
+
+@pytest.mark.parametrize("which", ["committed", "next"])
+def test_invariant_9_a_long_plan_has_a_write_of_its_own(which: str) -> None:
+    """Two of them, and the record of one, could be more than one request of ZooKeeper takes."""
+    long = {"p": {"first": 0, "next": 10}, **{f"{each}": {"first": 0, "next": 0} for each in range(5_000)}}
+    script = Script()
+    assert script.asked is not None
+    script.do(Planned(script.asked.generation, 1, long if which == "committed" else plan(0, 10)))
+    script.do(Processed(1, 1))
+    commands = script.do(Committed(1, 1))
+    commands += script.do(Planned(script.asked.generation, 2, plan(10, 20) if which == "committed" else long))
+    writes = script.of(Persist, commands)
+    assert [(each.currtx, [*each.plans]) for each in writes] == [(2, []), (None, [2])]
+
+
+def test_invariant_10_small_batches_are_not_planned_ahead() -> None:
+    script = Script(max_pending=3, plan_ahead_after_ms=50)
+    script.planned(10)
+    assert script.of(AskPlan, script.do(Processed(1, 1), 20)) == []
+    assert [each.txid for each in script.of(AskPlan, script.do(Committed(1, 1), 20))] == [2]
+
+
+def test_invariant_10_batches_that_take_long_are_planned_ahead() -> None:
+    script = Script(max_pending=3, plan_ahead_after_ms=50)
+    script.planned(10)
+    assert script.of(AskPlan, script.do(Tick(), 49)) == []
+    assert [each.txid for each in script.of(AskPlan, script.do(Tick(), 1))] == [2]
+    script.planned(20)  # it has just begun
+    assert script.of(AskPlan, script.do(Processed(1, 1), 10)) == []
+    assert [each.txid for each in script.of(AskPlan, script.do(Tick(), 40))] == [3]
 
 
 @pytest.mark.behaviour("1.4")
