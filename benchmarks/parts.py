@@ -18,9 +18,9 @@ from spouts.kafka.planner import KafkaPlanner
 
 #: In the order in which a transaction goes through them. ``gap``: from the end of the last
 #: transaction until the plan begins that finds records. ``emit``: the write that closes the last
-#: transaction and emits this one; ``close``: a write that only closes. ``send``: a message to Spark's task and its
-#: answer, without the task's own time. ``between``: everything else, which is mostly one thread of
-#: the driver waking another.
+#: transaction and emits this one; ``close``: a write that only closes. ``send``: a message to
+#: Spark's task and its answer, without the task's own time. ``between``: everything else, which is
+#: mostly one thread of the driver waking another.
 PARTS = ("gap", "plan", "emit", "send", "task", "confirm", "raise", "apply", "finish", "close", "between")
 
 

@@ -18,6 +18,10 @@ A trace is one transaction under one leadership::
           call set done
       call save                      the coordination store
 
+Where a commit is one step of its state (ADR 58), the calls are ``check header``, ``commit`` and
+``note done``, of which only ``commit`` talks to the store. A save that closes a transaction and
+emits the next one is in the traces of both.
+
 Spans of an attempt are made when it ends, from what the journal holds, with the times at which
 things began and ended. So a trace costs its transaction a few microseconds, and nothing waits for a
 collector: what it does not take in time is dropped. Source:
@@ -58,9 +62,11 @@ _SEND_S = 5.0
 #: How long the end of a run waits for the collector.
 _CLOSING_MS = 2_000
 #: What steps are called, and what those of a commit are called, which are about one state each.
-_CALLS = {"processing_job": "prepare", "_let_open": "check header", "_note_done": "note done"}
+_CALLS = {"processing_job": "prepare"}
 _OF_STATES = {
     "_raise": "raise header",
+    "_let_open": "check header",
+    "_note_done": "note done",
     "_finish": "set done",
     "_sweep": "sweep",
     "_publish": "publish",

@@ -254,10 +254,10 @@ class CommitPhase:
         return not self._states[0].publishes and self._executor.commits_in_one_step(attempt)
 
     def _one_step(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
-        opens_from: Header = yield partial(self._let_open, attempt)
+        opens_from: Header = yield partial(self._let_open, 0, attempt)
         result: PhaseResult = yield partial(self._executor.commit, replace(attempt, opens_from=opens_from))
         if result.failure is None:
-            yield partial(self._note_done, attempt, opens_from)
+            yield partial(self._note_done, 0, attempt, opens_from)
             self._committed = _open_commit(attempt)
         return result
 
@@ -305,22 +305,22 @@ class CommitPhase:
             current = self._before(index, attempt)
             self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
 
-    def _let_open(self, attempt: AttemptHeader) -> Header:
+    def _let_open(self, index: int, attempt: AttemptHeader) -> Header:
         """The header from which the attempt's one step opens it. What the header is during that
         step and after it, only the store knows, until the step is done."""
         with self._lock:
-            current = self._before(0, attempt)
-            del self._headers[0]
+            current = self._before(index, attempt)
+            del self._headers[index]
             self._opening = attempt, current
             return current
 
-    def _note_done(self, attempt: AttemptHeader, opens_from: Header) -> None:
+    def _note_done(self, index: int, attempt: AttemptHeader, opens_from: Header) -> None:
         """Note the header that the one step has left, unless others have looked meanwhile: the
         attempt was cancelled then."""
         with self._lock:
-            if self._opening == (attempt, opens_from) and 0 not in self._headers:
+            if self._opening == (attempt, opens_from) and index not in self._headers:
                 opened = opens_from.opened(self._epoch, _open_commit(attempt))
-                self._headers[0], self._opening = opened.done_as_open(), None
+                self._headers[index], self._opening = opened.done_as_open(), None
 
     def _before(self, index: int, attempt: AttemptHeader) -> Header:
         """The header before it is raised to an attempt. Raises when it may not be."""

@@ -36,8 +36,6 @@ Invariants:
    reads them (C24).
 9. A committed transaction is closed before anything of the next one: by the write that emits it, if
    its plan comes within ``CLOSE_AFTER_MS``, or by a write of its own.
-10. The next batch is planned ahead only if the last one is under way for ``PLAN_AHEAD_AFTER_MS``.
-    What small batches overlap, they pay for by waiting for each other (ADR 59).
 
 Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; there, planning and
 emitting are one step.
@@ -60,8 +58,6 @@ from framework.transactions.plans import Plan, plan_digest
 DIVISOR_MAX = 1_024
 #: How long a committed transaction waits for the next plan, to be closed by the same write.
 CLOSE_AFTER_MS = 5
-#: How long the last batch in flight is under way before another one is planned beside it.
-PLAN_AHEAD_AFTER_MS = 50
 #: A longer plan has a write of its own: one request of ZooKeeper is bounded.
 JOINED_BYTES_MAX = 50_000
 RETRY_DELAY_MS = 100
@@ -271,7 +267,6 @@ class _Transaction:
     _: KW_ONLY
     attempt_id: int = 0
     since_ms: int = 0
-    emitted_ms: int = 0
     opened: bool = False
     lost: bool = False  # its range is gone for good: roll back, then plan afresh
 
@@ -283,7 +278,6 @@ class Coordinator:
     is then planned afresh; otherwise lost data ends the run. ``may_replan``: every state can undo
     as well. A batch that was opened is then rolled back first and planned afresh too (C7, C8).
     ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
-    ``plan_ahead_after_ms``: as ``PLAN_AHEAD_AFTER_MS``.
     """
 
     def __init__(
@@ -297,7 +291,6 @@ class Coordinator:
         skips_lost_data: bool = True,
         may_replan: bool = False,
         records_open: bool = False,
-        plan_ahead_after_ms: int = PLAN_AHEAD_AFTER_MS,
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
@@ -307,7 +300,6 @@ class Coordinator:
         self._skips_lost_data = skips_lost_data
         self._may_replan = may_replan
         self._records_open = records_open
-        self._plan_ahead_after_ms = plan_ahead_after_ms
         self._unclosed: tuple[int, int, int] | None = None  # txid, attempt, since when
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx - 1}
         self._committed_plan = self._closed_plan = recovered.plans.get(self.currtx - 1)
@@ -555,7 +547,6 @@ class Coordinator:
         emitted = [each for _, each in sorted(self._active.items()) if each.phase is TransactionPhase.WAITING]
         if emitted:
             for each in emitted:
-                each.emitted_ms = now_ms
                 each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
                 phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
                 self._move(each, phase, now_ms)
@@ -565,17 +556,11 @@ class Coordinator:
             commands += [
                 (RollBack if each.lost else Process)(each.txid, each.attempt_id, each.plan) for each in emitted
             ]
-        if self._planning is None and self._may_plan(now_ms):
+        if self._planning is None and len(self._active) < self._max_pending and not self._rolling_back():
             self._planning = max(self._active, default=self.currtx - 1) + 1
             divisor = min(2 ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
-
-    def _may_plan(self, now_ms: int) -> bool:
-        if len(self._active) >= self._max_pending or self._rolling_back():
-            return False
-        last = self._active.get(max(self._active, default=0))
-        return last is None or now_ms - last.emitted_ms >= self._plan_ahead_after_ms
 
     def _drop(self, transaction: _Transaction) -> None:
         del self._active[transaction.txid]

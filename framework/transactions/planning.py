@@ -25,9 +25,9 @@ _log = get_logger()
 #: ``idle_poll_max_s``.
 IDLE_POLL_S = 0.004
 #: A batch that would hold only what has come since the last one was planned waits for that one to
-#: close, but not longer than this. Planned at once, the source would be cut into tiny batches, each
-#: of which costs as much as a larger one: every record would wait longer for its turn. Batches that
-#: take longer than this do run side by side.
+#: be committed, but not longer than this. Planned at once, the source would be cut into tiny
+#: batches, each of which costs as much as a larger one: every record would wait longer for its
+#: turn. Batches that take longer than this do run side by side.
 BESIDE_S = 0.05
 #: A source that has nothing is asked so seldom that the planner's thread uses no more than this
 #: share of a core, ...
@@ -67,10 +67,11 @@ class PlanningThread:
         self._empty_batch_every_s = empty_batch_every_s
         self._threads = threads
         self._last_plan_at_ms = threads.now_ms()
-        self._last_plan: Plan | None = None  # until it is closed
-        self._lock = threading.Lock()  # guards what other threads set: the next four, and ``_arrived``
+        self._last_plan: Plan | None = None  # until it is committed
+        self._lock = threading.Lock()  # guards what other threads set: the next five, and ``_arrived``
         self._asked: AskPlan | None = None
-        self._committed: Plan | None = None
+        self._through: Plan | None = None
+        self._closed_plan: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
         self._closed = False
         self._wake = threads.event()
@@ -88,11 +89,17 @@ class PlanningThread:
             self._asked = request
         self._wake.set()
 
-    def committed(self, plan: Plan) -> None:
+    def through(self, plan: Plan) -> None:
+        """No batch waits for this one any more: it is committed, and will be closed."""
+        with self._lock:
+            self._through = plan
+        self._wake.set()
+
+    def closed(self, plan: Plan) -> None:
         """Tell the planner that a batch is closed. If several close before it is told, it is told
         of the last only."""
         with self._lock:
-            self._committed = plan
+            self._closed_plan = plan
         self._wake.set()
 
     def call(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
@@ -122,13 +129,13 @@ class PlanningThread:
                 self._wake.clear()
                 with self._lock:
                     calls, self._calls = self._calls, []
-                    committed, self._committed = self._committed, None
+                    committed, self._closed_plan = self._closed_plan, None
+                    if self._through is not None and self._through is self._last_plan:
+                        self._last_plan = self._through = None
                     request, closed = self._asked, self._closed
                     if self._arrived:
                         self._arrived, pause_s = False, 0.0
                 if committed is not None:
-                    if committed is self._last_plan:
-                        self._last_plan = None
                     yield from self._telling(committed)
                 if closed:
                     self._calls = [*calls, *self._calls]

@@ -238,7 +238,7 @@ class Term:
         self._report.closed(closed)
         plan = self._coordinator.closed_plan
         if plan is not None:
-            self._planning.committed(plan)
+            self._planning.closed(plan)
 
     def _trace_save(self, command: Persist, began: float) -> None:
         if self._traces is not None:
@@ -348,6 +348,9 @@ class Term:
             case Processed():
                 self._report.processed(txid, attempt_id, result)
             case Committed():
+                plan = self._coordinator.plan_of(txid)
+                if plan is not None:
+                    self._planning.through(plan)
                 self._report.committed(txid, attempt_id, result)
             case RolledBack():
                 self._report.rolled_back(txid, attempt_id)

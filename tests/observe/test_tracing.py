@@ -147,7 +147,7 @@ def test_a_transaction_is_a_trace_with_its_attempts_phases_tasks_and_calls(
     assert [part for part in named["processing"] if part.startswith("task ")] == ["task lines+once+count 0 of 1"]
     assert [part for part in named["commit"] if part.startswith("task ")] == ["task count 0 of 1"]
     calls = [part for part in named["commit"] if part.startswith("call ")]
-    assert calls == ["call raise header", "call commit", "call set done"]
+    assert calls == ["call check header", "call commit", "call note done"]  # one step of the state
     states = {attributes(part).get("ratchet.state") for part in below[phases[2].span_id] if "header" in part.name}
     assert all("words" in each for each in states)
     saves = [each.name for each in below[roots[2].span_id] if each.name == "call save"]

@@ -683,8 +683,6 @@ class WatchedDriver(Driver):
         term = super()._begin_term(leadership, recovery)
         self._owner.world.joined |= self._owner.is_whole
         coordinator = term._coordinator
-        if self._owner.world.chance.random() < 0.7:
-            coordinator._plan_ahead_after_ms = 0
         handle = coordinator.handle
 
         def watched(event: Event, now_ms: int) -> list[Command]:

@@ -47,7 +47,7 @@ class Script:
 
     def __init__(self, kind: SpoutKind = SpoutKind.TRANSACTIONAL, recovered: Recovered | None = None, **options: Any):
         self.now = 0
-        self.coordinator = Coordinator(kind, recovered or Recovered(), **{"plan_ahead_after_ms": 0, **options})
+        self.coordinator = Coordinator(kind, recovered or Recovered(), **options)
         self.asked: AskPlan | None = None
         self.log: list[Command] = []
         self.do(Started())
@@ -166,23 +166,6 @@ def test_invariant_9_a_long_plan_has_a_write_of_its_own(which: str) -> None:
     commands += script.do(Planned(script.asked.generation, 2, plan(10, 20) if which == "committed" else long))
     writes = script.of(Persist, commands)
     assert [(each.currtx, [*each.plans]) for each in writes] == [(2, []), (None, [2])]
-
-
-def test_invariant_10_small_batches_are_not_planned_ahead() -> None:
-    script = Script(max_pending=3, plan_ahead_after_ms=50)
-    script.planned(10)
-    assert script.of(AskPlan, script.do(Processed(1, 1), 20)) == []
-    assert [each.txid for each in script.of(AskPlan, script.do(Committed(1, 1), 20))] == [2]
-
-
-def test_invariant_10_batches_that_take_long_are_planned_ahead() -> None:
-    script = Script(max_pending=3, plan_ahead_after_ms=50)
-    script.planned(10)
-    assert script.of(AskPlan, script.do(Tick(), 49)) == []
-    assert [each.txid for each in script.of(AskPlan, script.do(Tick(), 1))] == [2]
-    script.planned(20)  # it has just begun
-    assert script.of(AskPlan, script.do(Processed(1, 1), 10)) == []
-    assert [each.txid for each in script.of(AskPlan, script.do(Tick(), 40))] == [3]
 
 
 @pytest.mark.behaviour("1.4")

@@ -12,7 +12,7 @@ from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.coordination import Change, Put
 from framework.errors import RetryableError
 from framework.topology import Header
-from framework.transactions import MemoryStore
+from framework.transactions import MemoryStore, coordinator, planning
 from framework.transactions.run import Run
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -78,6 +78,37 @@ def started(name: str) -> tuple[Run, OpaqueMemoryTransactionalSpout, OpaqueMapSt
     state = OpaqueMapState(Away())
     builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
     return submit(builder.build(), store=MemoryStore(), executor="local"), spout, state
+
+
+class Writes(MemoryStore):
+    """Remembers which writes close a transaction, and which store a plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: list[tuple[bool, bool]] = []
+
+    def _apply_as(self, leadership: Any, changes: Sequence[Change]) -> None:
+        puts = [each.path for each in changes if isinstance(each, Put)]
+        kind = any(each.endswith("/currtx") for each in puts), any("/user/" in each for each in puts)
+        if any(kind):
+            self.kinds.append(kind)
+        super()._apply_as(leadership, changes)
+
+
+def test_one_write_closes_a_transaction_and_emits_the_next_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner makes a batch as soon as the one before it is committed, closed or not. The last
+    one is closed when the run stops: nothing else comes, and it may wait for ever here."""
+    monkeypatch.setattr(coordinator, "CLOSE_AFTER_MS", 10**9)
+    monkeypatch.setattr(planning, "BESIDE_S", 10**6)
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 20}, Fields(word=str), 5)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    state = OpaqueMapState(MemoryBackend())
+    builder.set_bolt("words", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")
+    store = Writes()
+    with submit(builder.build(), store=store, executor="local") as run:
+        wait_for(lambda: state.get("a") == 20)
+        run.stop()
+    assert store.kinds == [(False, True), *[(True, True)] * 3, (True, False)]
 
 
 def shown(run: Run) -> str:

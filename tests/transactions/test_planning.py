@@ -223,12 +223,12 @@ def test_a_batch_is_planned_beside_one_that_left_records_behind(behind: int | No
         thread.close()
 
 
-def test_a_batch_waits_for_one_that_took_everything_to_close() -> None:
+def test_a_batch_waits_for_one_that_took_everything_to_be_committed() -> None:
     thread, _, made, first = planned_beside(0)
     try:
         thread.call(lambda planner: None).result(TIMEOUT_S)
         assert made.empty()
-        thread.committed(first)
+        thread.through(first)
         assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
     finally:
         thread.close()
