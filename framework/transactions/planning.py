@@ -34,6 +34,11 @@ BESIDE_S = 0.05
 IDLE_SHARE = 0.005
 #: ... but not more seldom than this, however wide it is.
 IDLE_POLL_COSTLY_MAX_S = 2.0
+#: A source that has had nothing is watched from a pause of this length on, and of so many times what
+#: a look at it costs: to begin a watch costs about as much as a few looks. So a record that comes to
+#: a source that is idle for a moment or for long is noticed as soon.
+WATCH_FROM_S = 0.016
+WATCH_FROM_COSTS = 20
 #: A source that says when something has come is asked this often all the same: it may have new
 #: partitions, or have lost some. ...
 WATCHED_POLL_S = 1.0
@@ -207,7 +212,12 @@ class PlanningThread:
         costs no more than asking."""
         costly_s = min(self._cost_s / IDLE_SHARE, IDLE_POLL_COSTLY_MAX_S)
         asking_s = max(self._idle_poll_max_s, costly_s)
-        if pause_s < asking_s or self._empty_batch_every_s is not None or not self._planner.watch(self._note_arrived):
+        watch_from_s = min(max(WATCH_FROM_S, self._cost_s * WATCH_FROM_COSTS), asking_s)
+        if (
+            pause_s < watch_from_s
+            or self._empty_batch_every_s is not None
+            or not self._planner.watch(self._note_arrived)
+        ):
             return asking_s
         return max(asking_s, WATCHED_POLL_S, min(self._cost_s / WATCHED_SHARE, WATCHED_POLL_COSTLY_MAX_S))
 

@@ -17,7 +17,7 @@ from framework.transactions import ZooKeeperStore, committed_txid
 from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, StateCommitter, Sum
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
-from tests.kit.kills import Kills, kill_often
+from tests.kit.kills import TOPIC, Kills, kill_often
 from tests.kit.stores import backend
 
 KEYS = 40
@@ -78,7 +78,7 @@ def run(folder: Path, order: list[str], chance: random.Random, *, store: str, ad
             rises_by=2,  # the transaction whose task is over already does not count
         )
         transactions = committed_txid(coordination, TOPOLOGY)
-        state = topology({**app, "app.topic": ""}).states[0]
+        state = topology({**app, "app.topic": TOPIC}).states[0]
         assert isinstance(state, OpaqueMapState)
         found: dict[str, Any] = {key[0]: row.value for key, row in state.backend.scan() if row.value is not None}
         state.close()

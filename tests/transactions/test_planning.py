@@ -342,11 +342,11 @@ class Costly(Threads):
     longer ones never.
     """
 
-    def __init__(self) -> None:
-        self.used, self.pauses = 0.0, Queue[float]()
+    def __init__(self, look_s: float = 0.003) -> None:
+        self.used, self.look_s, self.pauses = 0.0, look_s, Queue[float]()
 
     def used_s(self) -> float:
-        self.used += 0.003
+        self.used += self.look_s
         return self.used
 
     def event(self) -> threading.Event:
@@ -374,8 +374,34 @@ def test_a_source_that_is_watched_is_asked_the_more_seldom_the_more_a_look_costs
         pauses = [threads.pauses.get(timeout=TIMEOUT_S)]
         while pauses[-1] < 2.9:
             pauses.append(threads.pauses.get(timeout=TIMEOUT_S))
-        assert pytest.approx(0.6) in pauses  # 3 ms are 0.5 % of it: then the watch began
-        assert pauses[-1] == pytest.approx(3)  # and 0.1 % of it
+        assert pauses[-1] == pytest.approx(3)  # 3 ms are 0.1 % of it
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize(("used_s", "watched_from_s"), [(0.0, 0.016), (0.003, 0.064)])
+def test_a_source_is_watched_as_soon_as_that_costs_no_more_than_a_few_looks(
+    used_s: float, watched_from_s: float
+) -> None:
+    """Otherwise a record that comes after a short silence would wait for the end of a long pause."""
+    threads, seen = Costly(used_s), list[float]()
+
+    class Asked(Watched):
+        def watch(self, arrived: Callable[[], None]) -> bool:
+            if not seen:  # the first time
+                while not threads.pauses.empty():
+                    seen.append(threads.pauses.get())
+            return super().watch(arrived)
+
+    planner = Asked()
+    thread = PlanningThread(
+        planner, threads, on_plan=lambda asked, plan: None, on_failure=lambda failure: None, idle_poll_max_s=0.6
+    )
+    thread.start()
+    thread.ask(AskPlan(0, 1, None))
+    try:
+        planner.watches.get(timeout=TIMEOUT_S)
+        assert seen[-1] == pytest.approx(watched_from_s)
     finally:
         thread.close()
 
