@@ -76,6 +76,7 @@ class CommitFence:
     plan_digest: str
     writer: str = ""
     incarnation: str = ""
+    _: KW_ONLY
     opens_from: Header | None = None
 
 

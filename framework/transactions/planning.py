@@ -34,9 +34,9 @@ BESIDE_S = 0.05
 IDLE_SHARE = 0.005
 #: ... but not more seldom than this, however wide it is.
 IDLE_POLL_COSTLY_MAX_S = 2.0
-#: A source that has had nothing is watched from a pause of this length on, and of so many times what
-#: a look at it costs: to begin a watch costs about as much as a few looks. So a record that comes to
-#: a source that is idle for a moment or for long is noticed as soon.
+#: A source that has had nothing is watched from a pause of this length on, and of so many times
+#: what a look at it costs, since to begin a watch costs about as much as a few looks. So a record
+#: that comes to a source that is idle for a moment is noticed as soon as one after an idle hour.
 WATCH_FROM_S = 0.016
 WATCH_FROM_COSTS = 20
 #: A source that says when something has come is asked this often all the same: it may have new

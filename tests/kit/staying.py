@@ -22,8 +22,8 @@ from tests.kit.stores import backend
 
 KEYS = 40
 TOPOLOGY = "staying"
-#: What is killed with Spark in the driver, and on a cluster.
-LOCAL, CLUSTER = ("working", "driver"), ("working", "executor", "driver")
+#: What is killed with Spark in the driver, and on a cluster, in these shares.
+LOCAL, CLUSTER = ("working", "driver", "working"), ("working", "executor", "driver", "working", "executor")
 
 
 def record(number: int) -> bytes:

@@ -383,7 +383,7 @@ def test_a_source_that_is_watched_is_asked_the_more_seldom_the_more_a_look_costs
 def test_a_source_is_watched_as_soon_as_that_costs_no_more_than_a_few_looks(
     used_s: float, watched_from_s: float
 ) -> None:
-    """Otherwise a record that comes after a short silence would wait for the end of a long pause."""
+    """Otherwise a record that comes after a short silence would wait for a long pause to end."""
     threads, seen = Costly(used_s), list[float]()
 
     class Asked(Watched):
