@@ -19,9 +19,8 @@ from hypothesis import HealthCheck, settings
 
 from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
 from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
-from integration.hosts import CHOICES, CONTAINERS, EXTERNAL, VARIABLE, chosen
+from integration.hosts import CHOICES, CONTAINERS, VARIABLE, chosen
 from tests.kit import class_archives
-from tests.kit.folders import open_folder
 from tests.kit.spark import CLUSTER, SparkMasters
 from tests.kit.topics import Topics
 
@@ -122,33 +121,21 @@ def quiet_logs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers | ExternalServers]:
+def servers(ratchet_servers: EmbeddedServers | ExternalServers) -> EmbeddedServers | ExternalServers:
     """Kafka and ZooKeeper that no test stops or kills."""
-    if chosen() == EXTERNAL:
-        yield ExternalServers()
-        return
-    with EmbeddedServers(tmp_path_factory.mktemp("servers")) as running:
-        yield running
+    return ratchet_servers
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
+def postgres(ratchet_postgres: PostgresServer | ExternalPostgres) -> PostgresServer | ExternalPostgres:
     """A database server that no test stops or kills."""
-    if chosen() == EXTERNAL:
-        yield ExternalPostgres()
-        return
-    with open_folder() as folder, PostgresServer(folder) as server:
-        yield server
+    return ratchet_postgres
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer | ExternalRedis]:
+def redis_server(ratchet_redis: RedisServer | ExternalRedis) -> RedisServer | ExternalRedis:
     """A Redis server that no test stops or kills."""
-    if chosen() == EXTERNAL:
-        yield ExternalRedis()
-        return
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
+    return ratchet_redis
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ PUBLIC = {
         *("NonTransactionalMapState", "TransactionalMapState", "OpaqueMapState", "MemoryBackend", "SqliteBackend"),
         *("TransactionalValue", "OpaqueValue", "Count", "Sum", "Min", "Max", "StateCommitter"),
     },
-    "framework.testing": {"Outside", "SimulationFailed", "simulate"},
+    "framework.testing": {"Outside", "SimulationFailed", "run_core_on", "run_on", "simulate"},
     "integration": {"EmbeddedServers", "KafkaBroker", "ZooKeeperServer", "ServerError"},
 }
 

@@ -11,7 +11,7 @@ from framework.coordination.presence import Presence
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
-from framework.core.rounds import ComponentError, RoundExecutor
+from framework.core.rounds import ComponentError, ErrorKind, RoundExecutor
 from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.status import CoreStatus
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
@@ -111,6 +111,12 @@ class CoreRun(RunningThread):
     def status(self) -> CoreStatus:
         """Where the run stands now."""
         return self._driver.status()
+
+    def component_errors(self) -> list[ComponentError]:
+        """The latest errors that components have raised, oldest first; not those that they have
+        reported, and not what a lost process has caused."""
+        told = (ErrorKind.REPORTED, ErrorKind.AWAY)
+        return [error for _, error in list(self._driver.recent_errors) if error.kind not in told]
 
     def wait_until_idle(self, timeout_s: float | None = None) -> None:
         """Wait until the spouts give nothing and every tuple that they gave has been acked or

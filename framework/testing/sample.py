@@ -101,7 +101,7 @@ def _dealt(topology: Topology, every: Sequence[SampleRecord]) -> dict[str, list[
 
 
 def _record(topology: Topology, stream: str, record: Any, where: str) -> SampleRecord:
-    return stream, _row(topology.spout.streams[stream], record, where)
+    return stream, row_of(topology.spout.streams[stream], record, where)
 
 
 def _checked(found: Sample, why: str) -> Sample:
@@ -111,7 +111,9 @@ def _checked(found: Sample, why: str) -> Sample:
     return kept
 
 
-def _row(fields: Fields, record: Any, where: str) -> pa.RecordBatch:
+def row_of(fields: Fields, record: Any, where: str) -> pa.RecordBatch:
+    """One record in these fields. ``where``: begins the message of the ``ConfigError`` for one that
+    does not fit."""
     if isinstance(record, Mapping):
         missing = [name for name in fields if name not in record]
         if missing:

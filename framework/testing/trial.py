@@ -139,7 +139,7 @@ class _Trial:
         spout = replace(topology.spout, instance=spout_over(topology, self._source), factory=None)
         over_sample = Topology(topology.id, (spout, *topology.components[1:]), topology.at_least_once)
         copy, left_out = shadow_of(
-            over_sample, self._folder / name, _scratch, strict=False, unseen=self._world.left_out
+            over_sample, self._folder / name, scratch_states, strict=False, unseen=self._world.left_out
         )
         self._copies.append(copy)
         return copy, left_out
@@ -301,7 +301,8 @@ class _Trial:
             self._found.append(Wrong(broken, component, what, details))
 
 
-def _scratch(bolt: Bolt, folder: Path) -> Bolt:
+def scratch_states(bolt: Bolt, folder: Path) -> Bolt:
+    """The bolt, with states in ``folder`` that start empty."""
     for number, state in enumerate(bolt.states()):
         state.become_scratch(folder / str(number))
     return bolt

@@ -14,6 +14,7 @@ from typing import Any
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import PostgresServer, RedisServer
+from integration.plugin import open_folder
 from integration.server import Server
 from sinks import (
     AppendCommitter,
@@ -31,7 +32,6 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
-from tests.kit.folders import open_folder
 from tests.kit.oracle import read_topics
 from tests.kit.topics import SureProducer
 

@@ -1,0 +1,362 @@
+"""A topology over lists, in one line: what it emits, and what its sinks hold in the end.
+
+The driver, its transactions and its commits are those of a run, in the calling thread and in
+virtual time, so nothing waits. States are copies that start empty. The spout is replaced by one of
+its kind that gives the lists. What fails, and when, is said by the test.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from framework.config import Config
+from framework.coordination.store import MemoryStore
+from framework.errors import ConfigError, InvariantViolation
+from framework.execution import LocalExecutor, plan_execution
+from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.plan import Edge, ExecutionPlan
+from framework.execution.ports import PhaseResult, ProcessingJob
+from framework.execution.records import AttemptHeader
+from framework.observe.logs import no_logs
+from framework.testing.outside import outsides_of
+from framework.testing.sample import Sample, Source, sample_of, spout_over
+from framework.testing.threads import DriverDied, NoProgress, VirtualThreads
+from framework.testing.trial import scratch_states
+from framework.topology import ArrowBolt, Component, Topology
+from framework.topology.bolts import DEFAULT_STREAM
+from framework.topology.graph import Subscription
+from framework.topology.groupings import AllGrouping, DirectGrouping
+from framework.transactions.documents import committed_txid
+from framework.transactions.driver import Driver
+from framework.transactions.run import TopologyFailed
+from framework.transactions.shadow import shadow_of
+from framework.transactions.snapshot import read
+
+#: Records of each partition in a batch.
+TAKE = 100
+#: A driver that needs more steps than this makes no progress.
+_STEPS_MAX = 100_000
+_TAP = "ratchet-tap"
+
+
+class Moment(Enum):
+    """What is made to happen to a transaction, and when."""
+
+    PROCESSED = "the attempt is lost when it has processed its batch"
+    ANSWER_LOST = "everything is written, and the answer is lost"
+    BETWEEN_PHASES = "the driver dies between the phases"
+    WRITTEN = "the driver dies when everything is written, before the transaction is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that happens to transaction ``txid``, once. Made by ``fail_attempt``, ``replay``
+    and ``crash``."""
+
+    moment: Moment
+    txid: int
+
+
+def fail_attempt(txid: int = 1) -> Trouble:
+    """An attempt is lost when it has processed its batch, before anything is committed. The batch
+    is processed again."""
+    return Trouble(Moment.PROCESSED, txid)
+
+
+def replay(txid: int = 1) -> Trouble:
+    """A commit writes everything, and its answer is lost. So the batch is processed and committed
+    again, over what is written already."""
+    return Trouble(Moment.ANSWER_LOST, txid)
+
+
+def crash(txid: int = 1, when: Literal["between_phases", "written"] = "between_phases") -> Trouble:
+    """The driver dies, and another one takes over: between the processing and the commit phase of a
+    transaction, or when everything is written and the transaction is not closed."""
+    moments = {"between_phases": Moment.BETWEEN_PHASES, "written": Moment.WRITTEN}
+    if when not in moments:
+        raise ConfigError(f"crash(when=...) must be 'between_phases' or 'written', not {when!r}")
+    return Trouble(moments[when], txid)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a topology has done with its lists.
+
+    ``transactions``: how many were committed. ``attempts``: txid -> how many attempts it took.
+    ``left_out``: component -> why it did not run: it writes where nothing can be compared, or is
+    below one that does. ``story``: what happened, line by line.
+    """
+
+    transactions: int
+    attempts: Mapping[int, int]
+    left_out: Mapping[str, str]
+    story: Sequence[str]
+    _rows: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+    _tables: Mapping[tuple[str, int], Sequence[Mapping[str, Any]] | str]
+
+    def rows(self, component_id: str, stream: str = DEFAULT_STREAM) -> list[Mapping[str, Any]]:
+        """What a component has emitted on a stream, in the attempts that were committed, in the
+        order of the transactions. Raises ``ConfigError`` for a stream that there is not."""
+        found = self._rows.get((component_id, stream))
+        if found is None:
+            known = ", ".join(f"{component} on {name!r}" for component, name in sorted(self._rows)) or "nothing"
+            raise ConfigError(f"nothing called {component_id!r} emits on stream {stream!r}; there are: {known}")
+        return list(found)
+
+    def table(self, component_id: str, number: int = 0) -> list[Mapping[str, Any]]:
+        """What a state of a component holds in the end: its rows, sorted, each by column.
+        ``number``: which of its states, where it has several. Raises ``ConfigError`` where there is
+        no such state, and where it cannot be read."""
+        found = self._tables.get((component_id, number))
+        if found is None:
+            known = ", ".join(f"{component!r} ({place})" for component, place in sorted(self._tables)) or "none"
+            why = f"; it was left out: {self.left_out[component_id]}" if component_id in self.left_out else ""
+            raise ConfigError(f"{component_id!r} has no state {number}{why}; there are: {known}")
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return list(found)
+
+
+def run_on(
+    topology: Topology,
+    records: Iterable[Any] | Mapping[Any, Iterable[Any]],
+    *,
+    troubles: Iterable[Trouble] = (),
+    take: int = TAKE,
+    config: Mapping[str, Any] | Config | None = None,
+) -> Done:
+    """Run a transactional topology over lists to their end, in this process.
+
+    ``records``: what the spout emits, each record a mapping by field names or a sequence of values;
+    or a mapping of streams, or of partitions, to such records. ``take``: how many of each partition
+    are in a batch. ``troubles``: what is to go wrong, of ``fail_attempt``, ``replay`` and
+    ``crash``. ``config``: the keys that the components get.
+
+    States are copies that start empty; nothing of yours is written to. A committer without a state
+    takes part when an ``Outside`` stands for what it writes to; else it is left out, and named.
+
+    Raises ``TopologyFailed`` when the topology ends before its input does, ``ConfigError`` for
+    records that do not fit, and ``AssertionError`` for a trouble that never came, because there was
+    no such transaction.
+
+    >>> def test_counting() -> None:
+    ...     done = run_on(topology(), [{"word": "dog"}, {"word": "cat"}, {"word": "dog"}], troubles=[replay()])
+    ...     assert done.table("counts") == [{"word": "cat", "n": 1}, {"word": "dog", "n": 2}]
+    """  # noqa: W505 - doctest lines are not wrapped
+    if take < 1:
+        raise ConfigError(f"take must be 1 or more, not {take!r}")
+    checked = Config.of(config or {})
+    with _running(topology, sample_of(topology, records), take) as run, no_logs():
+        run.drive(checked, list(troubles))
+        return run.done()
+
+
+class _End(ArrowBolt):
+    """Takes what nobody subscribes to, so that it can be seen."""
+
+    deterministic = True
+    commits_on_driver = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        return None
+
+
+def _with_taps(topology: Topology) -> Topology:
+    """The topology with an end below each stream that no component takes."""
+    taken = {(sub.component_id, sub.stream) for each in topology.components for sub in each.subscriptions}
+    taps: list[Component] = []
+    for each in topology.components:
+        for stream in each.streams:
+            if (each.id, stream) not in taken:
+                grouping = DirectGrouping() if stream in each.direct_streams else AllGrouping()
+                subscription = Subscription(each.id, stream, grouping)
+                taps.append(Component(f"{_TAP}-{len(taps)}", 1, _End(), streams={}, subscriptions=(subscription,)))
+    return Topology(topology.id, (*topology.components, *taps), topology.at_least_once)
+
+
+class _Seen:
+    """What tasks emit: the ``TaskWatcher`` of a run. One edge of each stream is watched."""
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self.watched: dict[tuple[str, str], int] = {}
+        for edge in plan.edges:
+            self.watched.setdefault((edge.source, edge.stream), edge.index)
+        self.rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+
+    def emitted(self, edge: Edge, rows: pa.RecordBatch) -> None:
+        stream = edge.source, edge.stream
+        if self.watched[stream] == edge.index:
+            self.rows.setdefault(stream, []).extend(rows.to_pylist())
+
+    def failed(self, failure: TaskFailure, error: BaseException) -> None:
+        return None
+
+    def taken(self) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+        """What was emitted since the last call."""
+        rows, self.rows = self.rows, {}
+        return rows
+
+
+@dataclass(slots=True)
+class _Life:
+    """What outlives a driver: what is still to go wrong, and what was seen."""
+
+    troubles: list[Trouble]
+    story: list[str] = field(default_factory=list)
+    attempts: dict[int, int] = field(default_factory=dict)
+    committed: dict[int, list[dict[tuple[str, str], list[Mapping[str, Any]]]]] = field(default_factory=dict)
+
+    def take(self, moment: Moment, txid: int) -> bool:
+        """Whether this is to happen now."""
+        found = Trouble(moment, txid)
+        if found not in self.troubles:
+            return False
+        self.troubles.remove(found)
+        self.story.append(f"transaction {txid}: {moment.value}")
+        return True
+
+
+class _Executor:
+    """The workers of one driver, which lose what they are told to lose."""
+
+    def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], life: _Life) -> None:
+        self._life, self._seen = life, _Seen(plan)
+        self._local = LocalExecutor(plan, conf, self._seen)
+        self._rows: dict[AttemptHeader, dict[tuple[str, str], list[Mapping[str, Any]]]] = {}
+        self.start, self.close = self._local.start, self._local.close
+        self.cancel, self.release = self._local.cancel, self._local.release
+
+    def process(self, job: ProcessingJob) -> PhaseResult:
+        txid = job.header.txid
+        self._life.attempts[txid] = self._life.attempts.get(txid, 0) + 1
+        result = self._local.process(job)
+        self._rows[job.header] = self._seen.taken()
+        if result.failure is not None:
+            return result
+        if self._life.take(Moment.PROCESSED, txid):
+            return _lost("the attempt is lost, as the test says")
+        if self._life.take(Moment.BETWEEN_PHASES, txid):
+            raise DriverDied
+        return result
+
+    def commit(self, header: AttemptHeader) -> PhaseResult:
+        result = self._local.commit(header)
+        rows = self._seen.taken()
+        if result.failure is not None:
+            return result
+        self._life.committed[header.txid] = [self._rows.get(header, {}), rows]
+        if self._life.take(Moment.ANSWER_LOST, header.txid):
+            return _lost("the answer is lost, as the test says")
+        if self._life.take(Moment.WRITTEN, header.txid):
+            raise DriverDied
+        return result
+
+
+def _lost(why: str) -> PhaseResult:
+    return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "test", 0, why))
+
+
+@contextmanager
+def _running(topology: Topology, sample: Sample, take: int) -> Iterator[_Kit]:
+    with tempfile.TemporaryDirectory(prefix="ratchet-test-", ignore_cleanup_errors=True) as folder:
+        run = _Kit(topology, sample, take, Path(folder))
+        try:
+            yield run
+        finally:
+            for state in run.shadow.states:
+                state.close()
+
+
+class _Kit:
+    def __init__(self, topology: Topology, sample: Sample, take: int, folder: Path) -> None:
+        source = Source({partition: list(records) for partition, records in sample.items()}, take)
+        self._records = sum(map(len, sample.values()))
+        spout = replace(topology.spout, instance=spout_over(topology, source), factory=None)
+        over_lists = Topology(topology.id, (spout, *topology.components[1:]), topology.at_least_once)
+        for each in topology.components:
+            for outside in outsides_of(each.instance):
+                outside.clear()
+        self.shadow, self._left_out = shadow_of(over_lists, folder, scratch_states, strict=False, unseen=_why_not)
+        self._plan = plan_execution(_with_taps(self.shadow))
+        self._store = MemoryStore()
+        self._life = _Life([])
+
+    def drive(self, config: Config, troubles: list[Trouble]) -> None:
+        self._life = _Life(list(troubles))
+        while True:
+            executor = _Executor(self._plan, config.for_components(), self._life)
+            executor.start()
+            threads = VirtualThreads(lambda name: None, _STEPS_MAX + _STEPS_MAX // 100 * self._records)
+            driver = Driver(self.shadow, executor, self._store, config, threads=threads)
+            threads.spawn("driver", driver.running())
+            try:
+                threads.run(lambda leads=driver: leads.covers({}) or leads.status().phase in ("failed", "stopped"))  # type: ignore[misc]
+            except DriverDied:
+                self._life.story.append("another driver takes over")
+                continue
+            except NoProgress:
+                raise InvariantViolation("the run goes on and on, and does not come to its end") from None
+            finally:
+                threads.kill()
+                executor.close()
+            break
+        if driver.error is not None:
+            raise driver.error
+        if driver.failure is not None:
+            raise TopologyFailed.of(driver.failure)
+        last = committed_txid(self._store, self.shadow.id)
+        if self._life.troubles:
+            missed = ", ".join(f"transaction {each.txid}: {each.moment.value}" for each in self._life.troubles)
+            raise AssertionError(
+                f"this did not happen: {missed}; there were {last} transactions, so give a smaller take"
+            )
+
+    def done(self) -> Done:
+        rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {
+            (each.id, stream): [] for each in self.shadow.components for stream in each.streams
+        }
+        for _, phases in sorted(self._life.committed.items()):
+            for phase in phases:
+                for stream, its in phase.items():
+                    rows[stream] += its
+        return Done(
+            committed_txid(self._store, self.shadow.id),
+            self._life.attempts,
+            {each.component.id: each.why for each in self._left_out},
+            self._life.story,
+            rows,
+            self._tables(),
+        )
+
+    def _tables(self) -> dict[tuple[str, int], Sequence[Mapping[str, Any]] | str]:
+        tables: dict[tuple[str, int], Sequence[Mapping[str, Any]] | str] = {}
+        for component in self.shadow.components:
+            for number, state in enumerate(component.states):
+                try:
+                    with read(state, store=self._store) as found:
+                        (only,) = found
+                        tables[component.id, number] = _sorted(only.arrow().to_pylist())
+                except ConfigError as error:
+                    tables[component.id, number] = str(error)
+        return tables
+
+
+def _sorted(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    try:
+        return sorted(rows, key=lambda row: [(value is not None, value) for value in row.values()])
+    except TypeError:  # a value that has no order, such as a struct
+        return sorted(rows, key=repr)
+
+
+def _why_not(component: Component) -> str:
+    if component.committer and not component.states and not outsides_of(component.instance):
+        return "it writes outside: give it an Outside of framework.testing in place of what it writes to"
+    return ""
