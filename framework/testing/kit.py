@@ -86,7 +86,7 @@ def crash(txid: int = 1, when: Literal["between_phases", "written"] = "between_p
     return Trouble(moments[when], txid)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """What a topology has done with its lists.
 
@@ -328,12 +328,12 @@ class _Kit:
                 for stream, its in phase.items():
                     rows[stream] += its
         return Done(
-            committed_txid(self._store, self.shadow.id),
-            self._life.attempts,
-            {each.component.id: each.why for each in self._left_out},
-            self._life.story,
-            rows,
-            self._tables(),
+            transactions=committed_txid(self._store, self.shadow.id),
+            attempts=self._life.attempts,
+            left_out={each.component.id: each.why for each in self._left_out},
+            story=self._life.story,
+            _rows=rows,
+            _tables=self._tables(),
         )
 
     def _tables(self) -> dict[tuple[str, int], Sequence[Mapping[str, Any]] | str]:

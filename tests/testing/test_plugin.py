@@ -43,7 +43,7 @@ def test_a_topic_is_of_one_test(ratchet_topic):
 
 def test_the_others_are_there(ratchet_redis, ratchet_registry):
     assert ratchet_redis.url.startswith("redis://")
-    assert ratchet_registry.register("words", "string") == 1
+    assert ratchet_registry.register("words", "string") > 0
 """
 CONFTEST = 'pytest_plugins = ["framework.testing.plugin", "integration.plugin"]\n'
 
