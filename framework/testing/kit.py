@@ -247,6 +247,10 @@ class _Executor:
             raise DriverDied
         return result
 
+    def commits_in_one_step(self, header: AttemptHeader) -> bool:
+        """Single steps fail in more places."""
+        return False
+
     def commit(self, header: AttemptHeader) -> PhaseResult:
         result = self._local.commit(header)
         rows = self._seen.taken()
