@@ -17,7 +17,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate
@@ -45,6 +47,11 @@ from framework.observe.standing import is_ready
 PARTITIONS_MAX = 1_000
 #: A client that sends nothing for this long is disconnected.
 _CLIENT_S = 10.0
+#: Connections at once, and the seconds between two that are accepted.
+_CLIENTS_MAX = 32
+_ACCEPT_S = 0.002
+#: The share of a core that scrapes may take.
+_SHARE = 0.2
 #: How an attempt can end.
 _OUTCOMES = ("committed", "failed", "cancelled", "rolled back")
 
@@ -497,13 +504,58 @@ class _Handler(WSGIRequestHandler):
         """Scrapes are not logged."""
 
 
-def _server_for(host: str, port: int) -> type[ThreadingWSGIServer]:
+class _Server(ThreadingWSGIServer):
+    """Has at most ``_CLIENTS_MAX`` connections, each with a thread: the one that has lasted longest
+    gives way to a new one. Accepts at most one in ``_ACCEPT_S``."""
+
+    request_queue_size = 64
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._clients: dict[socket.socket, None] = {}
+        self._changing = threading.Lock()
+        super().__init__(*arguments, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        time.sleep(_ACCEPT_S)
+        with self._changing:
+            if len(self._clients) >= _CLIENTS_MAX:
+                oldest = next(iter(self._clients))
+                del self._clients[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._clients[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+
+def _server_for(host: str, port: int) -> type[_Server]:
     """A server for IPv4 or IPv6, as the address asks for."""
 
-    class Server(ThreadingWSGIServer):
+    class Server(_Server):
         address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
 
     return Server
+
+
+class _Scraped:
+    """An application that takes at most ``_SHARE`` of a core, however often it is asked."""
+
+    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+        self._app = app
+        self._one_at_a_time = threading.Lock()
+        self._free_at_s = 0.0
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        with self._one_at_a_time:
+            time.sleep(max(self._free_at_s - time.monotonic(), 0.0))
+            began_s = time.thread_time()
+            answer = list(self._app(environ, start_response))
+            self._free_at_s = time.monotonic() + (time.thread_time() - began_s) * (1 / _SHARE - 1)
+        return answer
 
 
 def health_of(topology_id: str, phase: str) -> tuple[bool, bool, dict[str, str]]:
@@ -522,7 +574,7 @@ def serve_metrics(
     listen on the port, for instance because it is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
-    metrics = make_wsgi_app(registry)
+    metrics = _Scraped(make_wsgi_app(registry))
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
@@ -530,7 +582,7 @@ def serve_metrics(
             start_response("405 Method Not Allowed", [("Content-Length", "0")])
             return []
         if path in ("/", "/metrics"):
-            return metrics(environ, start_response)  # type: ignore[no-any-return]
+            return metrics(environ, start_response)
         if path not in ("/healthz", "/readyz"):
             start_response("404 Not Found", [("Content-Length", "0")])
             return []

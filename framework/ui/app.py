@@ -36,6 +36,9 @@ NEXT_S = 0.5
 STUCK_S = 20.0
 #: After so many seconds without news a viewer gets a sign of life.
 ALIVE_S = 10.0
+#: Transactions that are opened, by all viewers: each is read for itself, maybe from the store.
+OPENED_BURST = 30
+OPENED_PER_SECOND = 10
 #: The longest form that is read, in bytes.
 FORM_MAX = 4_096
 _POLL_S = 0.02
@@ -51,6 +54,7 @@ class Page:
         self._source = source
         self._token = token
         self._wrong = Buckets(WRONG_BURST, WRONG_PER_SECOND)
+        self._opened = Buckets(OPENED_BURST, OPENED_PER_SECOND)
         self._viewers = 0
         self._list: Watched[View] = Watched("topologies", self._read_list, source.every_s)
         self._watched: OrderedDict[str, Watched[View | None]] = OrderedDict()
@@ -74,7 +78,9 @@ class Page:
 
     async def _topologies(self, request: Request) -> Response:
         answer = await self._list.first()
-        return _unread(answer) if answer.value is None else _json(dict(answer.value.parts["topologies"]))
+        if answer.value is None:
+            return _unread(answer)
+        return Response(self._list.body(answer, _of_list), media_type="application/json")
 
     async def _topology(self, request: Request) -> Response:
         watched = await self._watched_by(request)
@@ -83,19 +89,20 @@ class Page:
         answer = await watched.first()
         if answer.value is None:
             return _unknown() if answer.number else _unread(answer)
-        rows = [row(each) for each in answer.value.closed]
-        return _json({**answer.value.parts, "transactions": {"anew": True, "columns": ROW, "rows": rows}})
+        return Response(watched.body(answer, _of_topology), media_type="application/json")
 
     async def _transaction(self, request: Request) -> Response:
         watched = await self._watched_by(request)
         text = request.query_params.get("txid", "")
         if watched is None or not text.isdecimal() or len(text) > 18:
             return _unknown()
+        if not self._opened.take("all"):
+            return PlainTextResponse("too many transactions at once: wait a second", 429, {"Retry-After": "1"})
         read = partial(self._source.transaction, request.query_params["id"], int(text))
         answer = await Watched("transaction", read, 0.0).first()
         if answer.value is None:
             return _unknown() if answer.number else _unread(answer)
-        return _json(answer.value)
+        return Response(encode(answer.value), media_type="application/json")
 
     async def _watched_by(self, request: Request) -> Watched[View | None] | None:
         """The topology that a request names; None for one that does not exist."""
@@ -141,10 +148,14 @@ class Page:
         if self._wrong.left(address) < 1.0:
             return PlainTextResponse("too many wrong tokens: wait a minute", 429, {"Retry-After": "60"})
         form = b""
-        async for chunk in request.stream():
-            form += chunk
-            if len(form) > FORM_MAX:
-                return PlainTextResponse("too long", 413)
+        try:
+            async with asyncio.timeout(FIRST_S):
+                async for chunk in request.stream():
+                    form += chunk
+                    if len(form) > FORM_MAX:
+                        return PlainTextResponse("too long", 413)
+        except TimeoutError:
+            return PlainTextResponse("too slow", 408, {"Connection": "close"})
         token = parse_qs(form.decode("utf-8", "replace")).get("token", [""])[0]
         if self._token is None or not self._token.fits(token.strip()):
             self._wrong.take(address)
@@ -161,6 +172,7 @@ class Watched(Generic[T]):
     def __init__(self, what: str, read: Callable[[], T], every_s: float) -> None:
         self._kept = Kept(what, read, every_s)
         self._encoded: Encoded | None = None
+        self._body: tuple[int, bytes] = (0, b"")
 
     async def first(self) -> Answer[T]:
         """The last answer, or the first one as soon as it is there."""
@@ -185,6 +197,12 @@ class Watched(Generic[T]):
         if answer.value is not None and (self._encoded is None or self._encoded.number != answer.number):
             self._encoded = Encoded(answer.number, answer.value)
         return self._encoded
+
+    def body(self, answer: Answer[T], document: Callable[[Any], Any]) -> bytes:
+        """The answer as one JSON document, made once."""
+        if self._body[0] != answer.number:
+            self._body = (answer.number, encode(document(answer.value)))
+        return self._body[1]
 
 
 class _Events(Response):
@@ -252,8 +270,13 @@ async def _failed(request: Request, error: Exception) -> Response:
     return PlainTextResponse("the page failed; its log says why", 500)
 
 
-def _json(document: dict[str, Any]) -> Response:
-    return Response(encode(document), media_type="application/json")
+def _of_list(view: View) -> Any:
+    return view.parts["topologies"]
+
+
+def _of_topology(view: View) -> dict[str, Any]:
+    rows = [row(each) for each in view.closed]
+    return {**view.parts, "transactions": {"anew": True, "columns": ROW, "rows": rows}}
 
 
 def _unknown() -> Response:

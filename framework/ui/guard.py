@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -26,11 +27,13 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Requests of one address: so many at once, and so many per second on and on. A page takes about
-#: ten.
+#: twenty.
 BURST = 300
-PER_SECOND = 50
+PER_SECOND = 25
 #: Addresses that are remembered.
 ADDRESSES_MAX = 1_000
+#: How long an address that asks too often waits for being told so.
+_TOO_OFTEN_S = 1.0
 #: Wrong tokens of one address, after which it waits.
 WRONG_BURST = 10
 WRONG_PER_SECOND = 0.2
@@ -122,6 +125,8 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope)
+        if refusal is not None and refusal.status_code == 429:
+            await asyncio.sleep(_TOO_OFTEN_S)  # or answering would cost more than asking
         await (refusal or self._app)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -129,7 +134,9 @@ class Guard:
         path, method = scope["path"], scope["method"]
         client = scope.get("client")
         if not self._requests.take(client[0] if client else ""):
-            return PlainTextResponse("too many requests: wait a second", 429, {"Retry-After": "1"})
+            return PlainTextResponse(
+                "too many requests: wait a second", 429, {"Retry-After": "1", "Connection": "close"}
+            )
         if method not in ("GET", "HEAD") and (method, path) != ("POST", "/enter"):
             return PlainTextResponse("this page can only be read", 405, {"Allow": "GET, HEAD"})
         if not self._is_ours(headers.getlist("host"), scope.get("server")):

@@ -7,6 +7,7 @@ the log and is gone.
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import ssl
 import threading
@@ -20,15 +21,16 @@ from framework.ui.view import Source
 try:
     import uvicorn
 
-    from framework.ui.app import VIEWERS_MAX, Page
+    from framework.ui.app import Page
+    from framework.ui.door import CONNECTIONS_MAX, Door, PromptProtocol
     from framework.ui.guard import Guard, Token, is_loopback
 except ImportError as error:  # an extra
     raise ConfigError(
         f"the page needs the package {error.name}: pip install 'ratchet-pipelines[ui]', or leave ui.port out"
     ) from error
 
-#: Connections at once, those without a request among them.
-CONNECTIONS_MAX = 2 * VIEWERS_MAX + 50
+#: Connections that wait to be accepted.
+_WAITING_MAX = 64
 #: After so many milliseconds a connection whose other side takes nothing is cut.
 _TAKES_NOTHING_MS = 30_000
 #: How long the end of a run waits for the page.
@@ -58,14 +60,14 @@ def serve_page(source: Source, config: Config, port: int | None = None) -> Calla
     settings = uvicorn.Config(
         Guard(page.app, names=names, token=token),
         loop="asyncio",
-        http="h11",
+        http=PromptProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS_MAX,
+        backlog=_WAITING_MAX,
         timeout_keep_alive=10,
         timeout_graceful_shutdown=1,
     )
@@ -93,15 +95,18 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
         _log.error("page.ended", exc_info=True)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> Door:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=CONNECTIONS_MAX)
+        listener = socket.create_server((host, port), family=family, backlog=_WAITING_MAX)
     except OSError as error:
         raise ConfigError(f"ui.port {port} on {host}: {error.strerror or error}; take another") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKES_NOTHING_MS)
-    return listener
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Door(
+        listener, CONNECTIONS_MAX if files == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, max(files // 4, 8))
+    )
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

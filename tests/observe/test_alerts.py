@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from framework.observe.metrics import METRICS
 from integration.packages import find_program
@@ -65,6 +68,37 @@ def test_every_panel_asks_a_question_and_none_covers_another() -> None:
         assert max(x for x, _ in cells) < 24
         taken |= cells
         assert panel["type"] == "row" or panel["description"].endswith((".", "?")), panel["title"]
+
+
+def unknown(written: Any, read: Any, path: str = "board") -> Iterator[str]:
+    """Where a document has something that a reader of it has lost, or understood as something
+    else."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key, value in written.items():
+            yield from unknown(value, read[key], f"{path}.{key}") if key in read else [f"{path}.{key}"]
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for number, (one, other) in enumerate(zip(written, read, strict=True)):
+            yield from unknown(one, other, f"{path}[{number}]")
+    elif written != read:
+        yield path
+
+
+def as_grafana_reads_it(board: Any) -> Any:
+    """A board as the classes made from Grafana's schema hold it: they drop what they do not
+    know."""
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+def test_the_board_has_only_what_grafanas_schema_knows() -> None:
+    board = json.loads(BOARD.read_text())
+    # Which the data source reads, and the schema of all data sources leaves out.
+    assert list(unknown(board, as_grafana_reads_it(board))) == ["board.annotations.list[0].titleFormat"]
+    panel = next(each for each in board["panels"] if each["type"] == "timeseries")
+    panel["fieldConfig"]["defaults"]["custom"]["fillOpacty"] = panel["fieldConfig"]["defaults"]["custom"].pop(
+        "fillOpacity", 10
+    )
+    assert any(each.endswith("custom.fillOpacty") for each in unknown(board, as_grafana_reads_it(board)))
 
 
 def test_every_alert_says_what_it_means_and_has_a_test_that_fires_it() -> None:

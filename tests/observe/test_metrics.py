@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from framework.core.rounds import Counts
 from framework.core.status import CoreStatus
 from framework.errors import ConfigError
 from framework.execution.failures import FailureKind
+from framework.observe import metrics
 from framework.observe.figures import CoreFiguresBuilder
 from framework.observe.journal import Journal
 from framework.observe.metrics import (
+    _CLIENTS_MAX,
     METRICS,
     PARTITIONS_MAX,
     CoreRunCollector,
     RunCollector,
+    _Scraped,
     health_of,
     serve_metrics,
 )
@@ -355,6 +359,32 @@ def test_a_client_that_says_nothing_delays_no_other(served: Served) -> None:
     with socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"GET /met")
         assert served.get("/metrics")[0] == 200
+
+
+def test_hundreds_of_clients_that_say_nothing_hold_few_threads_and_delay_no_other(served: Served) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(300)]
+        assert served.get("/metrics")[0] == 200
+        assert sum("process_request_thread" in each.name for each in threading.enumerate()) <= 2 * _CLIENTS_MAX
+        for each in silent[:200]:
+            assert each.recv(1) == b""  # it gave way to later ones
+
+
+def test_scrapes_take_a_share_of_a_core_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent, slept, now = 0.0, [], 0.0
+    monkeypatch.setattr(metrics.time, "thread_time", lambda: spent)
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    monkeypatch.setattr(metrics.time, "sleep", slept.append)
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        nonlocal spent, now
+        spent, now = spent + 0.05, now + 0.05
+        return [b"figures"]
+
+    scraped = _Scraped(app)
+    assert [scraped({}, None), scraped({}, None)] == [[b"figures"]] * 2
+    assert slept == [0.0, pytest.approx(0.2)]
 
 
 def test_a_taken_port_is_an_error_that_names_it() -> None:
