@@ -21,7 +21,7 @@ from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched", "rebuild"]
+WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched", "page", "rebuild"]
 #: Takes many minutes, so only when it is named.
 LONG = ["explain"]
 
@@ -54,6 +54,8 @@ def main() -> int:
                 _print(each)
         if "watched" in arguments.workloads:
             _print(_watched(servers, folder, arguments))
+        if "page" in arguments.workloads:
+            _print(watched.page())
             _print(watched.root(servers.zookeeper))
         if "rebuild" in arguments.workloads:
             _print(trust.measure_rebuild(servers, folder, arguments.messages, _config(servers, 2)))

@@ -1,5 +1,5 @@
 """What it costs to be watched: a run with the page, a viewer, and a scrape of the metrics every
-second; and ``ratchet ui`` over many topologies."""
+second; the page of as large a topology as it has to bear; ``ratchet ui`` over many topologies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import contextlib
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import psutil
 
-from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from integration.server import free_port, wait_until
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -23,6 +25,10 @@ from spouts import OpaqueMemoryTransactionalSpout
 TOPOLOGIES = 20
 #: Transactions of the first topology, which is looked at; and of each of the others.
 TRANSACTIONS, OF_OTHERS = 1_000, 20
+#: Of the topology that is large.
+PARTITIONS, COMPONENTS = 1_000, 50
+#: Who looks at it at once.
+VIEWERS = 100
 _FOR_S = 20.0
 
 
@@ -39,8 +45,8 @@ def watched(topology_id: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _beside(target: Callable[[str], None], url: str) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=(url,), daemon=True)
+def _beside(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
     process.start()
     try:
         yield
@@ -58,11 +64,76 @@ def _view(url: str) -> None:
         time.sleep(0.1)
 
 
+def _view_often(url: str, viewers: int) -> None:
+    """As many viewers."""
+    for _ in range(viewers):
+        threading.Thread(target=_view, args=(url,), daemon=True).start()
+    threading.Event().wait()
+
+
 def _scrape(url: str) -> None:
     while True:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             answer.read()
         time.sleep(1)
+
+
+def page() -> dict[str, Any]:
+    """Shares of a core that a driver takes which has nothing to do, with ``PARTITIONS`` partitions,
+    ``COMPONENTS`` components and ``TRANSACTIONS`` transactions: without a page, with one at which
+    nobody, one and ``VIEWERS`` look."""
+    found = {}
+    spawn = multiprocessing.get_context("spawn")
+    for is_shown in (False, True):
+        port, ready = free_port(), spawn.Event()
+        process = spawn.Process(target=_large, args=(port if is_shown else None, ready), daemon=True)
+        process.start()
+        try:
+            if not ready.wait(300):
+                raise RuntimeError("the large topology does not run")
+            assert process.pid is not None
+            found["nobody looks" if is_shown else "no page"] = _share(process.pid)
+            for viewers in (1, VIEWERS) if is_shown else ():
+                with _beside(_view_often, f"http://127.0.0.1:{port}/api/topology/events?id=large", viewers):
+                    time.sleep(5)
+                    found[f"viewers: {viewers}"] = _share(process.pid)
+        finally:
+            process.kill()
+            process.join()
+    return {
+        "workload": "page",
+        "partitions": PARTITIONS,
+        "components": COMPONENTS,
+        "transactions": TRANSACTIONS,
+        "share_of_a_core": found,
+    }
+
+
+class _Same(BaseBasicBolt):
+    """Hands each word on."""
+
+    deterministic = True
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        collector.emit([tup[0]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str))
+
+
+def _large(port: int | None, ready: Event) -> None:
+    """Run until this process is killed."""
+    words = {number: [["word"]] * (1 if number else TRANSACTIONS) for number in range(PARTITIONS)}
+    builder = TransactionalTopologyBuilder("large", "c0", OpaqueMemoryTransactionalSpout(words, Fields(word=str), 1))
+    for number in range(1, COMPONENTS - 1):
+        builder.set_bolt(f"c{number}", _Same()).shuffle_grouping(f"c{(number - 1) // 2}")
+    state = StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"count": Count()})
+    builder.set_bolt("count", state).fields_grouping("c1", Fields("word"))
+    settings = {} if port is None else {"ui.port": port}
+    with submit(builder.build(), settings, executor="local") as run:
+        run.wait_until_caught_up(280)
+        ready.set()
+        threading.Event().wait()
 
 
 def root(zookeeper: str) -> dict[str, Any]:

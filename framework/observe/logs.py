@@ -10,8 +10,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import structlog
@@ -80,7 +81,13 @@ class _PrintsWhenAsked:
         if not structlog.is_configured() or _quiet.get():
             return _drop
         found: Callable[..., None] = getattr(structlog.get_config()["logger_factory"](), method)
-        return found
+        return partial(_say, found)
+
+
+def _say(log: Callable[..., None], *arguments: Any, **fields: Any) -> None:
+    """Log it, if that is possible: a disk that is full, or a reader that is gone, ends no run."""
+    with suppress(OSError):
+        log(*arguments, **fields)
 
 
 def _drop(*arguments: Any, **fields: Any) -> None:

@@ -146,8 +146,13 @@ class ProgressLines:
             self._stream.leave()
 
     def _print(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        """A disk that is full ends no run. A program that read JSON lines and has gone does."""
+        try:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+        except OSError as error:
+            if self._json and isinstance(error, BrokenPipeError):
+                raise
 
     def _rate(self) -> float:
         """Rows per second over the last lines."""

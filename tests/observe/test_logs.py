@@ -56,3 +56,14 @@ def test_logs_are_printed_where_logging_is_configured(ask: str, environment: dic
     out, err = printed(ask, **environment)
     assert out == ""
     assert "driver.leads" in err
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_a_disk_that_is_full_ends_no_run(json_lines: bool) -> None:
+    ask = f"configure_logging(json_lines={json_lines}); from framework.observe import ProgressLines"
+    shown = f"\n    ProgressLines(json_lines={json_lines}).show(run.status(), force=True)"
+    program = PROGRAM.replace("ASK", ask) + shown + "\n    assert run.status().committed_txid == 1\n"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=full, check=False)
+    # 120: Python itself could not write what was left of standard output.
+    assert done.returncode in (0, 120)

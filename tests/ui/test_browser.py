@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from framework import submit
+from framework.ui import view
 from integration import EmbeddedServers
 from integration.server import free_port
 from tests.kit.waiting import wait_for
@@ -250,6 +253,109 @@ def test_a_page_of_a_thousand_partitions_and_transactions_is_drawn(browser: Brow
         sees(page, ".plot.tall ~ .readout", re.compile(r"Transaction [\d,]+ at"))
         assert page.evaluate("document.querySelectorAll('*').length") < 3_000
         assert accessible(page) == [] and fits(page) and tab.errors == []
+
+
+class Many(Told):
+    """A root with twenty topologies. ``lag``: of each of them, now."""
+
+    lag = 100
+
+    def topologies(self) -> list[view.Document]:
+        states = ["running", "running", "waiting", "stopped", "running"]
+        return [
+            {
+                **self.live,
+                "topology": f"topology-{number}",
+                "state": states[number % 5],
+                "trouble": "PostgreSQL does not answer" if number % 5 == 2 else None,
+                "status": {"lag": self.lag + number, "rows_per_second": 10.5, "failures_last_hour": number},
+            }
+            for number in range(20)
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look", ["light", "phone"])
+def test_twenty_topologies_are_listed_with_those_in_trouble_first(browser: Browser, look: str) -> None:
+    source = Many()
+    with served(source) as port, Watched(browser, phone=look == "phone") as tab:
+        page = shown(tab, port, "/")
+        sees(page, ".verdict", "4 topologies need a look: topology-2, topology-7, topology-12, topology-17. 4 stopped.")
+        assert page.title() == "(4) /ratchet: Ratchet"
+        names = page.locator("td a").all_inner_texts()
+        assert len(names) == 20 and names[:5] == [*(f"topology-{each}" for each in (2, 7, 12, 17)), "topology-0"]
+        expect(page.locator(".spark")).to_have_count(20, timeout=PATIENT_MS)
+        assert accessible(page) == [] and fits(page)
+
+        page.get_by_role("link", name="topology-7").focus()
+        source.lag = 5_000_000
+        sees(page, "tr:has-text('topology-7')", "5M")
+        expect(page.get_by_role("link", name="topology-7")).to_be_focused()
+
+        page.get_by_role("searchbox").fill("TOPOLOGY-1")
+        expect(page.locator("td a")).to_have_count(11)
+        page.get_by_role("searchbox").fill("nothing like it")
+        sees(page, "main", "No topology is called so.")
+        assert tab.errors == []
+
+
+@pytest.mark.slow
+def test_what_a_figure_means_is_told_to_the_pointer_and_to_keys(browser: Browser) -> None:
+    with served(all_of_it()) as port, Watched(browser) as tab:
+        page = shown(tab, port, f"/topology?id={quote(HOSTILE)}")
+        page.get_by_text("Lag", exact=True).hover()
+        sees(page, ".tip", "Records in the source that are not committed yet.")
+        page.keyboard.press("Escape")
+        expect(page.locator(".tip")).to_be_hidden()
+        page.locator("#explain").focus()
+        page.keyboard.press("Tab")
+        sees(page, ".tip", "Records in the source that are not committed yet.")
+        assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "tip"
+        for key, text in (("ArrowRight", "Source rows committed per second"), ("End", "Grows with every election")):
+            page.keyboard.press(key)
+            sees(page, ".tip", text)
+        page.keyboard.press("Tab")
+        expect(page.locator(".tip")).to_be_hidden()
+        without = page.locator(".figures > div:not([data-why]), .legend li:not([data-why])")
+        expect(without).to_have_count(0)
+        assert tab.errors == []
+
+
+@pytest.mark.slow
+def test_phases_differ_without_colour(browser: Browser) -> None:
+    """By their lightness: the ratio of two neighbours is at least 1.6."""
+    for dark in (False, True):
+        with served(Told()) as port, Watched(browser, dark=dark) as tab:
+            page = shown(tab, port, "/topology?id=words")
+            colours = [
+                page.locator(f".swatch.phase-{phase}").evaluate("each => getComputedStyle(each).backgroundColor")
+                for phase in ("processing", "waiting", "commit")
+            ]
+            light = [luminance(each) for each in colours]
+            for one, other in pairwise([*light, light[0]]):
+                assert max(one, other) / min(one, other) > 1.6, (dark, colours, light)
+
+
+def luminance(colour: str) -> float:
+    """As of WCAG 2, with the 0.05 of its contrast. ``colour``: ``rgb(1, 2, 3)``."""
+    parts = [int(each) / 255 for each in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
+
+
+@pytest.mark.slow
+def test_what_somebody_has_opened_stays_open_while_figures_come(browser: Browser) -> None:
+    source = large()
+    with served(source) as port, Watched(browser) as tab:
+        page = shown(tab, port, "/topology?id=words")
+        page.get_by_text("The 20 that lag most").click()
+        row = page.locator("tr", has_text="words-999")
+        expect(row).to_be_visible()
+        partitions = source.parts["partitions"]
+        source.parts["partitions"] = {**partitions, "worst": [["words-999", 777_777, 1, 2, 0]]}
+        sees(page, "tr:has-text('words-999')", "777,777")
+        expect(row).to_be_visible()
+        sees(page, "summary", "The 1 that lag most, of 1,000")
 
 
 @pytest.mark.slow
