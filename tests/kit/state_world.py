@@ -727,7 +727,7 @@ def simulate(
                 drives = plans.next_driver()
                 continue
             succeeded = world.strikes("driver is deposed", 0.02)
-            if world.strikes("driver dies", 0.02):
+            if world.strikes("driver dies", 0.06 if changes else 0.02):  # changes come with another driver
                 succeeded = drives.dead = True
             elif not succeeded:
                 succeeded = not drives.go_on()

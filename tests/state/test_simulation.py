@@ -5,13 +5,15 @@ The long run is ``python -m tests.simulation --only states``.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from framework.core import rescaling
+from framework.core import rescaling, stateful_run
 from framework.core.bolt_task import BoltTask, Inbox
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, Checkpoints
@@ -20,9 +22,12 @@ from framework.core.driver import RoundDriver
 from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
-from framework.errors import CorruptStateError, InvariantViolation
+from framework.errors import CorruptStateError, InvariantViolation, RetryableError
+from framework.state import BaseWindowedBolt
 from framework.state.windowing import MICROS, micros
-from framework.state.windows import _NEVER, Window, _ByClock
+from framework.state.windows import _NEVER, Window, _ByClock, _ByTime
+from framework.topology import EVERY_TASK
+from tests.kit import state_world
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, SIZES, NamedSpout, simulate
 from tests.kit.targets import Often
 
@@ -223,6 +228,83 @@ def test_a_prepared_checkpoint_that_is_not_finished_under_its_layout_is_caught(
 ) -> None:
     monkeypatch.setattr(rescaling, "finished", lambda topology_id, components, record, *others: record)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",))
+
+
+def test_a_move_of_keys_whose_store_failed_and_that_is_taken_for_done_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    move = rescaling._move
+
+    def careless(*arguments: Any, **more: Any) -> None:
+        with contextlib.suppress(RetryableError):
+            move(*arguments, **more)
+
+    monkeypatch.setattr(rescaling, "_move", careless)
+    assert _wrong(seed, True, ("store fails before", "driver dies"), ("tasks changed",))
+
+
+def test_a_prepare_that_failed_and_is_taken_for_done_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    prepare = StatefulBoltTask._prepare
+
+    def careless(*arguments: Any) -> None:
+        with contextlib.suppress(RetryableError):
+            prepare(*arguments)
+
+    monkeypatch.setattr(StatefulBoltTask, "_prepare", careless)
+    assert _wrong(seed, True, ("store fails before", "driver dies"))
+
+
+def test_a_bolt_that_was_added_and_is_taken_for_one_with_state_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    recovery = Checkpoints._recovery
+
+    def believing(self: Checkpoints) -> CheckpointMarker:
+        return replace(recovery(self), known=frozenset(self._layouts))
+
+    monkeypatch.setattr(Checkpoints, "_recovery", believing)
+    assert _wrong(seed, True, ("driver dies",), ("bolt added",))
+
+
+@pytest.mark.parametrize("what", ["positions stay", "keys stay"])
+def test_a_snapshot_that_is_not_put_back_whole_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int, what: str) -> None:
+    restore, layout_of = stateful_run.restore_state, stateful_run.layout_of
+    numbers: dict[str, int] = {}
+
+    def careless(topology: Any, config: Any, store: Any, *, document: Any, **more: Any) -> Any:
+        record = stateful_run.read_record(store, topology.id)
+        assert record is not None
+        numbers.update({each: layout.number for each, layout in record.layouts.items()})
+        if what == "positions stay":
+            document = {**document, "positions": record.document()["positions"]}
+        return restore(topology, config, store, document=document, **more)
+
+    monkeypatch.setattr(state_world, "restore_state", careless)
+    if what == "keys stay":  # those that the snapshot does not have
+        monkeypatch.setattr(
+            stateful_run, "layout_of", lambda each, number: layout_of(each, numbers.get(each.id, number))
+        )
+        monkeypatch.setattr(stateful_run, "_drop", lambda namespaces, record: None)
+    assert _wrong(seed, True, ("driver dies",), ("state restored",))
+
+
+@pytest.mark.rule("C39")
+def test_windows_that_forget_how_far_they_have_come_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Here they fire anew in another task."""
+    monkeypatch.setattr(_ByTime, "_bring_on", lambda self, key: None)
+    assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
+
+
+@pytest.mark.rule("C39")
+def test_a_watermark_that_moves_to_other_tasks_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Here windows that were due by the watermark of another task never fire."""
+    grouping_key = BaseWindowedBolt.grouping_key
+    monkeypatch.setattr(
+        BaseWindowedBolt,
+        "grouping_key",
+        lambda self, key: EVERY_TASK if key in (((), "r"),) else grouping_key(self, key),
+    )
+    assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 
 @pytest.mark.rule("C34")
