@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak lint bench simulate wheels lock clean
+.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak soak-core lint bench simulate wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -62,6 +62,12 @@ faults: $(STAMP)
 MINUTES ?= 10
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+# A chain of states and windows on a cluster while KILLS things are killed: docs/soak-core.svg. A minute for six kills, or so.
+KILLS ?= 50
+SEED ?= 1
+soak-core: $(STAMP)
+	$(BIN)/python -m tests.kit.kafka_counts --kills $(KILLS) --seed $(SEED) --plot docs/soak-core.svg
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -71,3 +71,30 @@ def test_the_committable_offset_never_passes_one_that_is_not_acked(gaps: list[in
         offsets.acked(waiting.pop())
     assert offsets.committable == position
     assert offsets.span == 0
+
+
+class Watched(int):
+    """An offset that counts how often any of them is looked at."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Watched.looks += 1
+        return int.__hash__(self)
+
+    def __lt__(self, other: int) -> bool:
+        Watched.looks += 1
+        return int.__lt__(self, other)
+
+
+@pytest.mark.behaviour("4.9")
+def test_what_a_commit_costs_does_not_grow_with_what_is_pending() -> None:
+    offsets, count = AckedOffsets(0), 1_000
+    for offset in map(Watched, range(count)):
+        offsets.emitted(offset)
+    before = Watched.looks
+    for offset in map(Watched, reversed(range(count))):
+        assert offsets.committable == 0
+        offsets.acked(offset)
+    assert offsets.committable == count
+    assert Watched.looks - before < 10 * count
