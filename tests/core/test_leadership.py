@@ -101,16 +101,18 @@ def test_a_topology_without_state_and_zookeeper_runs_and_warns_that_it_is_unguar
 
 
 @pytest.mark.rule("C40")
-def test_a_topology_whose_state_is_in_memory_is_elected_where_zookeeper_is_named(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("stateful", [True, False], ids=["state in memory", "no state"])
+def test_a_topology_whose_state_does_not_survive_is_elected_where_zookeeper_is_named(
+    monkeypatch: pytest.MonkeyPatch, stateful: bool
 ) -> None:
     key, named = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     monkeypatch.setattr(stateful_run, "store_of", lambda _: named)
-    built = counting(key, Log(key, []))
+    built = counting(key, Log(key, [])) if stateful else topology(key, key)
     assert store_for(built, Config.of({"transactional.zookeeper.servers": "zk1"}), None) is named
     with structlog.testing.capture_logs() as logs:
         alone = store_for(built, Config.of({}), None)
-    assert alone is not None and alone is not named
+    assert (alone is not None) == stateful
+    assert alone is not named
     assert [log["event"] for log in logs] == ["driver.unguarded"]
 
 

@@ -178,6 +178,7 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
     assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
     command("snapshot", str(again))
     lines = [sorted(json.loads(line)[:4] for line in file.read_text().splitlines()[1:-1]) for file in (saved, again)]
+    assert {each[3] is not None for each in lines[0]} == {ttl}
     assert lines[0] == lines[1]  # the times at which values were put are restored; the tasks differ
     assert command("diff", str(saved), str(again)) == ""
     with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
