@@ -195,6 +195,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, nargs="+", default=states.SIZES, help="states: keys per transaction")
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
+    parser.add_argument(
+        "--idle", type=float, default=0, metavar="SECONDS", help="W2: also the processor time while nothing comes"
+    )
     parser.add_argument("--jobs", action="store_true", help="W2: a Spark job for each batch, no task that stays")
     parser.add_argument("--store", choices=steady.STORES, default="sqlite", help="W2: where the words are counted")
     parser.add_argument(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from framework.execution.spark.batches import SparkExecutor
 from framework.execution.spark.resident import ResidentTask, Work
@@ -24,39 +27,97 @@ from spouts.kafka.planner import KafkaPlanner
 PARTS = ("gap", "plan", "emit", "send", "task", "confirm", "raise", "apply", "finish", "close", "between")
 
 
+class Used(NamedTuple):
+    """What a call took, in seconds: of time, of that on a processor, and of that in the queue for
+    one. The rest is waiting: for an answer, the disk, a lock, or Python's interpreter lock."""
+
+    all_s: float
+    processor_s: float = 0.0
+    queue_s: float = 0.0
+
+    def split(self) -> dict[str, float]:
+        """Kind -> seconds."""
+        waited = max(self.all_s - self.processor_s - self.queue_s, 0.0)
+        return {"processor": self.processor_s, "queue": self.queue_s, "wait": waited}
+
+
+class _Meter:
+    """What this thread has used since it was made."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        self._processor_s, self._queue_s = time.thread_time(), _queued_s()
+
+    def used(self) -> Used:
+        processor_s, queue_s = time.thread_time() - self._processor_s, _queued_s() - self._queue_s
+        return Used(time.monotonic() - self.began_s, processor_s, queue_s)
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a processor. 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 @dataclass(frozen=True)
 class _Timed:
-    """Work in the task that also returns what it took, in seconds of time and of processor."""
+    """Work in the task that also returns what it took."""
 
     work: Work
 
     def __call__(self, message: Any) -> Any:
-        began, used = time.monotonic(), time.process_time()
+        meter = _Meter()
         answer = self.work(message)
-        return answer, time.monotonic() - began, time.process_time() - used
+        return answer, meter.used()
+
+
+@dataclass
+class _Row:
+    """One transaction. ``ms``: part -> milliseconds. ``kinds``: (part, kind) -> milliseconds.
+    ``garbage``: those that the driver's collector took, in whatever part."""
+
+    ms: dict[str, float]
+    kinds: dict[tuple[str, str], float]
+    garbage: float
+
+    @property
+    def cycle(self) -> float:
+        return sum(self.ms.values()) - self.ms["gap"]
 
 
 @dataclass
 class Trace:
-    """``rows``: one per transaction, part -> milliseconds. ``task_cpu_ms``: the processor time of
-    the task, likewise."""
+    """``rows``: one per transaction."""
 
-    rows: list[dict[str, float]] = field(default_factory=list)
-    task_cpu_ms: list[float] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     _spans: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _kinds: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    _garbage_s: float = 0.0
+    _collecting_s: float = 0.0
     _began_s: float | None = None
     _closed_s: float | None = None
     _done_s: float = 0.0
 
-    def took(self, part: str, seconds: float) -> None:
-        self._spans[part] += seconds
+    def took(self, part: str, used: Used) -> None:
+        self._spans[part] += used.all_s
+        for kind, seconds in used.split().items():
+            self._kinds[(part, kind)] += seconds
         if part in ("apply", "finish"):
             self._done_s = time.monotonic()
+
+    def collecting(self, phase: str, info: Any) -> None:
+        """For ``gc.callbacks``."""
+        if phase == "start":
+            self._collecting_s = time.monotonic()
+        else:
+            self._garbage_s += time.monotonic() - self._collecting_s
 
     def planned(self, began_s: float) -> None:
         if self._began_s is not None:  # the last one will be closed together with this one
             self.closed(self._done_s)
-        self._spans = defaultdict(float)
+        self._spans, self._kinds, self._garbage_s = defaultdict(float), defaultdict(float), 0.0
         self._began_s = began_s
         if self._closed_s is not None:
             self._spans["gap"] = began_s - self._closed_s
@@ -64,45 +125,54 @@ class Trace:
     def closed(self, now: float) -> None:
         if self._began_s is not None:
             known = sum(seconds for part, seconds in self._spans.items() if part != "gap")
-            self._spans["between"] = now - self._began_s - known
-            self.rows.append({part: self._spans[part] * 1000 for part in PARTS})
+            between_s = self._spans["between"] = max(now - self._began_s - known, 0.0)
+            self._kinds[("between", "wait")] = between_s
+            kinds = {each: seconds * 1000 for each, seconds in self._kinds.items()}
+            self.rows.append(_Row({part: self._spans[part] * 1000 for part in PARTS}, kinds, self._garbage_s * 1000))
         self._closed_s, self._began_s = now, None
 
     def summary(self, *, without_first: int = 0) -> dict[str, dict[str, float]]:
         """Part -> its milliseconds per transaction: mean and percentiles."""
         rows = self.rows[without_first:]
-        found = {part: sorted(row[part] for row in rows) for part in PARTS}
-        found["cycle"] = sorted(sum(row.values()) - row["gap"] for row in rows)
-        found["task_cpu"] = sorted(self.task_cpu_ms[without_first:])
+        found = {part: [row.ms[part] for row in rows] for part in PARTS}
+        found["cycle"] = [row.cycle for row in rows]
+        found["task_processor"] = [row.kinds.get(("task", "processor"), 0.0) for row in rows]
+        found["queue"] = [sum(ms for (_, kind), ms in row.kinds.items() if kind == "queue") for row in rows]
+        found["garbage"] = [row.garbage for row in rows]
         return {
             part: {
                 "mean": round(sum(values) / len(values), 2),
-                **{f"p{each}": round(values[len(values) * each // 100], 2) for each in (50, 95, 99)},
-                "max": round(values[-1], 2),
+                **{f"p{each}": round(sorted(values)[len(values) * each // 100], 2) for each in (50, 95, 99)},
+                "max": round(max(values), 2),
             }
             for part, values in found.items()
             if values
         }
 
-    def slowest(self, *, without_first: int = 0, share: float = 0.01) -> list[dict[str, float]]:
-        """The slowest transactions, slowest first: what each took more than the median, by part,
-        from 1 ms. ``txid`` is its number in the run, ``cycle`` all of it."""
+    def tail(self, *, without_first: int = 0) -> dict[str, Any]:
+        """What makes the slowest hundredth of the transactions slow. A cause is a part, and whether
+        it was on a processor, in the queue for one, or waiting. ``chief_of``: of how many it is the
+        largest cause. ``ms``: what it adds to the median of that part, on average over all of them.
+        ``garbage_ms``: of the driver's collector, which is in the other causes."""
         rows = self.rows[without_first:]
-        usual = {part: sorted(row[part] for row in rows)[len(rows) // 2] for part in PARTS}
-        totals = {number: sum(row.values()) - row["gap"] for number, row in enumerate(rows, without_first + 1)}
-        shown = sorted(totals, key=lambda number: -totals[number])[: max(round(len(rows) * share), 1)]
-        return [
-            {
-                "txid": number,
-                "cycle": round(totals[number], 1),
-                **{
-                    part: round(more, 1)
-                    for part in PARTS
-                    if part != "gap" and (more := self.rows[number - 1][part] - usual[part]) >= 1
-                },
-            }
-            for number in shown
-        ]
+        causes = sorted({cause for row in rows for cause in row.kinds if cause[0] != "gap"})
+        usual = {cause: statistics.median(row.kinds.get(cause, 0.0) for row in rows) for cause in causes}
+        slow = sorted(rows, key=lambda row: -row.cycle)[: max(len(rows) // 100, 1)]
+        more = [{cause: row.kinds.get(cause, 0.0) - usual[cause] for cause in causes} for row in slow]
+        chiefs = Counter(max(each, key=lambda cause: each[cause]) for each in more)
+        mean = {cause: sum(each[cause] for each in more) / len(slow) for cause in causes}
+        return {
+            "transactions": len(slow),
+            "of": len(rows),
+            "from_ms": round(slow[-1].cycle, 1),
+            "median_ms": round(statistics.median(row.cycle for row in rows), 1),
+            "garbage_ms": round(sum(row.garbage for row in slow) / len(slow), 2),
+            "causes": [
+                {"part": part, "kind": kind, "chief_of": chiefs[(part, kind)], "ms": round(mean[(part, kind)], 1)}
+                for part, kind in sorted(causes, key=lambda cause: -mean[cause])
+                if mean[(part, kind)] >= 0.5 or (part, kind) in chiefs
+            ],
+        }
 
 
 @contextlib.contextmanager
@@ -123,17 +193,19 @@ def tracing() -> Iterator[Trace]:
         ):
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, wrapped)
+        gc.callbacks.append(trace.collecting)
+        undo.callback(gc.callbacks.remove, trace.collecting)
         yield trace
 
 
 def _timed(trace: Trace, part: str, call: Any) -> Any:
     @functools.wraps(call)
     def timed(*arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
+        meter = _Meter()
         try:
             return call(*arguments, **named)
         finally:
-            trace.took(part, time.monotonic() - began)
+            trace.took(part, meter.used())
 
     return timed
 
@@ -141,11 +213,11 @@ def _timed(trace: Trace, part: str, call: Any) -> Any:
 def _plan(trace: Trace, call: Any) -> Any:
     @functools.wraps(call)
     def plan(self: Any, previous: Any) -> Any:
-        began = time.monotonic()
+        meter = _Meter()
         made = call(self, previous)
         if made is not None:
-            trace.planned(began)
-            trace.took("plan", time.monotonic() - began)
+            trace.planned(meter.began_s)
+            trace.took("plan", meter.used())
         return made
 
     return plan
@@ -154,12 +226,11 @@ def _plan(trace: Trace, call: Any) -> Any:
 def _save(trace: Trace, call: Any) -> Any:
     @functools.wraps(call)
     def save(self: Any, change: Any, record: Any = None) -> Any:
-        began = time.monotonic()
+        meter = _Meter()
         saved = call(self, change, record)
-        now = time.monotonic()
-        trace.took("emit" if change.plans else "close", now - began)
+        trace.took("emit" if change.plans else "close", meter.used())
         if not change.plans and change.currtx is not None:
-            trace.closed(now)
+            trace.closed(time.monotonic())
         return saved
 
     return save
@@ -176,14 +247,14 @@ def _init(call: Any) -> Any:
 def _run(trace: Trace, call: Any) -> Any:
     @functools.wraps(call)
     def run(self: Any, attempt: Any, message: Any) -> Any:
-        began = time.monotonic()
+        meter = _Meter()
         answered = call(self, attempt, message)
         if answered is None:
             return None
-        answer, task_s, task_cpu_s = answered
-        trace.took("task", task_s)
-        trace.took("send", time.monotonic() - began - task_s)
-        trace.task_cpu_ms.append(task_cpu_s * 1000)
+        answer, task = answered
+        trace.took("task", task)
+        here = meter.used()
+        trace.took("send", Used(max(here.all_s - task.all_s, 0.0), here.processor_s, here.queue_s))
         return answer
 
     return run

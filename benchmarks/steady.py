@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import psycopg
 import redis
 from confluent_kafka import Consumer, TopicPartition
@@ -35,6 +36,8 @@ VARIANTS = ["single-steps", "pending-2", "pending-3", "jobs", "cluster"]
 WARM_AFTER_MS = 2_000
 #: Milliseconds per bar of the histogram.
 BIN_MS = 1
+#: How long a topology is left alone before its idle costs are measured.
+IDLE_AFTER_S = 8.0
 #: How often the watcher asks the store.
 WATCH_EVERY_S = 0.002
 
@@ -162,7 +165,7 @@ def _measured(
         found = latency(servers, store, arguments, settings)
     if trace is None:
         return found
-    return {**found, "parts_ms": trace.summary(without_first=1), "slowest": trace.slowest(without_first=1)}
+    return {**found, "parts_ms": trace.summary(without_first=1), "tail": trace.tail(without_first=1)}
 
 
 def latency(
@@ -193,13 +196,15 @@ def latency(
         run.wait_until_caught_up(60)
         plans = list(spout.plans)
         _wait_for(lambda: len(visible) >= len(plans))
+        done.set()
+        idle = {"idle_share_of_a_core": _idle(arguments.idle)} if arguments.idle else {}
     finally:
         run.stop()
-    done.set()
     latencies = _latencies_ms(servers.bootstrap_servers, topic, plans, visible, total)
     probes, latencies = latencies[:-total], latencies[-total:]
     warm_from_ms = latencies[0][0] + WARM_AFTER_MS
     return {
+        **idle,
         "messages": total,
         "transactions": len(plans),
         "first_ms": round(probes[0][1], 1),
@@ -209,6 +214,28 @@ def latency(
         "after_2s": summary([latency for sent_ms, latency in latencies if sent_ms >= warm_from_ms]),
         "histogram": _histogram([latency for _, latency in latencies]),
     }
+
+
+def _idle(seconds: float) -> dict[str, float]:
+    """Shares of a core that a topology takes while nothing comes: its driver, which is this
+    process, Spark's JVM, and the Python workers."""
+    time.sleep(IDLE_AFTER_S)
+    own = psutil.Process()
+    spark = [each for each in own.children() if any("org.apache.spark" in part for part in each.cmdline())]
+    parts = {
+        "driver": [own],
+        "jvm": spark,
+        "workers": [below for each in spark for below in each.children(recursive=True)],
+    }
+    before = {name: _used_s(processes) for name, processes in parts.items()}
+    time.sleep(seconds)
+    return {name: round((_used_s(parts[name]) - since_s) / seconds, 4) for name, since_s in before.items()}
+
+
+def _used_s(processes: list[psutil.Process]) -> float:
+    """Seconds of processor time so far."""
+    times = [each.cpu_times() for each in processes if each.is_running()]
+    return float(sum(each.user + each.system for each in times))
 
 
 def summary(latencies_ms: list[float]) -> dict[str, float]:

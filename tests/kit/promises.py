@@ -86,7 +86,7 @@ BEHAVIOUR: dict[str, str] = {
 }
 
 RULES: dict[str, str] = {
-    "C1": "Each state has a header, raised before the tasks of an attempt write, or in their one step; a write checks it in the same step.",
+    "C1": "A state's header is raised before the tasks of an attempt write, or in their one step; each write checks it.",
     "C2": "A state is marked done before ZooKeeper closes the transaction; a start where the two do not fit says which is ahead.",
     "C3": "A new leader raises its epoch before it reads; whether a write whose answer is lost took place is read, never guessed.",
     "C4": "A backend writes rows only on the condition of header and stamps; what cannot is for at-least-once topologies.",

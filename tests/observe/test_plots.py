@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plots import draw
+from benchmarks.parts import PARTS, Trace, Used
+from benchmarks.plots import draw, draw_all
 from framework.errors import ConfigError
 from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.observe.plots import plot_history
@@ -92,3 +93,47 @@ def test_the_benchmarks_figures_are_bars_with_their_numbers(tmp_path: Path) -> N
     ]
     draw(results, file)
     assert {"1,285,000", "612,000", "1,443,000", "166", "0.86", "redis, 1,000 keys"} <= set(texts(file))
+
+
+def test_w2_is_drawn_as_histograms_and_its_parts_as_bars(tmp_path: Path) -> None:
+    file = tmp_path / "bench.svg"
+    runs = [
+        {
+            "workload": "W2",
+            "variant": variant,
+            "after_2s": {"p50_ms": 12.0},
+            "histogram": {"bin_ms": 1, "counts": [0] * fast + [98, 1] + [0] * 150 + [1]},
+            "parts_ms": {part: {"mean": mean} for part in PARTS},
+        }
+        for variant, fast, mean in (("default", 10, 1.5), ("default", 12, 2.5), ("jobs", 50, 4.0))
+    ]
+    draw_all(runs, file)
+    latencies = set(texts(tmp_path / "bench-latency.svg"))
+    assert "default: 200 messages, 2 runs, 2 beyond 100 ms" in latencies
+    assert "jobs: 100 messages, 1 run, 1 beyond 100 ms" in latencies
+    assert {"p50 12 ms", "p95 12 ms", "p50 50 ms"} <= latencies
+    assert {"default", "jobs", "task 2.0, 4.0"} <= set(texts(tmp_path / "bench-parts.svg"))
+
+
+def test_without_w2_there_is_no_picture_of_it(tmp_path: Path) -> None:
+    draw_all([{"workload": "wide", "partitions": 1_000}], tmp_path / "bench.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def used(part: str, all_ms: float, processor_ms: float = 0.0, queue_ms: float = 0.0) -> tuple[str, Used]:
+    return part, Used(all_ms / 1000, processor_ms / 1000, queue_ms / 1000)
+
+
+def test_the_tail_names_what_makes_slow_transactions_slow() -> None:
+    """Of two hundred transactions two are slow: one waits for a processor, one for an answer."""
+    trace = Trace()
+    for number in range(200):
+        trace.planned(0.0)
+        queue_ms, answer_ms = (50.0 if number == 7 else 0.0), (30.0 if number == 9 else 3.0)
+        for part, taken in (used("task", 4 + queue_ms, 4, queue_ms), used("close", answer_ms)):
+            trace.took(part, taken)
+        trace.closed((4 + queue_ms + answer_ms) / 1000)
+    found = trace.tail()
+    assert (found["transactions"], found["of"], found["median_ms"]) == (2, 200, 7.0)
+    causes = {(each["part"], each["kind"]): (each["chief_of"], each["ms"]) for each in found["causes"]}
+    assert causes == {("task", "queue"): (1, 25.0), ("close", "wait"): (1, 13.5)}
