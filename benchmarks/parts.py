@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import statistics
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -53,10 +54,12 @@ class _Meter:
         return Used(time.monotonic() - self.began_s, processor_s, queue_s)
 
 
-def _queued_s() -> float:
-    """How long this thread has waited for a processor. 0 where the kernel does not say."""
+def _queued_s(thread: int | None = None) -> float:
+    """How long a thread of this process, or this one, has waited for a processor. 0 where the
+    kernel does not say."""
+    place = "/proc/thread-self" if thread is None else f"/proc/self/task/{thread}"
     try:
-        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
+        return int(Path(place, "schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 
@@ -99,6 +102,12 @@ class Trace:
     _began_s: float | None = None
     _closed_s: float | None = None
     _done_s: float = 0.0
+    #: The driver's own thread and the planner's, and how long each has been in the queue.
+    _threads: dict[int, float] = field(default_factory=dict)
+
+    def seen_here(self) -> None:
+        """This thread is one of those that wake each other."""
+        self._threads.setdefault(threading.get_native_id(), _queued_s())
 
     def took(self, part: str, used: Used) -> None:
         self._spans[part] += used.all_s
@@ -126,10 +135,18 @@ class Trace:
         if self._began_s is not None:
             known = sum(seconds for part, seconds in self._spans.items() if part != "gap")
             between_s = self._spans["between"] = max(now - self._began_s - known, 0.0)
-            self._kinds[("between", "wait")] = between_s
+            queued_s = min(max(self._newly_queued_s(), 0.0), between_s)
+            self._kinds[("between", "queue")], self._kinds[("between", "wait")] = queued_s, between_s - queued_s
             kinds = {each: seconds * 1000 for each, seconds in self._kinds.items()}
             self.rows.append(_Row({part: self._spans[part] * 1000 for part in PARTS}, kinds, self._garbage_s * 1000))
         self._closed_s, self._began_s = now, None
+
+    def _newly_queued_s(self) -> float:
+        """How long those threads were in the queue since the last transaction, outside of calls."""
+        now = {thread: _queued_s(thread) for thread in self._threads}
+        queued_s = sum(now.values()) - sum(self._threads.values())
+        self._threads = now
+        return queued_s - sum(self._kinds[(part, "queue")] for part in ("plan", "emit", "close"))
 
     def summary(self, *, without_first: int = 0) -> dict[str, dict[str, float]]:
         """Part -> its milliseconds per transaction: mean and percentiles."""
@@ -215,6 +232,7 @@ def _plan(trace: Trace, call: Any) -> Any:
     def plan(self: Any, previous: Any) -> Any:
         meter = _Meter()
         made = call(self, previous)
+        trace.seen_here()
         if made is not None:
             trace.planned(meter.began_s)
             trace.took("plan", meter.used())
@@ -228,6 +246,7 @@ def _save(trace: Trace, call: Any) -> Any:
     def save(self: Any, change: Any, record: Any = None) -> Any:
         meter = _Meter()
         saved = call(self, change, record)
+        trace.seen_here()
         trace.took("emit" if change.plans else "close", meter.used())
         if not change.plans and change.currtx is not None:
             trace.closed(time.monotonic())

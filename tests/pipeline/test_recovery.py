@@ -390,19 +390,3 @@ def test_state_of_another_cluster_or_topic_is_refused(
     setup.run_all()
     identity = now
     refused(setup, DataLossError, message)
-
-
-def test_a_transaction_costs_two_writes_to_the_store(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One multi emits it, one closes it; on a first start one more writes the meta document."""
-    writes: list[int] = []
-    real = MemoryStore._apply_as
-    monkeypatch.setattr(
-        MemoryStore,
-        "_apply_as",
-        lambda store, leader, changes: (writes.append(len(changes)), real(store, leader, changes))[1],
-    )
-    with setup.start(**{"topology.max.spout.pending": 1}) as run:
-        run.wait_until_caught_up(30)
-        committed = run.status().committed_txid
-    assert committed == 4
-    assert len(writes) == 1 + 2 * committed
