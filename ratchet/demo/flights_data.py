@@ -13,6 +13,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -125,14 +126,23 @@ def expected() -> tuple[Carriers, Routes]:
     return {each: (c or 0, t, m, x or 0) for each, (c, t, m, x) in carriers.items()}, dict(routes)
 
 
-def committed(database: Path) -> tuple[Carriers, Routes]:
-    """The figures in the tables, as any reader of the database sees them."""
-    with sqlite3.connect(database) as connection:
+def committed(database: Path | str) -> tuple[Carriers, Routes]:
+    """The figures in the tables, as any reader of the database sees them. ``database``: a SQLite
+    file, or a ``postgresql://`` address."""
+    with _connected(database) as connection:
         carriers = {
             carrier: (flights, total, most, cancelled)
             for carrier, flights, total, most, cancelled in connection.execute(
                 "SELECT carrier, flights, total_arr_delay, max_arr_delay, cancelled FROM carriers_live"
             )
         }
-        routes = dict(connection.execute("SELECT route, flights FROM routes_live"))
+        routes = dict(connection.execute("SELECT route, flights FROM routes_live").fetchall())
     return carriers, routes
+
+
+def _connected(database: Path | str) -> Any:
+    if not str(database).startswith("postgresql://"):
+        return sqlite3.connect(database)
+    import psycopg  # an extra
+
+    return psycopg.connect(str(database))

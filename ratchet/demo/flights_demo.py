@@ -40,7 +40,7 @@ def main(config: Config, *, json_lines: bool = False) -> int:
                 if not finished:
                     console.print("stopped before the end; run again to go on from here")
                     return 130
-                return _compare(console, folder / "flights.db")
+                return compare(console, folder / "flights.db")
     except ServerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -61,8 +61,8 @@ def _run(config: Config, servers: EmbeddedServers, folder: Path, stopped: thread
     return supervise(run, stopped, until_caught_up=True, json_stream=sys.stdout if json_lines else None)
 
 
-def _compare(console: Console, database: Path) -> int:
-    """Show both sets of figures side by side, and whether they are equal."""
+def compare(console: Console, database: Path | str) -> int:
+    """Show both sets of figures side by side, and whether they are equal: then 0, the exit code."""
     carriers, routes = flights_data.committed(database)
     wanted_carriers, wanted_routes = flights_data.expected()
     table = Table(title="flights from New York, 2013, per carrier", caption=f"in table 'carriers' of {database}")

@@ -66,6 +66,10 @@ _FIXED = {
 }
 
 
+#: The environment variable by which ``spark-submit`` tells a Python program where its JVM is.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
 class Spark:
     """The ``SparkContext`` of a run: one that it starts and stops, or the active one, which it
     leaves running."""
@@ -168,7 +172,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     """The settings of a context, and the environment that its processes inherit."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    chosen = {**_DEFAULTS, **settings}
+    chosen = {**_DEFAULTS, **_submitted(), **settings}
     if INHERITED in os.environ:
         chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
     if is_local(chosen["spark.master"]):
@@ -184,6 +188,15 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     return conf
 
 
+def _submitted() -> dict[str, str]:
+    """What ``spark-submit`` was given, if it has started this process: its JVM holds that. As in
+    any Spark program, the program's own settings win."""
+    if _SUBMITTED not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
 #: Of the one JVM that this process has started for Spark, which outlives a context; None before.
 _output: SparkOutput | None = None
 #: The JVM that ``launch_ahead`` starts, and its settings; None where nobody asked for one.
@@ -194,7 +207,7 @@ def launch_ahead(settings: Mapping[str, str]) -> None:
     """Begin to start the JVM in a thread, for the ``start_context`` that follows with the same
     settings. It starts while the caller does other things. An error is raised there, not here."""
     global _ahead
-    if SparkContext._gateway is None and _ahead is None:
+    if SparkContext._gateway is None and _ahead is None and _SUBMITTED not in os.environ:
         launching: Future[Any] = Future()
         _ahead = dict(settings), launching
         threading.Thread(target=_launch_into, args=(launching, _conf("ratchet", settings)), daemon=True).start()
