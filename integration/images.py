@@ -158,9 +158,14 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _base(say: Progress) -> str:
-    """The base image: a Debian root with the programs of every kind. Building it takes a minute or
-    two."""
-    name = _local_name("base")
+    """The base image: a Debian root with the programs of every kind."""
+    return debian_image(_local_name("base"), _PACKAGES, say)
+
+
+def debian_image(name: str, packages: Sequence[str], say: Progress, files: Sequence[Path] = ()) -> str:
+    """An image of a Debian root with these packages, and with copies of these files of this
+    machine. Returns ``name``, which must differ where the contents do. Building it takes a minute
+    or two, once. Raises ``ServerError``."""
     client = engine()
     with contextlib.suppress(ImageNotFound):
         client.images.get(name)
@@ -169,10 +174,10 @@ def _base(say: Progress) -> str:
         raise ServerError("images can be built by root only (debootstrap): run as root, or pull the usual images")
     debootstrap = find_program("debootstrap", "debootstrap", ("usr/sbin",))
     mirror = _package_source()
-    say(f"building {name}: a Debian root with {', '.join(_PACKAGES)}")
+    say(f"building {name}: a Debian root with {', '.join(packages)}")
     with tempfile.TemporaryDirectory(prefix="ratchet-image-", ignore_cleanup_errors=True) as made:
         root = Path(made) / "root"
-        command = [debootstrap, "--variant=minbase", f"--include={','.join(_PACKAGES)}", SUITE, str(root), mirror]
+        command = [debootstrap, "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(root), mirror]
         _run(command, root / "debootstrap" / "debootstrap.log")
         for useless in (
             "var/cache/apt/archives",
@@ -182,6 +187,10 @@ def _base(say: Progress) -> str:
             "usr/share/locale",
         ):
             shutil.rmtree(root / useless, ignore_errors=True)
+        for file in files:
+            copy = root / file.relative_to("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
         _import(root, name, client)
     return name
 

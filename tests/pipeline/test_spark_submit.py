@@ -21,6 +21,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.kills, pyt
 
 #: What a user submits; ``docs/deployment.md`` shows it.
 PROGRAM = "import ratchet\n\nratchet.main()\n"
+#: What Spark itself opens of Java's own modules, except for a driver that a worker starts.
+OPENED = ("lang", "lang.invoke", "lang.reflect", "io", "net", "nio", "util", "util.concurrent")
+OPENS = " ".join(f"--add-opens=java.base/java.{each}=ALL-UNNAMED" for each in OPENED)
 
 
 @pytest.fixture
@@ -93,11 +96,13 @@ def test_in_cluster_mode_a_worker_runs_the_program(
         assert status != 0 and "not supported for python applications on standalone clusters" in said
         (jar,) = spark_jars().glob("spark-core_*.jar")
         mode = (*mode, "--conf", "spark.standalone.submit.waitAppCompletion=true")
+        mode = (*mode, "--conf", f"spark.pyspark.python={sys.executable}")
+        mode = (*mode, "--driver-java-options", f"{OPENS} --add-opens=java.base/sun.nio.ch=ALL-UNNAMED")
         mode = (*mode, "--class", "org.apache.spark.deploy.PythonRunner")
         status, said = submitted(cluster, folder, *mode, program=[f"file:{jar}", str(folder / "main.py"), ""])
         page = cluster.master.page() or {}
         drivers = [each["state"] for each in (*page.get("activedrivers", ()), *page.get("completeddrivers", ()))]
-        logs = [file.read_text()[-2000:] for file in tmp_path.glob("spark/*/work/driver-*/std*")]
+        logs = [file.read_text()[-4000:] for file in tmp_path.glob("spark/*/work/driver-*/std*")]
         assert status == 0, said[-2000:] + "\n".join(logs)
         assert (drivers, applications(cluster)) == (["FINISHED"], ["FINISHED"]), logs
     assert counted(postgres, name) == WANTED
