@@ -14,9 +14,9 @@ from integration.engine import engine
 from integration.images import debian_image
 from tests.kit.processes import ROOT
 
-#: Where a machine says which certificates it trusts, and how pip reaches its index. A container
-#: here has the network of this machine.
-_TRUST = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
+#: Where a machine says which certificates it trusts, and how pip reaches its index: patterns below
+#: the root. A container here has the network of this machine.
+_TRUST = ("etc/ssl/certs/ca-certificates.crt", "usr/local/share/ca-certificates/*.crt", "etc/pip.conf")
 _MADE_S = 1_800
 
 
@@ -44,7 +44,7 @@ def native_wheel() -> Path:
 def debian(packages: Sequence[str] = ()) -> str:
     """The image of a bare Debian, for what a user takes from a registry. Its certificates are those
     of this machine."""
-    files = [Path(each) for each in _TRUST if Path(each).exists()]
+    files = [each for pattern in _TRUST for each in sorted(Path("/").glob(pattern))]
     wanted = ["ca-certificates", *packages]
     digest = hashlib.sha256(" ".join(wanted).encode() + b"".join(each.read_bytes() for each in files))
     return debian_image(f"ratchet-local/debian:{digest.hexdigest()[:12]}", wanted, print, files)
