@@ -1,13 +1,9 @@
 """The contract suites of all that users may write themselves, in one place. Need pytest.
 
-===========================  ================================================  =================
-suite                        of                                                you write
-===========================  ================================================  =================
-``BackendContract``          a store of map states (``sinks.MapBackend``)      ``make``
-``StateProviderContract``    a store of stateful bolts (``StateProvider``)     ``provider``
-``CodecContract``            a codec of records (``spouts.Codec``)             ``codec``, ``good``
-``PartitionedSpoutContract`` a source with partitions                          ``spout``
-===========================  ================================================  =================
+* ``BackendContract``, of a store of map states (``sinks.MapBackend``): write ``make``.
+* ``StateProviderContract``, of a store of stateful bolts (``StateProvider``): write ``provider``.
+* ``CodecContract``, of a codec of records (``spouts.Codec``): write ``codec``, ``good``, ``bad``.
+* ``PartitionedSpoutContract``, of a source with partitions: write ``spout``.
 """
 
 from framework.state.contract import StateProviderContract

@@ -1,0 +1,31 @@
+"""What the site does beside Markdown: it lists the decisions, from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_DECISIONS = "internals/decisions.md"
+
+
+def on_config(config: Any) -> Any:
+    """The decisions follow their overview in the navigation."""
+    for section in config["nav"]:
+        for pages in section.values():
+            if isinstance(pages, list):
+                for page in pages:
+                    if isinstance(page, dict) and isinstance(page.get("Decisions"), list):
+                        page["Decisions"] += [{title: f"adr/{path.name}"} for title, path in _decisions(config)]
+    return config
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    if page.file.src_uri != _DECISIONS:
+        return markdown
+    return markdown + "\n" + "\n".join(f"* [{title}](../adr/{path.name})" for title, path in _decisions(config)) + "\n"
+
+
+def _decisions(config: Any) -> list[tuple[str, Path]]:
+    """Number and title of each decision, and its file."""
+    paths = sorted((Path(config["docs_dir"]) / "adr").glob("[0-9]*.md"))
+    return [(path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), path) for path in paths]
