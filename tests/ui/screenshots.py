@@ -62,6 +62,7 @@ def main() -> None:
         stopped.wait_for_commit(1, 60)
         stopped.stop()
         world.send("orders", 5_000)
+        world.send_unreadable("orders")
         orders.wait_for_commit(5, 60)
         TROUBLE[world.topic("orders")] = "could not convert string to float: '12,50 EUR'"
         world.send("orders", 100)

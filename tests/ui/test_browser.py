@@ -162,6 +162,12 @@ def test_topologies_run_wait_fail_and_stop_before_the_eyes_of_a_viewer(
         page = shown(tab, port, "/topology?id=orders")
         sees(page, ".verdict", "It runs")
         sees(root, ".verdict", "2 topologies at work, none in trouble.")
+        world.send_unreadable("orders")
+        sees(page, "section:has-text('Is it right')", "1 dead letter in the last hundred transactions")
+        sees(page, "section:has-text('Is it right')", "1 record could not be decoded")
+        sees(page, "section:has-text('Is it right')", "table 'refused' of")
+        sees(page, "section:has-text('Where do the rows go')", "time per row")
+        sees(page, ".chart:has-text('How old records are')", "p99")
 
         TROUBLE[world.topic("orders")] = "away"
         world.send("orders", 100)
@@ -186,7 +192,7 @@ def test_topologies_run_wait_fail_and_stop_before_the_eyes_of_a_viewer(
         sees(root, ".state-stopped", "stopped")
         root.get_by_role("link", name="returns").click()
         sees(root, ".verdict", "Nobody runs it.")
-        expect(root.locator(".graph .node")).to_have_count(4)
+        expect(root.locator(".graph .node")).to_have_count(5)
         assert all_of_them.errors == []
 
         orders.stop()
@@ -205,7 +211,9 @@ def test_a_core_topology_is_shown_with_what_its_components_did(
         page = shown(tab, port, "/topology?id=numbers")
         wait_for(lambda: figure(page, "Completed") == "500")
         assert figure(page, "Failed") == "10"
-        expect(page.locator(".graph .node")).to_have_count(2)
+        expect(page.locator(".graph .node")).to_have_count(3)
+        sees(page, "section:has-text('States, as of the last checkpoint')", "rests")
+        sees(page, "section:has-text('Time of each component')", "time per row")
         assert tab.errors == [] and accessible(page) == []
 
 

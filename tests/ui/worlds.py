@@ -11,6 +11,7 @@ from typing import Any
 
 from framework import (
     BaseBasicBolt,
+    BaseStatefulBolt,
     CoreRun,
     FailedException,
     Fields,
@@ -27,7 +28,7 @@ from framework.views import RootSource
 from integration import EmbeddedServers
 from integration.external import ExternalServers
 from integration.server import free_port
-from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks import Count, DeadLetterTable, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.core_parts import ListSpout
 from tests.kit.topics import Topics
@@ -60,7 +61,7 @@ class Words(BaseBasicBolt):
 
 
 class Prints(BaseBasicBolt):
-    """Does nothing, slowly enough to be seen, and some of it twice."""
+    """Hands numbers on, slowly enough to be seen, and some of them not at once."""
 
     def __init__(self) -> None:
         self.refused: set[int] = set()
@@ -70,6 +71,24 @@ class Prints(BaseBasicBolt):
         if tup[0] % 50 == 7 and tup[0] not in self.refused:
             self.refused.add(tup[0])
             raise FailedException("not the first time")
+        collector.emit([tup[0] % 1000])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(rest=int))
+
+
+class Rests(BaseStatefulBolt):
+    """How often each number came."""
+
+    def prepare(self, conf: Any, context: Any, collector: Any) -> None:
+        self.collector = collector
+
+    def init_state(self, state: Any) -> None:
+        self.counts = state
+
+    def execute(self, tup: Any) -> None:
+        self.counts.put(tup["rest"], (self.counts.get(tup["rest"]) or 0) + 1)
+        self.collector.ack(tup)
 
 
 class World:
@@ -102,7 +121,8 @@ class World:
             bootstrap_servers=self._servers.bootstrap_servers,
             codec=TextCodec(),
             batch_records_max=500,
-            on_bad_record="skip",
+            on_bad_record="dead_letter",
+            dead_letters=DeadLetterTable(OpaqueMapState(SqliteBackend(self._folder / f"{topology}.db", "refused"))),
         )
         builder = TransactionalTopologyBuilder(topology, "lines", spout, 2)
         builder.set_bolt("words", Words(topic), 2).shuffle_grouping("lines")
@@ -119,8 +139,13 @@ class World:
         builder = TopologyBuilder(topology)
         builder.set_spout("numbers", ListSpout(self._name, list(range(count))), 2)
         builder.set_bolt("prints", Prints(), 2).shuffle_grouping("numbers")
+        builder.set_bolt("rests", Rests(), 2).fields_grouping("prints", Fields("rest"))
         config = {**self.settings, "ui.port": port}
         return self._stack.enter_context(submit(builder.build(), config, executor="local")), port
+
+    def send_unreadable(self, topology: str) -> None:
+        """A record that is no text."""
+        self.topics.send(self.topic(topology), [b"\xff\xfe"])
 
     def send(self, topology: str, lines: int, line: str = "the quick brown fox jumps over the lazy dog") -> None:
         producer = self.topics.producer()
