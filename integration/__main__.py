@@ -31,7 +31,9 @@ def up_command(
     brokers: Annotated[int, typer.Option(min=1, max=9, help="Kafka brokers.")] = 1,
     zookeepers: Annotated[int, typer.Option("--zookeepers", min=1, max=9, help="ZooKeeper servers.")] = 1,
     spark_workers: Annotated[int, typer.Option(min=0, max=9, help="Workers of a standalone Spark cluster.")] = 0,
-    observe: Annotated[bool, typer.Option("--observe", help="A Prometheus too, with Ratchet's alert rules.")] = False,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="A Prometheus too, and a Grafana if it is installed.")
+    ] = False,
     scrape: Annotated[
         list[str] | None,
         typer.Option("--scrape", metavar="HOST:PORT", help=f"A driver that it watches; by default {TARGET}."),
@@ -58,7 +60,8 @@ def up_command(
             _progress("these servers were started without --observe: down and up again")
         elif not RULES.is_file():
             _progress("no alert rules: they are in deploy/prometheus of Ratchet's repository")
-        _progress("Grafana is in no package of Debian: import deploy/grafana/ratchet.json into yours")
+        if not state.get("grafana"):
+            _progress("Grafana is not installed here, nor in Debian: import deploy/grafana/ratchet.json into yours")
 
 
 @app.command("down")
@@ -104,7 +107,7 @@ def _show(state: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"type": "servers", "running": True, **state}))
         return
-    for kind in ("kafka", "zookeeper", "spark", "prometheus"):
+    for kind in ("kafka", "zookeeper", "spark", "prometheus", "grafana"):
         if state.get(kind):
             pids = ", ".join(str(pid) for name, pid in state["pids"].items() if name.startswith(kind))
             typer.echo(f"{kind:<10} {state[kind]}   (pid {pids})")

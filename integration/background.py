@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.errors import ServerError
+from integration.grafana import GrafanaServer, grafana_program
 from integration.hosts import STOP_TIMEOUT_S
 from integration.jars import Progress
 from integration.prometheus import PrometheusServer
@@ -32,13 +33,12 @@ def up(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Start servers that run until ``down``. If servers already run in this folder, only report
-    them. ``scraped``: HOST:PORT of the drivers that a Prometheus watches; without any there is
-    none.
+    them. ``scraped``: HOST:PORT of the drivers that a Prometheus watches, and shows in a Grafana if
+    one is installed; without any there is neither.
 
     Returns: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or
-    null), ``prometheus`` (``http://host:port``, or null), ``pids`` (name -> pid), ``logs``. If it
-    raises ``ServerError``, no server is left
-    running.
+    null), ``prometheus`` and ``grafana`` (``http://host:port``, or null), ``pids`` (name -> pid),
+    ``logs``. If it raises ``ServerError``, no server is left running.
     """
     folder = folder.absolute()
     running = read_state(folder)
@@ -48,27 +48,32 @@ def up(
         folder, kafka_port=kafka_port, zookeeper_port=zookeeper_port, guarded=False, progress=progress, shape=shape
     )
     spark = SparkCluster(folder, spark_workers, guarded=False) if spark_workers else None
-    prometheus = PrometheusServer(folder / "prometheus", targets=scraped, guarded=False) if scraped else None
+    watching: list[PrometheusServer | GrafanaServer] = []
+    if scraped:
+        watching = [PrometheusServer(folder / "prometheus", targets=scraped, guarded=False)]
+        if grafana_program() is not None:
+            watching.append(GrafanaServer(folder / "grafana", watching[0].url, guarded=False))
     servers.start()
     try:
-        if prometheus is not None:
-            prometheus.start()
+        for each in watching:
+            each.start()
         if spark is not None:
             spark.start()
-        every: list[Server] = [*servers.all, *(spark.all if spark is not None else ())]
-        every += [prometheus] if prometheus is not None else []
+        every: list[Server] = [*servers.all, *(spark.all if spark is not None else ()), *watching]
+        urls = {each.kind: each.url for each in watching}
         state = {
             "kafka": servers.bootstrap_servers,
             "zookeeper": servers.zookeeper,
             "spark": spark.address if spark is not None else None,
-            "prometheus": prometheus.url if prometheus is not None else None,
+            "prometheus": urls.get("prometheus"),
+            "grafana": urls.get("grafana"),
             "logs": [str(server.log_file) for server in every],
             "pids": {server.folder.name: server.pid for server in every},
         }
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
     except BaseException:
-        if prometheus is not None:
-            prometheus.stop()
+        for each in reversed(watching):
+            each.stop()
         if spark is not None:
             spark.stop()
         servers.stop()
@@ -77,14 +82,14 @@ def up(
 
 
 def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Stop what ``up`` started. Returns False if nothing ran. Stops Prometheus and
-    Spark first, then the brokers, then ZooKeeper."""
+    """Stop what ``up`` started. Returns False if nothing ran. Stops Grafana, Prometheus and Spark
+    first, then the brokers, then ZooKeeper."""
     folder = folder.absolute()
     state = read_state(folder)
     if state is None:
         return False
     pids: dict[str, int] = state["pids"]
-    for kind in ("prometheus", "spark", "kafka", "zookeeper"):
+    for kind in ("grafana", "prometheus", "spark", "kafka", "zookeeper"):
         _end([pid for name, pid in pids.items() if name.startswith(kind)], folder, timeout_s)
     (folder / STATE_FILE).unlink(missing_ok=True)
     return True

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from integration.packages import find_program
 
-PHONE = {"width": 390, "height": 844}
+PHONE = {"width": 375, "height": 812}
 DESK = {"width": 1280, "height": 900}
 
 
