@@ -290,10 +290,11 @@ def run(
         return made
 
 
-def random_kills(kills: int, seed: int) -> list[str]:
-    """What to kill: every kind about as often."""
+def random_kills(kills: int, seed: int, *, clustered: bool = True) -> list[str]:
+    """What to kill: every kind about as often. Without a cluster, executors are the driver."""
     chance = random.Random(seed)
-    order = [KINDS[number % len(KINDS)] for number in range(kills)]
+    kinds = [each for each in KINDS if clustered or each != "executor"]
+    order = [kinds[number % len(kinds)] for number in range(kills)]
     chance.shuffle(order)
     return order
 
@@ -308,6 +309,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=math.inf, help="kill for so long, at most")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2, help="of the cluster; 0 for Spark in the driver itself")
     parser.add_argument("--at-least-once", action="store_true")
     parser.add_argument("--per-second", type=int, default=400)
     parser.add_argument("--plot", type=Path, help="draw what the processes held")
@@ -319,12 +321,13 @@ def main() -> int:
         os.environ["TMPDIR"] = str(temporary)
         made = run(
             Path(folder),
-            random_kills(arguments.kills, arguments.seed),
+            random_kills(arguments.kills, arguments.seed, clustered=arguments.workers > 0),
             exact=not arguments.at_least_once,
             per_second=arguments.per_second,
             seed=arguments.seed,
             temporary=temporary,
             minutes_max=arguments.minutes,
+            workers=arguments.workers,
         )
     if arguments.plot is not None:
         plot(made.soak, arguments.plot, "checkpoints")

@@ -252,5 +252,5 @@ def _command(process: psutil.Process) -> list[str]:
 def _await(process: RunProcess, progress: Callable[[], int], by: int = 1) -> None:
     """Wait until there is more progress."""
     before = progress()
-    if not process.wait_for(lambda: progress() >= before + by, 120):
+    if not process.wait_for(lambda: progress() >= before + by):
         raise RuntimeError(f"the driver ended by itself; its log ends:\n{process.tail()}")
