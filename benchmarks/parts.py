@@ -170,7 +170,8 @@ class Trace:
         """What makes the slowest hundredth of the transactions slow. A cause is a part, and whether
         it was on a processor, in the queue for one, or waiting. ``chief_of``: of how many it is the
         largest cause. ``ms``: what it adds to the median of that part, on average over all of them.
-        ``garbage_ms``: of the driver's collector, which is in the other causes."""
+        ``garbage_ms``: of the driver's collector, which is in the other causes. ``first_ms``: what
+        the first transactions of the run took."""
         rows = self.rows[without_first:]
         causes = sorted({cause for row in rows for cause in row.kinds if cause[0] != "gap"})
         usual = {cause: statistics.median(row.kinds.get(cause, 0.0) for row in rows) for cause in causes}
@@ -183,6 +184,7 @@ class Trace:
             "of": len(rows),
             "from_ms": round(slow[-1].cycle, 1),
             "median_ms": round(statistics.median(row.cycle for row in rows), 1),
+            "first_ms": [round(row.cycle, 1) for row in self.rows[:5]],
             "garbage_ms": round(sum(row.garbage for row in slow) / len(slow), 2),
             "causes": [
                 {"part": part, "kind": kind, "chief_of": chiefs[(part, kind)], "ms": round(mean[(part, kind)], 1)}

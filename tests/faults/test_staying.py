@@ -18,7 +18,7 @@ from tests.kit.staying import CLUSTER, LOCAL, run
 from tests.kit.stores import server_of
 
 #: How many kills in each test.
-KILLS = int(os.environ.get("RATCHET_KILLS", "3"))
+KILLS = int(os.environ.get("RATCHET_KILLS", "2"))
 
 
 @pytest.mark.integration
