@@ -8,6 +8,7 @@ from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.execution import Phase, plan_execution
 from framework.execution.ports import GENERAL_PARTITION, is_even
 from framework.topology import TransactionalSpout
+from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay
 
@@ -138,3 +139,40 @@ def test_plan_every_partition_is_one_task_of_one_segment() -> None:
         *(("right", task) for task in range(4)),
     ]
     assert [level.partition_of(segment, task) for segment, task in slots] == list(range(7))
+
+
+class Watched(StateCommitter):
+    """May do more than its parent."""
+
+
+class SeveralSteps(MemoryBackend):
+    commits_in_one_step = False
+
+
+@pytest.mark.parametrize(
+    ("shape", "alone"),
+    [
+        ({}, True),
+        ({"tasks": 2}, False),
+        ({"kind": Watched}, False),
+        ({"backend": SeveralSteps}, False),
+        ({"second": True}, False),
+        ({"below": True}, False),
+    ],
+)
+def test_a_commit_is_one_step_where_one_task_writes_one_state_and_nothing_follows(
+    shape: dict[str, Any], alone: bool
+) -> None:
+    builder = TransactionalTopologyBuilder("t", "spout", MemoryTransactionalSpout({0: []}, Fields(word=str), 1))
+
+    def committer() -> StateCommitter:
+        kind, backend = shape.get("kind", StateCommitter), shape.get("backend", MemoryBackend)
+        made: StateCommitter = kind(OpaqueMapState(backend()), ["word"], {"n": Count()})
+        return made
+
+    builder.set_bolt("counts", committer(), shape.get("tasks", 1)).fields_grouping("spout", Fields("word"))
+    if shape.get("second"):
+        builder.set_bolt("others", committer()).fields_grouping("spout", Fields("word"))
+    if shape.get("below"):
+        builder.set_bolt("below", Relay()).shuffle_grouping("counts")
+    assert plan_execution(builder.build()).commits_in_one_step is alone
