@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.fault_plugin import Faults
-from tests.kit.staying import CLUSTER, LOCAL, run
+from tests.kit.staying import order_of, run
 from tests.kit.stores import server_of
 
 #: How many kills in each test.
@@ -38,13 +38,11 @@ def test_every_record_counts_once_whatever_is_killed_while_a_task_stays(
     tmp_path: Path, seed: int, faults: Faults, workers: int, store: str
 ) -> None:
     chance = random.Random(seed)
-    kinds = CLUSTER if workers else LOCAL
-    order = [kinds[number % len(kinds)] for number in range(KILLS)]
-    chance.shuffle(order)
+    order = order_of(KILLS, workers, chance)
     with server_of(store, tmp_path) as (address, _):
         outcome = run(tmp_path, order, chance, store=store, address=address, workers=workers)
     faults.injected(KILLS)
-    print(json.dumps({**outcome.seen.summary(), "transactions": outcome.transactions}))
+    print(json.dumps(outcome.summary()))
     assert outcome.seen.kills.total() == KILLS
     assert outcome.seen.messages > 100
     assert outcome.found == outcome.expected

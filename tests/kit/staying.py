@@ -1,11 +1,18 @@
 """Small batches in the Spark task that stays, each committed in one step of its store, under many
 kills; and the oracle.
+
+``python -m tests.kit.staying --kills 50`` kills the task's worker and the driver, and with
+``--workers 2`` an executor of a cluster too, and prints what came of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import random
+import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +25,7 @@ from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, StateCommitter, Sum
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
 from tests.kit.kills import TOPIC, Kills, kill_often
-from tests.kit.stores import backend
+from tests.kit.stores import backend, server_of
 
 KEYS = 40
 TOPOLOGY = "staying"
@@ -50,8 +57,28 @@ class Outcome:
     found: dict[str, tuple[int, int]]
     transactions: int
 
+    def summary(self) -> dict[str, Any]:
+        return {**self.seen.summary(), "transactions": self.transactions, "exact": self.found == self.expected}
 
-def run(folder: Path, order: list[str], chance: random.Random, *, store: str, address: str, workers: int) -> Outcome:
+
+def order_of(kills: int, workers: int, chance: random.Random) -> list[str]:
+    """What is killed, one after the other. ``workers``: of the Spark cluster; 0: there is none."""
+    kinds = CLUSTER if workers else LOCAL
+    order = [kinds[number % len(kinds)] for number in range(kills)]
+    chance.shuffle(order)
+    return order
+
+
+def run(
+    folder: Path,
+    order: list[str],
+    chance: random.Random,
+    *,
+    store: str,
+    address: str,
+    workers: int,
+    minutes_max: float = math.inf,
+) -> Outcome:
     """Kill what ``order`` says, one after the other, while records keep coming."""
     with (
         EmbeddedServers(folder / "servers") as servers,
@@ -74,6 +101,7 @@ def run(folder: Path, order: list[str], chance: random.Random, *, store: str, ad
             per_second=200,
             record=record,
             workers=workers,
+            minutes_max=minutes_max,
             chance=chance,
             rises_by=2,  # the transaction whose task is over already does not count
         )
@@ -88,3 +116,32 @@ def run(folder: Path, order: list[str], chance: random.Random, *, store: str, ad
         records, total = expected.get(key, (0, 0))
         expected[key] = (records + 1, total + number)
     return Outcome(seen, expected, found, transactions)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="kill for so long, at most")
+    parser.add_argument("--workers", type=int, default=0, help="of a Spark cluster; 0: Spark is in the driver")
+    parser.add_argument("--store", choices=["sqlite", "postgres", "redis"], default="sqlite")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="ratchet-kills-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        with server_of(arguments.store, Path(folder)) as (address, _):
+            outcome = run(
+                Path(folder),
+                order_of(arguments.kills, arguments.workers, chance),
+                chance,
+                store=arguments.store,
+                address=address,
+                workers=arguments.workers,
+                minutes_max=arguments.minutes,
+            )
+    print(json.dumps(outcome.summary()))
+    return 0 if outcome.found == outcome.expected else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
