@@ -32,7 +32,7 @@ WAIT_S = 300.0
 #: As the manifest for Kubernetes runs it.
 HARDENED: dict[str, Any] = {
     "read_only": True,
-    "tmpfs": {"/tmp": ""},
+    "tmpfs": {"/tmp": "exec"},
     "cap_drop": ["ALL"],
     "security_opt": ["no-new-privileges"],
     "network_mode": "host",
@@ -143,11 +143,11 @@ def compose(*arguments: str, folder: Path, **variables: str) -> str:
 
 
 def test_the_compose_file_is_one_and_its_drivers_are_hardened(tmp_path: Path) -> None:
-    (tmp_path / "here.yaml").write_text("services: {}\n")
+    (tmp_path / "here.yaml").write_text("services: {driver: {image: mine}}\n")  # as a user overrides something
     found = yaml.safe_load(compose("config", folder=tmp_path))["services"]
     assert set(found) >= {"zookeeper", "kafka", "postgres", "load", "driver", "standby"}
     for each in ("load", "driver", "standby"):
-        assert (found[each]["read_only"], found[each]["cap_drop"], found[each]["tmpfs"]) == (True, ["ALL"], ["/tmp"])
+        assert (found[each]["read_only"], found[each]["cap_drop"], found[each]["tmpfs"]) == (True, ["ALL"], ["/tmp:exec"])
 
 
 def test_the_demo_in_containers_goes_on_when_its_driver_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:

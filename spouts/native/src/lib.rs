@@ -11,7 +11,6 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     json::register(module)?;
     reader::register(module)
 }
