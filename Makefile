@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak soak-core lint bench simulate wheels lock clean
+.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak soak-core lint bench simulate docs wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -78,6 +78,10 @@ lint: $(STAMP)
 # Prints a JSON line per workload, and draws docs/benchmarks.svg.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --plot docs/benchmarks.svg
+
+# The documentation as a site, in site/. It warns of nothing, or fails.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --schedules $(SCHEDULES)

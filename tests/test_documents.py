@@ -4,6 +4,7 @@ import re
 import sqlite3
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,14 +114,38 @@ def test_the_code_of_the_page_on_sinks_runs(tmp_path: Path, monkeypatch: pytest.
         assert dict(connection.execute(sql, {"t": 2})) == {"ann": 5, "bob": 2, "eve": 3}
 
 
-def test_the_code_of_the_page_on_testing_runs() -> None:
-    namespace: dict[str, object] = {"__name__": "shown"}
+@pytest.fixture(scope="module")
+def testing_page() -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "shown"}
     for code in blocks("python", "docs/testing.md"):
         exec(code, namespace)
-    namespace["test_nothing_breaks_exactly_once"]()  # type: ignore[operator]
+    return namespace
+
+
+def test_the_code_of_the_page_on_testing_runs(testing_page: dict[str, Any]) -> None:
+    tests = [name for name in testing_page if name.startswith("test_")]
+    assert len(tests) == 4
+    for name in tests:
+        testing_page[name]()
     builder = TransactionalTopologyBuilder("invoices", "spout", OpaqueMemoryTransactionalSpout({0: []}, ORDERS, 1))
-    builder.set_bolt("invoices", namespace["committer"]).global_grouping("spout")  # type: ignore[arg-type]
+    builder.set_bolt("invoices", testing_page["committer"]).global_grouping("spout")
     assert simulate(builder.build(), [("ann", 250), ("bob", 100)], schedules=30).left_out == {}
+
+
+def test_the_suite_on_the_page_on_testing_passes(testing_page: dict[str, Any]) -> None:
+    suite = testing_page["TestOrders"]()
+    tests = [name for name in dir(suite) if name.startswith("test_")]
+    assert len(tests) > 5
+    for name in tests:
+        getattr(suite, name)()
+
+
+@pytest.mark.integration
+def test_the_test_on_real_servers_on_the_page_on_testing_passes(
+    testing_page: dict[str, Any], ratchet_topic: Any, ratchet_servers: Any, tmp_path: Path
+) -> None:
+    assert testing_page["pytest_plugins"] == ["framework.testing.plugin", "integration.plugin"]
+    testing_page["check_orders_in_kafka"](ratchet_topic, ratchet_servers, tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
