@@ -89,7 +89,8 @@ def page() -> dict[str, Any]:
         process = spawn.Process(target=_large, args=(port if is_shown else None, ready), daemon=True)
         process.start()
         try:
-            if not ready.wait(300):
+            wait_until(lambda: ready.is_set() or not process.is_alive(), 300, "the large topology")  # noqa: B023
+            if not process.is_alive():
                 raise RuntimeError("the large topology does not run")
             assert process.pid is not None
             found["nobody looks" if is_shown else "no page"] = _share(process.pid)
@@ -115,7 +116,7 @@ class _Same(BaseBasicBolt):
     deterministic = True
 
     def execute(self, tup: Any, collector: Any) -> None:
-        collector.emit([tup[0]])
+        collector.emit([tup["word"]])
 
     def declare_output_fields(self, declarer: Any) -> None:
         declarer.declare(Fields(word=str))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from framework import TransactionalTopologyBuilder, submit
+from framework import Fields, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from integration import RedisServer, ServerError
 from integration.__main__ import app
@@ -25,9 +25,11 @@ from integration.server import free_port
 from integration.servers import is_ours
 from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+from tests.kit.core_parts import ListSpout
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
-from tests.observe.test_alerts import queries_of_the_board
+from tests.observe.test_alerts import BOARD
+from tests.ui.worlds import Prints, Rests
 
 
 def ask(server: PrometheusServer, path: str, **query: str) -> Any:
@@ -39,6 +41,20 @@ def firing(server: PrometheusServer) -> set[str]:
     return {each["labels"]["alertname"] for each in ask(server, "alerts")["alerts"] if each["state"] == "firing"}
 
 
+def without_figures(server: PrometheusServer) -> set[str]:
+    """The panels of the board that would be empty now. Raises for a query with a mistake."""
+    empty = set()
+    for panel in json.loads(BOARD.read_text())["panels"]:
+        asked = [
+            each["expr"].replace("$topology", ".*").replace("$__rate_interval", "1m")
+            for each in panel.get("targets", ())
+        ]
+        found = [ask(server, "query", query=each)["result"] for each in asked]
+        if asked and not any(found):
+            empty.add(panel["title"])
+    return empty
+
+
 def wait_long(condition: Callable[[], Any], what: str) -> None:
     wait_for(condition, 300, what=what)
 
@@ -47,8 +63,12 @@ def wait_long(condition: Callable[[], Any], what: str) -> None:
 @pytest.mark.integration
 def test_alerts_fire_when_the_sink_is_killed_and_end_when_it_is_back(topics: Topics, tmp_path: Path) -> None:
     name = topics.create(f"watched-{tmp_path.name[-12:]}")
-    port = free_port()
+    port, core_port = free_port(), free_port()
     done = threading.Event()
+    numbers = TopologyBuilder("numbers")
+    numbers.set_spout("numbers", ListSpout(name, list(range(200_000))))
+    numbers.set_bolt("prints", Prints()).shuffle_grouping("numbers")
+    numbers.set_bolt("rests", Rests()).fields_grouping("prints", Fields("rest"))
 
     def feed() -> None:
         while not done.wait(0.2):
@@ -56,7 +76,10 @@ def test_alerts_fire_when_the_sink_is_killed_and_end_when_it_is_back(topics: Top
 
     with (
         RedisServer(tmp_path / "redis") as redis,
-        PrometheusServer(tmp_path / "prometheus", targets=[f"127.0.0.1:{port}"]) as prometheus,
+        PrometheusServer(
+            tmp_path / "prometheus", targets=[f"127.0.0.1:{each}" for each in (port, core_port)]
+        ) as prometheus,
+        submit(numbers.build(), {"metrics.prometheus.port": core_port}, MemoryStore(), "local"),
     ):
         spout = OpaqueKafkaTransactionalSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec())
         state = OpaqueMapState(RedisBackend(redis.url, "counts"))
@@ -71,13 +94,13 @@ def test_alerts_fire_when_the_sink_is_killed_and_end_when_it_is_back(topics: Top
                     lambda: ask(prometheus, "query", query="ratchet_committed_txid > 2")["result"], "the first scrape"
                 )
                 assert firing(prometheus) == set()
-                for query in queries_of_the_board():
-                    asked = query.replace("$topology", ".*").replace("$__rate_interval", "1m")
-                    ask(prometheus, "query", query=asked)  # raises for a query with a mistake
+                trouble = {"Errors in user code", "Failures by kind", "Retries since"}  # there is none yet
+                wait_long(lambda: without_figures(prometheus) == trouble, "a full board")
                 redis.kill()
                 killed_s = time.monotonic()
                 wait_long(lambda: "RatchetSinkWaits" in firing(prometheus), "the alert")
                 print(f"RatchetSinkWaits fired {time.monotonic() - killed_s:.0f} s after the kill")
+                wait_long(lambda: without_figures(prometheus) == {"Errors in user code"}, "the failures on the board")
                 waits = ask(prometheus, "query", query="ratchet_retrying_since_timestamp_seconds")["result"]
                 assert waits[0]["metric"]["kind"] == "retryable"
                 wait_long(lambda: "RatchetNoCommit" in firing(prometheus), "the alert")
