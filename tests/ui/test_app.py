@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from framework.config import Config
 from framework.errors import ConfigError
-from framework.ui import app
+from framework.ui import app, view
 from framework.ui.server import serve_page
 from tests.kit.waiting import wait_for
 from tests.ui.sources import Events, Told, get, record, served
@@ -128,6 +128,28 @@ def test_all_viewers_of_a_topology_share_one_reading_and_one_too_many_is_told() 
 def _can_watch(port: int) -> bool:
     with Events(port, "/api/topology/events?id=words") as viewer:
         return viewer.status == 200
+
+
+def test_a_document_is_made_once_for_all_who_ask_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, made = Told(), []
+
+    def rows(record: Any) -> Any:
+        made.append(record.txid)
+        return view.row(record)
+
+    monkeypatch.setattr(source, "every_s", 60.0)
+    monkeypatch.setattr(app, "row", rows)
+    with served(source) as port:
+        answers = {get(port, "/api/topology?id=words")[2] for _ in range(20)}
+    assert len(answers) == 1 and made == [1, 2, 3]
+
+
+def test_transactions_are_opened_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "OPENED_BURST", 5)
+    monkeypatch.setattr(app, "OPENED_PER_SECOND", 0.001)
+    with served(Told()) as port:
+        statuses = [get(port, "/api/topology/transaction?id=words&txid=1")[0] for _ in range(8)]
+    assert statuses == [200] * 5 + [429] * 3
 
 
 def test_a_viewer_that_takes_nothing_is_dropped_and_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
