@@ -261,9 +261,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """``words-10`` after ``words-9``."""
-    head, _, tail = name.rpartition("-")
-    return (head, int(tail)) if tail.isdecimal() and len(tail) < 12 else (name, -1)
+    """``words/10`` after ``words/9``."""
+    head = name.rstrip("0123456789")
+    tail = name[len(head) :]
+    return (head, int(tail)) if tail and len(tail) < 12 else (name, -1)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -104,11 +104,11 @@ def test_a_transaction_shows_traces_and_a_bounded_plan() -> None:
 
 
 def test_all_partitions_are_drawn_in_their_order_and_the_worst_listed() -> None:
-    lags = {f"words-{number}": (number * 10, number, 0, 0) for number in range(1_000)}
-    found = view.partitions({**lags, "other-1": (None, 5, 0, 0)})
+    lags = {f"words/{number}": (number * 10, number, 0, 0) for number in range(1_000)}
+    found = view.partitions({**lags, "other/1": (None, 5, 0, 0)})
     assert found["total"] == 1_001
-    assert found["all"][0] == ["other-1", None] and found["all"][11] == ["words-10", 100]
-    assert [each[0] for each in found["worst"]][:2] == ["words-999", "words-998"]
+    assert found["all"][0] == ["other/1", None] and found["all"][11] == ["words/10", 100]
+    assert [each[0] for each in found["worst"]][:2] == ["words/999", "words/998"]
     assert len(found["worst"]) == view.WORST_SHOWN
     assert len(encode(found)) < 30_000
 
