@@ -99,6 +99,7 @@ function spaced(ticks, width) {
 }
 
 const ticksOf = (scale, wanted, format) => scale.ticks(wanted).map((each) => [scale(each), format(each)]);
+const countsOf = (scale) => scale.ticks(3).filter(Number.isInteger).map((each) => [scale(each), compact(each)]);
 const column = (x, y, width, tall) => `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${(-tall).toFixed(1)}h${(-width).toFixed(1)}z`;
 
 /** The last transactions, one stacked column each. `open` is called with a txid that was chosen. */
@@ -224,7 +225,7 @@ export class Histogram extends Chart {
     }).join(""));
     const scale = this.scale();
     const across = scale.ticks().filter((each) => /^[125]/.test(each.toExponential())).map((each) => [scale(each), duration(each / 1000)]);
-    this.drawAxes(this.size() ? across : [], ticksOf(up, 3, compact).filter(([, text]) => !text.includes(".")));
+    this.drawAxes(this.size() ? across : [], countsOf(up));
   }
 
   words(index) {
@@ -319,7 +320,7 @@ export class Strip extends Chart {
     this.paths[0].setAttribute("d", known.join(""));
     this.paths[1].setAttribute("d", unknown.join(""));
     const across = this.all.map(([name], index) => [LEFT + (index + 0.5) * step, name.length > 16 ? `…${name.slice(-15)}` : name]);
-    this.drawAxes(across, ticksOf(up, 3, compact).filter(([, text], index, all) => text !== all[index - 1]?.[1]));
+    this.drawAxes(across, countsOf(up));
   }
 
   words(index) {
