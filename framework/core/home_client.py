@@ -1,5 +1,5 @@
-"""Carries rounds to homes, in the tasks of Spark's jobs, and holds what it must know of each
-home."""
+"""Carries rounds to homes, from the driver or in the tasks of Spark's jobs, and holds what it must
+know of each home."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ ANSWER_MIN_S = 60.0
 #: How long a home may take to admit a connection, and to answer when it is only asked whether it is
 #: there.
 CONNECT_S = 10.0
+#: How long the driver tries to reach a home before it has Spark tasks carry its rounds.
+REACH_S = 3.0
 #: How long components may take to close.
 _CLOSE_S = 30.0
 #: How many tasks an error names.
@@ -62,23 +64,52 @@ class HomeSettings:
         return 2 * self.answer_s  # while one home does not answer, the others are not asked
 
 
-_channels: dict[Address, Channel] = {}
+class Channels:
+    """Channels to homes, opened when they are needed and kept. Used by one thread at a time: a home
+    answers the messages of a channel one after the other. A task that gets one by pickle gets that
+    of its process."""
+
+    def __init__(self) -> None:
+        self._open: dict[Address, Channel] = {}
+
+    def to(self, address: Address, credentials: Credentials) -> Channel:
+        """The channel to a home. Raises as ``connect``."""
+        found = self._open.get(address)
+        if found is None:
+            found = self._open[address] = connect(address.place, credentials, CONNECT_S)
+        return found
+
+    def known(self, address: Address) -> Channel | None:
+        return self._open.get(address)
+
+    def close(self, address: Address | None = None) -> None:
+        """Close the channel to a home, or all channels."""
+        for each in list(self._open) if address is None else [address]:
+            found = self._open.pop(each, None)
+            if found is not None:
+                found.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_this_process, ()
+
+
+_channels = Channels()
+
+
+def _of_this_process() -> Channels:
+    return _channels
+
+
 #: Numbers of messages. An answer carries the number of its message. So an answer that a killed task
 #: did not wait for is not taken for the answer to the next message.
 _numbers = itertools.count()
 
 
-def _channel_to(address: Address, credentials: Credentials) -> Channel:
-    found = _channels.get(address)
-    if found is None:
-        found = _channels[address] = connect(address.place, credentials, CONNECT_S)
-    return found
-
-
 class HomeClient:
-    """Carries messages to homes, from a Spark task. ``placed``: (level, partition) -> number of its
-    home. ``answer_s``: a home that has not answered for this long is told to end itself, and counts
-    as lost. ``names``: (level, partition) -> what lives there, for errors."""
+    """Carries messages to homes. ``placed``: (level, partition) -> number of its home.
+    ``answer_s``: a home that has not answered for this long is told to end itself, and counts as
+    lost. ``names``: (level, partition) -> what lives there, for errors. ``channels``: by default
+    those that this process keeps for its Spark tasks."""
 
     def __init__(
         self,
@@ -86,13 +117,16 @@ class HomeClient:
         credentials: Credentials,
         placed: Mapping[tuple[int, int], int],
         answer_s: float,
+        *,
         names: Mapping[tuple[int, int], str] = MappingProxyType({}),
+        channels: Channels | None = None,
     ) -> None:
         self._addresses = {each.number: each for each in addresses}
         self._names = dict(names)
         self._credentials = credentials
         self._placed = placed
         self._answer_s = answer_s
+        self._channels = _channels if channels is None else channels
         self._asked: dict[int, int] = {}
 
     def run_task(
@@ -136,7 +170,7 @@ class HomeClient:
         spout any more."""
         with selectors.DefaultSelector() as selector:
             for home in homes:
-                channel = _channels.get(self._addresses[home])
+                channel = self._channels.known(self._addresses[home])
                 if channel is not None:
                     selector.register(channel, selectors.EVENT_READ, home)
             ready = {key.data for key, _ in selector.select(self._answer_s)}
@@ -155,7 +189,7 @@ class HomeClient:
         address = self._addresses[number]
         self._asked[number] = next(_numbers)
         try:
-            _channel_to(address, self._credentials).send((self._asked[number], *message), self._answer_s)
+            self._channels.to(address, self._credentials).send((self._asked[number], *message), self._answer_s)
         except (OSError, EOFError) as error:
             self._lost(address, error)
 
@@ -163,7 +197,7 @@ class HomeClient:
         """``ran``: the tasks that the home was to run."""
         address = self._addresses[number]
         try:
-            channel = _channel_to(address, self._credentials)
+            channel = self._channels.to(address, self._credentials)
             answered = None
             while answered != self._asked[number]:
                 try:
@@ -189,9 +223,7 @@ class HomeClient:
             pass  # it has ended already, or is frozen
 
     def _lost(self, address: Address, error: BaseException, ran: Sequence[tuple[int, int]] = ()) -> NoReturn:
-        found = _channels.pop(address, None)
-        if found is not None:
-            found.close()
+        self._channels.close(address)
         reason = str(error) or type(error).__name__
         names = [self._names[each] for each in ran if each in self._names]
         shown = ", ".join(names[:_NAMES_MAX]) + (", ..." if len(names) > _NAMES_MAX else "")
@@ -199,13 +231,23 @@ class HomeClient:
         raise HomeLostError(f"home {address.number} (pid {address.pid}) is gone{during}: {reason}") from error
 
 
+def unreachable(address: Address, credentials: Credentials) -> str | None:
+    """The reason why this process cannot talk to a home; None when it can."""
+    try:
+        with connect(address.place, credentials, REACH_S) as channel:
+            channel.send((0, "ping"), REACH_S)
+            channel.receive(REACH_S)
+    except (OSError, EOFError) as error:
+        return f"the driver does not reach home {address.number}: {str(error) or type(error).__name__}"
+    return None
+
+
 def close_home(address: Address, credentials: Credentials) -> None:
     """Close a home's tasks and end it. Does nothing when it is gone."""
+    channels = Channels()
     try:
-        HomeClient([address], credentials, {}, _CLOSE_S).ask(address.number, "close")
+        HomeClient([address], credentials, {}, _CLOSE_S, channels=channels).ask(address.number, "close")
     except RetryableError:
         pass
     finally:
-        channel = _channels.pop(address, None)
-        if channel is not None:
-            channel.close()
+        channels.close()

@@ -1,18 +1,20 @@
-"""Rounds on Spark. Tasks live in homes beside the executors. A round is a Spark job, whose tasks
-carry rows to the homes and away from them.
+"""Rounds on Spark. Tasks live in homes beside the executors.
 
-A small round is one Spark task, which asks all homes of a level at once. A large one, on a cluster,
-is a chain of levels with shuffles between them, so that no single task carries everything.
+The driver carries the rows of a small round itself: it asks all homes of a level at once (ADR 60).
+A large round, on a cluster, is a Spark job: a chain of levels with shuffles between them, so that no
+single process carries everything. Where the driver cannot reach the homes, a small round is a Spark
+job, too: its one task does what the driver would do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
+from framework.core.home_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
 from framework.core.home_process import ensure_home
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord, RoundReport
@@ -41,6 +43,9 @@ class SparkRounds:
         self._names: dict[tuple[int, int], str] = {}
         self._suspect = False
         self._finding = threading.Lock()
+        self._direct = False  # whether the driver reaches every home
+        self._said_so = False
+        self._channels: list[Channels] = []  # open, and used by no round
         self._tuples = 0
 
     @property
@@ -61,6 +66,7 @@ class SparkRounds:
         self._placed = {task: number % homes for number, task in enumerate(tasks)}
         self._names = self._plan.names()
         self._addresses = self._jobs.each(list(range(homes)), _Ensure(self._settings, {}))
+        self._reach_homes()
 
     @property
     def _homes(self) -> HomeSettings:
@@ -70,16 +76,17 @@ class SparkRounds:
         return self._settings
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
-        settings = self._homes
         try:
             with self._finding:
                 if self._suspect:
                     self._find_homes()
-            client = HomeClient(self._addresses, settings.credentials, self._placed, settings.answer_s, self._names)
-            if self._chains:
-                records = self._jobs.chain(self._plan.widths, _Carry(client, round_))
+            if self._direct and not self._chains:
+                with self._lent_channels() as channels:
+                    records = self._client(channels).walk(round_, self._plan.widths)
+            elif self._chains:
+                records = self._jobs.chain(self._plan.widths, _Carry(self._client(), round_))
             else:
-                records = self._jobs.one(_Walk(client, round_, self._plan.widths))
+                records = self._jobs.one(_Walk(self._client(), round_, self._plan.widths))
         except RetryableError as error:
             self._suspect = True
             if HomeLostError.__name__ in str(error):  # of an error in a Spark task, only the text is left
@@ -95,10 +102,52 @@ class SparkRounds:
             HomeClient(self._addresses, self._settings.credentials, {}, self._settings.answer_s).wake(0)
 
     def close(self) -> None:
-        if self._addresses and self._settings is not None:
-            with contextlib.suppress(RetryableError):  # a home that cannot be told to close ends by itself
-                self._jobs.each(self._addresses, _Close(self._settings.credentials))
+        addresses, self._addresses = self._addresses, []
+        if addresses and self._settings is not None:
+            close = _Close(self._settings.credentials)
+            if self._direct:
+                with ThreadPoolExecutor(len(addresses)) as pool:
+                    list(pool.map(close, addresses))
+            else:
+                with contextlib.suppress(RetryableError):  # a home that cannot be told to close ends by itself
+                    self._jobs.each(addresses, close)
+        while self._channels:
+            self._channels.pop().close()
         self._jobs.close()
+
+    def _client(self, channels: Channels | None = None) -> HomeClient:
+        settings = self._homes
+        return HomeClient(
+            self._addresses, settings.credentials, self._placed, settings.answer_s, names=self._names, channels=channels
+        )
+
+    @contextlib.contextmanager
+    def _lent_channels(self) -> Iterator[Channels]:
+        """Channels for one round alone. After a lost round they are closed: an answer may still be
+        on its way."""
+        with self._finding:
+            channels = self._channels.pop() if self._channels else Channels()
+        try:
+            yield channels
+        except BaseException:
+            channels.close()
+            raise
+        with self._finding:
+            self._channels.append(channels)
+
+    def _reach_homes(self) -> None:
+        """Find out whether the driver can carry rounds by itself. It does not where executors come
+        and go with Spark's jobs: without jobs, Spark would end them."""
+        reason = None
+        if self._jobs.executors_follow_jobs:
+            reason = "spark.dynamicAllocation.enabled is true"
+        else:
+            for address in self._addresses:
+                reason = reason or unreachable(address, self._homes.credentials)
+        self._direct = reason is None
+        if reason is not None and not self._said_so:
+            self._said_so = True
+            _log.warning("rounds.as_jobs", topology=self._plan.plan.topology_id, reason=reason)
 
     @property
     def _chains(self) -> bool:
@@ -113,6 +162,9 @@ class SparkRounds:
             if address != known[address.number]:
                 _log.warning("home.started_anew", home=address.number, pid=address.pid)
         self._addresses = found
+        while self._channels:
+            self._channels.pop().close()
+        self._reach_homes()
         self._suspect = False
 
 

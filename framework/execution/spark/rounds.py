@@ -48,6 +48,11 @@ class SparkJobs:
         return self._spark.local
 
     @property
+    def executors_follow_jobs(self) -> bool:
+        """Whether Spark ends executors that run no job."""
+        return str(self._spark.context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+    @property
     def driver_host(self) -> str:
         return self._spark.driver_host
 
