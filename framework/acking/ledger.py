@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,12 +55,12 @@ class Roots:
     last: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, roots: Iterable[int]) -> Roots:
+    def of(cls, roots: Iterable[int] | Ids) -> Roots:
         """
         >>> Roots.of([7, 3, 4, 5, 4])
         Roots(first=(3, 7), last=(5, 7))
         """
-        found = np.fromiter(roots, np.uint64)
+        found = roots if isinstance(roots, np.ndarray) else np.fromiter(roots, np.uint64)
         if not len(found):
             return cls()
         ordered = np.unique(found)
@@ -112,11 +113,15 @@ class Ledger:
         self._acked_roots: list[int] = []
         self._acked_edges: list[int] = []
         self._born: list[int] = []
+        self._born_many: list[Ids] = []
         self._failed: set[int] = set()
         self._reset: set[int] = set()
 
     def born(self, root: int) -> None:
         self._born.append(root)
+
+    def born_many(self, roots: Ids) -> None:
+        self._born_many.append(roots)
 
     def emitted(self, roots: Ids, edges: Ids) -> None:
         """Edges that came into being; ``edges[i]`` belongs to the tree ``roots[i]``."""
@@ -129,6 +134,11 @@ class Ledger:
         for root in roots:
             self._acked_roots.append(root)
             self._acked_edges.append(edge)
+
+    def acked_many(self, roots: Ids, edges: Ids) -> None:
+        """Tuples that were acked, each of them part of one tree. ``edges``: as for ``acked``."""
+        self._roots.append(roots)
+        self._values.append(edges)
 
     def bound(self, roots: Iterable[int], number: int) -> None:
         """A number that is told here, and once more with a tuple's ack, now or in a later round."""
@@ -143,23 +153,25 @@ class Ledger:
     def parts(self, ackers: int, task: tuple[int, int], round_number: int) -> list[LedgerPart]:
         """A part for each acker that is concerned. A root belongs to the acker whose number is the
         root modulo ``ackers``. ``task``: level and partition of the task whose ledger this is."""
-        if not (self._roots or self._acked_roots or self._born or self._failed or self._reset):
+        if not (self._roots or self._acked_roots or self._born or self._born_many or self._failed or self._reset):
             return []
         roots, values = self._folded()
-        born, failed, reset = (_ids(each) for each in (self._born, self._failed, self._reset))
+        born = np.concatenate([*self._born_many, _ids(self._born)])
+        failed, reset = _ids(self._failed), _ids(self._reset)
         parts = []
         divisor = np.uint64(ackers)
         for acker in range(ackers):
-            mine = roots % divisor == acker
+            mine = _all if ackers == 1 else partial(_of_acker, divisor=divisor, acker=acker)
+            its = mine(roots)
             part = LedgerPart(
                 acker,
                 task,
                 round_number,
-                roots=roots[mine],
-                values=values[mine],
-                born=born[born % divisor == acker],
-                failed=failed[failed % divisor == acker],
-                reset=reset[reset % divisor == acker],
+                roots=roots[its],
+                values=values[its],
+                born=born[mine(born)],
+                failed=failed[mine(failed)],
+                reset=reset[mine(reset)],
             )
             if any(len(each) for each in part[3:]):
                 parts.append(part)
@@ -173,14 +185,48 @@ class Ledger:
         return roots[told], folded[told]
 
 
+def _all(roots: Ids) -> Any:
+    return slice(None)
+
+
+def _of_acker(roots: Ids, *, divisor: np.uint64, acker: int) -> Any:
+    return roots % divisor == acker
+
+
+#: Roots are folded where they lie, without sorting, if a range of so many per root holds them all.
+_SPARSE_MAX = 4
+#: Spout tasks whose roots are folded one after the other.
+_SPOUT_TASKS_MAX = 16
+
+
 def fold(roots: Ids, values: Ids) -> tuple[Ids, Ids]:
     """Each root once, in order, with the XOR of its values."""
     if not len(roots):
         return NO_IDS, NO_IDS
+    first, last = roots.min(), roots.max()
+    if int(last - first) < _SPARSE_MAX * len(roots):  # as nearly always: roots of a round are dense
+        return _fold_dense(roots, values, first=first, span=int(last - first) + 1)
+    if spout_task_of(int(first)) < spout_task_of(int(last)) < spout_task_of(int(first)) + _SPOUT_TASKS_MAX:
+        tasks = roots >> np.uint64(SEQUENCE_BITS)
+        parts = []
+        for task in range(spout_task_of(int(first)), spout_task_of(int(last)) + 1):
+            its = tasks == task
+            parts.append(fold(roots[its], values[its]))
+        return np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])
     order = np.argsort(roots, kind="stable")
     roots, values = roots[order], values[order]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(roots)) + 1))
     return roots[starts], np.bitwise_xor.reduceat(values, starts)
+
+
+def _fold_dense(roots: Ids, values: Ids, *, first: np.uint64, span: int) -> tuple[Ids, Ids]:
+    places = (roots - first).view(np.int64)
+    folded = np.zeros(span, np.uint64)
+    np.bitwise_xor.at(folded, places, values)
+    there = np.zeros(span, np.bool_)
+    there[places] = True
+    found: Ids = np.flatnonzero(there).view(np.uint64) + first
+    return found, folded[there]
 
 
 def _ids(values: Iterable[int]) -> Ids:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from secrets import randbits
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from framework.core.basic_collector import BasicCollector, Rows
 from framework.core.budget import Budget
-from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class, roots_of
+from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class
 from framework.core.outcome import Surroundings
+from framework.core.roots_column import are_single, flat_roots, roots_of
 from framework.errors import FailedException, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
@@ -39,6 +42,7 @@ class Inbox:
     def __init__(self, expect: Callable[[Edge, pa.RecordBatch], None]) -> None:
         self._expect = expect
         self._first: deque[AnchoredTuple] = deque()
+        self._rows: Rows | None = None
         self._batches: deque[tuple[Edge, Fields, pa.RecordBatch]] = deque()
         self._later = 0
 
@@ -49,24 +53,38 @@ class Inbox:
     def take(self) -> AnchoredTuple:
         """The tuple that has waited longest."""
         while not self._first:  # rows become tuples batch by batch: as rows they need less memory
-            edge, fields, batch = self._batches.popleft()
-            self._expect(edge, batch)
+            edge, fields, batch = self._next()
             self._first.extend(tuples_of(batch, fields, edge))
-            self._later -= batch.num_rows
         return self._first.popleft()
+
+    def rows(self) -> Rows | None:
+        """What has waited longest, where these are rows that are part of one tree each. The caller
+        takes some of them. None where they are not: then ``take`` has them."""
+        if not self._rows and not self._first and self._batches and are_single(self._batches[0][2].column(ROOTS)):
+            edge, fields, batch = self._next()
+            self._rows = Rows(batch, fields, edge)
+        return self._rows or None
 
     def roots(self) -> Iterator[int]:
         """The roots of the trees that these tuples are part of."""
         for tup in self._first:
             yield from tup.roots
+        if self._rows is not None:
+            yield from self._rows.roots[self._rows.taken :].tolist()
         for _, _, batch in self._batches:
-            yield from batch.column(ROOTS).flatten().to_pylist()
+            yield from flat_roots(batch.column(ROOTS)).tolist()
+
+    def _next(self) -> tuple[Edge, Fields, pa.RecordBatch]:
+        edge, fields, batch = self._batches.popleft()
+        self._expect(edge, batch)
+        self._later -= batch.num_rows
+        return edge, fields, batch
 
     def __len__(self) -> int:
-        return len(self._first) + self._later
+        return len(self._first) + len(self._rows or ()) + self._later
 
     def __bool__(self) -> bool:
-        return bool(self._first or self._later)
+        return bool(self._first or self._rows or self._later)
 
 
 class BoltCollector:
@@ -116,33 +134,6 @@ class BoltCollector:
         return tuple(dict.fromkeys(root for each in found for root in each.roots)) or self._bolt.roots_of_nothing()
 
 
-class BasicCollector:
-    """The collector of a basic bolt. It anchors what is emitted to the tuple that is being
-    executed."""
-
-    def __init__(self, bolt: BoltTask) -> None:
-        self._bolt = bolt
-        self._out = bolt.out
-        self.roots: Sequence[int] = ()
-
-    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        self._out.emit(values, self.roots, stream, None)
-
-    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        self._out.emit(values, self.roots, stream, task)
-
-    def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        for values in rows_of(batch):
-            self._out.emit(values, self.roots, stream, None)
-
-    def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        for values in rows_of(batch):
-            self._out.emit(values, self.roots, stream, task)
-
-    def report_error(self, error: BaseException) -> None:
-        self._bolt.report(error)
-
-
 def _received(anchors: Anchors) -> Sequence[AnchoredTuple]:
     """The anchors, each of which a bolt must have received."""
     if anchors is None:
@@ -173,7 +164,7 @@ class BoltTask(ComponentTask):
         self._tick_s = tick_s
         self._ticked_at = surroundings.clock()
         self._rich = BoltCollector(self, surroundings.lock)
-        self._basic = BasicCollector(self)
+        self._basic = BasicCollector(self.out, surroundings, self.report)
         self._inbox = Inbox(self.expect)
 
     def begin(self, made: Any) -> None:
@@ -238,10 +229,12 @@ class BoltTask(ComponentTask):
             bolt = self.instance()
             if bolt is None or not budget.goes_on():
                 return
-            if isinstance(bolt, BaseBasicBolt):
-                self._execute_basic(bolt, self._taken(budget))
-            else:
+            if not isinstance(bolt, BaseBasicBolt):
                 self._execute(bolt, self._inbox.take())
+            elif (rows := self._inbox.rows()) is not None:
+                self._execute_rows(bolt, rows, budget)
+            else:
+                self._execute_basic(bolt, self._taken(budget))
 
     def tick(self, *, settles: bool) -> None:
         due_in_s = self._tick_due_in()
@@ -279,7 +272,7 @@ class BoltTask(ComponentTask):
     def _taken(self, budget: Budget) -> Iterator[AnchoredTuple]:
         """What waits, as far as the budget allows: one tuple at least."""
         yield self._inbox.take()
-        while self._inbox and budget.goes_on():
+        while self._inbox and self._inbox.rows() is None and budget.goes_on():
             yield self._inbox.take()
 
     def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
@@ -316,3 +309,42 @@ class BoltTask(ComponentTask):
         collector.roots = ()
         self.counts.executed += executed
         self.counts.acked += acked
+
+    def _execute_rows(self, bolt: BaseBasicBolt, rows: Rows, budget: Budget) -> None:
+        """Execute the rows of a batch, as far as the budget allows, one at least, and ack them.
+        What is said of their trees is said in columns. An error ends the instance, and the rows
+        after it stay."""
+        execute, collector, made = bolt.execute, self._basic, rows.made
+        new, clock, until = made.__new__, budget.clock, budget.until
+        first, failed = rows.taken, []
+        with collector.over(rows) as row_is_done:
+            for values in rows.untaken:
+                tup = new(made)
+                tup.values = values
+                try:
+                    execute(tup, collector)
+                except FailedException:
+                    failed.append(rows.taken)
+                except USER_ERRORS as error:
+                    failed.append(rows.taken)
+                    row_is_done()
+                    self.died(error)
+                    break
+                row_is_done()
+                if clock() >= until:
+                    break
+        self._settle_rows(rows, first, failed)
+
+    def _settle_rows(self, rows: Rows, first: int, failed: Sequence[int]) -> None:
+        """Ack the rows that were taken from ``first`` on, except those that failed."""
+        roots, edges = rows.roots[first : rows.taken], rows.edges[first : rows.taken]
+        counts, ledger = self.counts, self.outcome.ledger
+        counts.executed += len(roots)
+        counts.acked += len(roots) - len(failed)
+        if failed:
+            counts.failed += len(failed)
+            ledger.failed(rows.roots[failed].tolist())
+            acked = np.ones(len(roots), np.bool_)
+            acked[np.array(failed) - first] = False
+            roots, edges = roots[acked], edges[acked]
+        ledger.acked_many(roots, edges)

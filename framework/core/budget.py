@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from framework.core.rounds import ROUND_TUPLES_MAX, Counts
@@ -25,17 +26,17 @@ _GROWTH = 1.25
 
 class Budget:
     """The time that the tasks of a home have on one level of a round. ``seconds``: None for no
-    limit."""
+    limit. ``until``: when it is over, by ``clock``."""
 
     def __init__(self, clock: Callable[[], float], seconds: float | None = ROUND_EXECUTE_S) -> None:
-        self._clock = clock
-        self._until = clock() + seconds if seconds is not None else None
+        self.clock = clock
+        self.until = clock() + seconds if seconds is not None else math.inf
         self._begun = False
 
     def goes_on(self) -> bool:
         """Whether one more tuple may be executed. The first one always may."""
         begun, self._begun = self._begun, True
-        return not begun or self._until is None or self._clock() < self._until
+        return not begun or self.clock() < self.until
 
 
 class Share:

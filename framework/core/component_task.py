@@ -8,20 +8,20 @@ edges.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
+from framework.core.roots_column import edges_of, flat_roots, untracked
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -101,16 +101,39 @@ class Outflow:
         self._surroundings = surroundings
 
     def emit(self, values: Sequence[Any], roots: Sequence[int], stream: str, task: int | None) -> None:
+        rows = self.unsent(stream, task)
+        if len(values) != rows.width:
+            self._streams.checked(values, stream, task)
+        rows.keep(values)
+        rows.roots.append(roots)
+        if len(rows.values) >= BUFFERED_ROWS_MAX and threading.get_ident() == self._surroundings.thread:
+            self._flush(stream, task)
+
+    def unsent(self, stream: str, task: int | None = None) -> UnsentRows:
+        """The rows of a stream that are not sent yet."""
         made = self._surroundings.outcome.of[self._component_id]
         rows = made.rows.get((stream, task))
         if rows is None:
             rows = made.rows[(stream, task)] = UnsentRows(len(self._streams.fields(stream, task)))
-        if len(values) != rows.width:
-            self._streams.checked(values, stream, task)
-        rows.values.append(tuple(values))
-        rows.roots.append(roots)
-        if len(rows.values) >= BUFFERED_ROWS_MAX and threading.get_ident() == self._surroundings.thread:
-            self._flush(stream, task)
+        return rows
+
+    def takes_rows(self, stream: str) -> bool:
+        """Whether the stream is declared, and its groupings say where rows go."""
+        return self._streams.takes_rows(stream)
+
+    def emit_rows(self, batch: pa.RecordBatch, roots: Ids, stream: str) -> None:
+        """Emit many rows, each of them part of one tree. Raises ``TopologyError`` for what the
+        stream does not take; the trees are then of no concern to anybody."""
+        typed = self._streams.typed(batch, stream, None)
+        self._flush(stream, None)
+        self._surroundings.outcome.of[self._component_id].counts.emitted += typed.num_rows
+        if self._edges[stream] and typed.num_rows:
+            self._give(stream, None, typed, pa.array(roots))
+
+    def flush_stream(self, stream: str) -> None:
+        """Send the rows of one stream. If they cannot be sent, their trees fail; raises the
+        error."""
+        self._flush(stream, None)
 
     def flush(self) -> None:
         """Send all rows of all streams. If the rows of a stream cannot be sent, their trees fail,
@@ -125,26 +148,36 @@ class Outflow:
             raise failed
 
     def _flush(self, stream: str, task: int | None) -> None:
-        outcome = self._surroundings.outcome
-        made = outcome.of[self._component_id]
+        """Send the rows of a stream. If they cannot be sent, their trees fail; raises the error."""
+        made = self._surroundings.outcome.of[self._component_id]
         rows = made.rows.pop((stream, task), None)
         if rows is None:
             return
         made.counts.emitted += len(rows.values)
         if not rows.values or not self._edges[stream]:
             return
+        trees = rows.roots.column()
+        with self._failing(trees):
+            batch = self._streams.of_columns(stream, rows.columns())
+        self._give(stream, task, batch, trees)
+
+    def _give(self, stream: str, task: int | None, batch: pa.RecordBatch, trees: pa.Array) -> None:
+        with self._failing(trees):
+            self._cut(stream, task, batch.append_column(ROOTS, trees))
+
+    @contextlib.contextmanager
+    def _failing(self, trees: pa.Array) -> Iterator[None]:
+        """Fail the trees of rows that cannot be sent. Nobody will receive them, and their emitter
+        may have acked the tuples that they were made of."""
         try:
-            self._cut(stream, task, rows)
+            yield
         except USER_ERRORS:
-            # Nobody will receive these rows, and their emitter may have acked the tuples that they
-            # were made of.
-            outcome.ledger.failed(root for roots in rows.roots for root in roots)
-            made.counts.failed += sum(not roots for roots in rows.roots)
+            outcome = self._surroundings.outcome
+            outcome.ledger.failed(flat_roots(trees).tolist())
+            outcome.of[self._component_id].counts.failed += untracked(trees)
             raise
 
-    def _cut(self, stream: str, task: int | None, rows: UnsentRows) -> None:
-        batch = self._streams.batch(stream, rows.values)
-        batch = batch.append_column(ROOTS, _trees_of(rows.roots))
+    def _cut(self, stream: str, task: int | None, batch: pa.RecordBatch) -> None:
         for edge in self._edges[stream]:
             for target, part in edge.cut(batch, self._turn, task):
                 self._send(edge, target, part)
@@ -153,32 +186,8 @@ class Outflow:
     def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:
         ids = self._ids.take(part.num_rows)
         self._surroundings.outcome.sent[edge.index] += part.num_rows
-        self._surroundings.outcome.ledger.emitted(*_edges_of(part.column(ROOTS), ids))
+        self._surroundings.outcome.ledger.emitted(*edges_of(part.column(ROOTS), ids))
         self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
-
-
-def _trees_of(roots: Sequence[Sequence[int]]) -> pa.ListArray:
-    """The column of the roots of each row."""
-    offsets = np.zeros(len(roots) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, roots), np.int32, len(roots)), out=offsets[1:])
-    flat = np.fromiter(chain.from_iterable(roots), np.uint64, int(offsets[-1]))
-    return pa.ListArray.from_arrays(offsets, flat)
-
-
-def roots_of(trees: pa.ListArray) -> Iterable[Sequence[int]]:
-    """The roots of each row, from their column."""
-    flat = trees.flatten().to_pylist()
-    lengths = trees.value_lengths().to_numpy(zero_copy_only=False)
-    if len(lengths) and lengths.min() == lengths.max() == 1:  # as nearly always
-        return zip(flat)
-    ends = np.cumsum(lengths).tolist()
-    return (flat[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True))
-
-
-def _edges_of(trees: pa.ListArray, ids: Ids) -> tuple[Ids, Ids]:
-    """A root and an edge for every tree that each row is part of."""
-    lengths = trees.value_lengths().to_numpy(zero_copy_only=False)
-    return trees.flatten().to_numpy(zero_copy_only=False), np.repeat(ids, lengths)
 
 
 class ComponentTask:

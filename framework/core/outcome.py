@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from framework.acking.ledger import Ledger
 from framework.core.checkpoints import CheckpointReport
+from framework.core.roots_column import RowRoots
 from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind
 from framework.execution.plan import Edge
 
@@ -35,11 +36,24 @@ ERRORS_MAX = 10
 @dataclass(slots=True)
 class UnsentRows:
     """Rows of one stream that are not sent yet, and the roots of the trees that each is part of.
-    ``width``: how many values a row has."""
+    ``width``: how many values a row has. ``values``: of each row, a tuple; where a row has one
+    value, that value."""
 
     width: int
-    values: list[Sequence[Any]] = field(default_factory=list)
-    roots: list[Sequence[int]] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    roots: RowRoots = field(default_factory=RowRoots)
+
+    def keep(self, values: Sequence[Any]) -> None:
+        """Add a row, without its roots. It does not matter what becomes of ``values`` later."""
+        if self.width == 1:
+            (value,) = values
+            self.values.append(value)
+        else:
+            self.values.append(tuple(values))
+
+    def columns(self) -> list[Sequence[Any]]:
+        """The values of each field."""
+        return [self.values] if self.width == 1 else list(zip(*self.values, strict=True))
 
 
 @dataclass(slots=True)

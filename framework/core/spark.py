@@ -1,9 +1,9 @@
 """Rounds on Spark. Tasks live in homes beside the executors.
 
 The driver carries the rows of a small round itself: it asks all homes of a level at once (ADR 60).
-A large round, on a cluster, is a Spark job: a chain of levels with shuffles between them, so that no
-single process carries everything. Where the driver cannot reach the homes, a small round is a Spark
-job, too: its one task does what the driver would do.
+A large round, on a cluster, is a Spark job: a chain of levels with shuffles between them, so that
+no single process carries everything. Where the driver cannot reach the homes, a small round is a
+Spark job, too: its one task does what the driver would do.
 """
 
 from __future__ import annotations

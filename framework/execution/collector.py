@@ -62,11 +62,15 @@ class Streams:
         return values
 
     def batch(self, stream: str, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-        """Make a record batch of rows, in the declared types. Raises ``TopologyError`` naming a
-        field whose values do not fit."""
+        """Make a record batch of rows. Raises as ``of_columns``."""
+        return self.of_columns(stream, list(zip(*rows, strict=True)))
+
+    def of_columns(self, stream: str, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        """Make a record batch of the values of each field, in the declared types. Raises
+        ``TopologyError`` naming a field whose values do not fit."""
         fields = self._streams[stream]
         arrays = []
-        for name, values in zip(fields, zip(*rows, strict=True), strict=True):
+        for name, values in zip(fields, columns, strict=True):
             try:
                 arrays.append(pa.array(values, type=fields.type_of(name)))
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
@@ -76,6 +80,36 @@ class Streams:
                     f"emitted as {declared}: {error}"
                 ) from error
         return pa.RecordBatch.from_arrays(arrays, names=list(fields.names))
+
+    def typed(self, batch: pa.RecordBatch, stream: str, task: int | None) -> pa.RecordBatch:
+        """Return a batch that is emitted, each column cast to its declared type where they differ.
+        The cast is safe: it never loses data silently. Raises ``TopologyError`` when it is no batch
+        of the declared fields, and as ``fields`` does."""
+        fields = self.fields(stream, task)
+        if not isinstance(batch, pa.RecordBatch):
+            raise TopologyError(
+                f"component {self.component_id!r} emitted a {type(batch).__name__} on stream {stream!r}: give a "
+                "pyarrow.RecordBatch"
+            )
+        if tuple(batch.schema.names) != fields.names:
+            raise TopologyError(
+                f"component {self.component_id!r} emitted columns {', '.join(batch.schema.names)} on stream {stream!r}, "
+                f"which declares {', '.join(fields.names)}"
+            )
+        columns = []
+        for name, column in zip(fields, batch.columns, strict=True):
+            declared = fields.type_of(name)
+            if declared is None or column.type == declared:
+                columns.append(column)
+                continue
+            try:
+                columns.append(column.cast(declared))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise TopologyError(
+                    f"component {self.component_id!r}, stream {stream!r}: field {name!r} is declared {declared}, and "
+                    f"{column.type} does not fit: {error}"
+                ) from error
+        return pa.RecordBatch.from_arrays(columns, names=list(fields.names))
 
 
 class TaskCollector:
@@ -151,19 +185,9 @@ class TaskCollector:
         self._emit_arrow(batch, stream, task)
 
     def _emit_arrow(self, batch: pa.RecordBatch, stream: str, task: int | None) -> None:
-        fields = self._streams.fields(stream, task)
-        if not isinstance(batch, pa.RecordBatch):
-            raise TopologyError(
-                f"component {self._component_id!r} emitted a {type(batch).__name__} on stream {stream!r}: give a "
-                "pyarrow.RecordBatch"
-            )
-        if tuple(batch.schema.names) != fields.names:
-            raise TopologyError(
-                f"component {self._component_id!r} emitted columns {', '.join(batch.schema.names)} on stream {stream!r}, "
-                f"which declares {', '.join(fields.names)}"
-            )
+        typed = self._streams.typed(batch, stream, task)
         self._flush(stream, task)
-        self._deliver(stream, self._typed(batch, fields, stream), task)
+        self._deliver(stream, typed, task)
 
     def flush(self) -> None:
         """Send the buffered rows."""
@@ -176,24 +200,6 @@ class TaskCollector:
             batch = self._streams.batch(stream, rows)
             rows.clear()  # the same list goes on: `emit` knows it
             self._deliver(stream, batch, task)
-
-    def _typed(self, batch: pa.RecordBatch, fields: Fields, stream: str) -> pa.RecordBatch:
-        """Cast each column to its declared type where they differ. The cast is safe: it never loses
-        data silently."""
-        columns = []
-        for name, column in zip(fields, batch.columns, strict=True):
-            declared = fields.type_of(name)
-            if declared is None or column.type == declared:
-                columns.append(column)
-                continue
-            try:
-                columns.append(column.cast(declared))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise TopologyError(
-                    f"component {self._component_id!r}, stream {stream!r}: field {name!r} is declared {declared}, and "
-                    f"{column.type} does not fit: {error}"
-                ) from error
-        return pa.RecordBatch.from_arrays(columns, names=list(fields.names))
 
     def _deliver(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
         if self.sink is None:

@@ -124,6 +124,22 @@ def tuple_class(
     return specialised(_AttemptTuple, fields, source_component, source_stream, first=1)
 
 
+class _PlainTuple(Tuple):
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tuple, (None, self.fields, self.values, self.source_component, self.source_stream)
+
+
+@lru_cache(maxsize=1024)
+def plain_class(fields: Fields, source_component: str, source_stream: str) -> type[Tuple]:
+    """The class of the tuples of one stream that belong to no attempt. To make one, make an empty
+    one with ``__new__`` and set its ``values``: nothing else is its own."""
+    made = specialised(_PlainTuple, fields, source_component, source_stream, first=0)
+    setattr(made, "_attempt", None)  # noqa: B010 - hides the slot
+    return made
+
+
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """The rows of a record batch as Python tuples, in order."""
     if batch.num_columns == 0:

@@ -1,0 +1,154 @@
+"""The collector of a basic bolt, and the rows that a basic bolt executes one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from framework.acking.ledger import Ids
+from framework.core.component_task import EDGE, ROOTS, Outflow
+from framework.core.outcome import Surroundings
+from framework.core.roots_column import flat_roots
+from framework.execution.collector import BUFFERED_ROWS_MAX
+from framework.execution.plan import Edge
+from framework.topology import DEFAULT_STREAM, Fields
+from framework.topology.tuples import plain_class, rows_of
+
+
+class Rows:
+    """The rows of a batch, each of them part of one tree, and how many of them were taken.
+    ``edges``: the ids of the edges that they came on. ``untaken``: the values of the others."""
+
+    def __init__(self, batch: pa.RecordBatch, fields: Fields, edge: Edge) -> None:
+        self.made = plain_class(fields, edge.source, edge.stream)
+        self.roots = flat_roots(batch.column(ROOTS))
+        self.edges: Ids = batch.column(EDGE).to_numpy()
+        self.untaken = rows_of(batch.select(list(fields.names)))
+        self.taken = 0
+
+    def take(self) -> None:
+        """Note that one more was executed."""
+        self.taken += 1
+
+    def __len__(self) -> int:
+        return len(self.roots) - self.taken
+
+
+class BasicCollector:
+    """Anchors what is emitted to the tuple that is being executed: a single one (``roots``), or the
+    rows of a batch in turn (``over``). ``report``: shows an error."""
+
+    def __init__(self, out: Outflow, surroundings: Surroundings, report: Callable[[BaseException], None]) -> None:
+        self._out = out
+        self._surroundings = surroundings
+        self.report_error = report
+        self._roots: Sequence[int] = ()
+        self._rows: Rows | None = None
+
+    @property
+    def roots(self) -> Sequence[int]:
+        """The roots of the tuple that is being executed."""
+        return self._roots if self._rows is None else (int(self._rows.roots[self._rows.taken]),)
+
+    @roots.setter
+    def roots(self, roots: Sequence[int]) -> None:
+        self._roots = roots
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self.roots, stream, None)
+
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._out.emit(values, self.roots, stream, task)
+
+    def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        for values in rows_of(batch):
+            self.emit(values, stream)
+
+    def emit_arrow_direct(self, task: int, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        for values in rows_of(batch):
+            self.emit_direct(task, values, stream)
+
+    @contextlib.contextmanager
+    def over(self, rows: Rows) -> Iterator[Callable[[], None]]:
+        """Anchor to the rows of a batch, from the first that is not taken. Yields what to call
+        after each row: then it is taken.
+
+        Meanwhile ``emit`` is a function that knows the default stream, where nearly all rows go. It
+        notes no roots: they follow from how many rows there were after each row of the batch."""
+        self._rows = rows
+        made = None
+        if self._out.takes_rows(DEFAULT_STREAM):
+            made = _MadeOfRows(self._out, rows)
+            self.emit = self._emit_of(made)  # type: ignore[method-assign]
+        try:
+            yield rows.take if made is None else made.next_row
+        finally:
+            vars(self).pop("emit", None)
+            self._rows = None
+            if made is not None:
+                made.anchor()
+
+    def _emit_of(self, made: _MadeOfRows) -> Callable[..., None]:
+        other, thread = partial(BasicCollector.emit, self), self._surroundings.thread
+        width, kept = made.unsent.width, made.unsent.values
+        keep, is_single = kept.append, width == 1
+
+        def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+            nonlocal kept, keep
+            if stream != DEFAULT_STREAM or len(values) != width:
+                other(values, stream)
+                return
+            if is_single:
+                (value,) = values
+                keep(value)
+            else:
+                keep(tuple(values))
+            if len(kept) >= BUFFERED_ROWS_MAX and threading.get_ident() == thread:
+                try:
+                    made.send()
+                finally:
+                    kept = made.unsent.values
+                    keep = kept.append
+
+        return emit
+
+
+class _MadeOfRows:
+    """The rows of the default stream that are emitted for the rows of a batch. ``unsent``: those
+    that are not sent yet."""
+
+    def __init__(self, out: Outflow, rows: Rows) -> None:
+        self._out = out
+        self._rows = rows
+        self._begin()
+
+    def _begin(self) -> None:
+        self.unsent = self._out.unsent(DEFAULT_STREAM)
+        self._first = self._rows.taken
+        self._ends = [len(self.unsent.values)]  # how many there are before the first row, and after each
+
+    def next_row(self) -> None:
+        self._rows.taken += 1
+        self._ends.append(len(self.unsent.values))
+
+    def anchor(self) -> None:
+        """Give what was emitted since the last time its roots."""
+        counts = np.diff([*self._ends, len(self.unsent.values)])  # the last is of the row that is being executed
+        if counts.any():
+            which = np.repeat(np.arange(self._first, self._first + len(counts)), counts)
+            self.unsent.roots.extend(self._rows.roots[which])
+        self._begin()
+
+    def send(self) -> None:
+        """Send what was emitted until now. Raises the error of rows that cannot be sent."""
+        self.anchor()
+        try:
+            self._out.flush_stream(DEFAULT_STREAM)
+        finally:
+            self._begin()
