@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from framework.acking.acker import Acker
-from framework.acking.ledger import LedgerPart, Roots, fold, spout_task_of
+from framework.acking.ledger import NO_IDS, Ids, LedgerPart, Roots
+from framework.acking.table import TreeTable
 from framework.core.budget import Budget
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
@@ -25,15 +25,11 @@ class AckerTask:
         self._number = number
         self._before = first_round - 1
         self._heard: dict[tuple[int, int], int] = {}  # task -> its last round that was applied
-        self._completed: list[int] = []
-        self._failed: list[int] = []
-        self._expired: list[int] = []
-        self._acker: Acker[int, int] = Acker(
-            on_complete=lambda root, task: self._completed.append(root),
-            on_fail=lambda root, task: self._failed.append(root),
-            buckets=ROTATIONS_PER_TIMEOUT + 1,
-            on_expire=lambda root, task: self._expired.append(root),
-        )
+        # What was decided, and not told yet.
+        self._completed: list[Ids] = []
+        self._failed: list[Ids] = []
+        self._expired: list[Ids] = []
+        self._acker = TreeTable(ROTATIONS_PER_TIMEOUT + 1)
 
     def begin(self, round_: Round) -> None:
         """Nothing to do before the round."""
@@ -51,18 +47,16 @@ class AckerTask:
             self._acker.age()
         reset = self._apply(parts) if parts else set()
         if round_.rotates:
-            self._acker.expire()
+            self._expired.append(self._acker.expire())
         decisions = Decisions(
             round_.number,
             self._number,
-            completed=Roots.of(self._completed),
-            failed=Roots.of(self._failed),
+            completed=_told(self._completed),
+            failed=_told(self._failed),
             reset=Roots.of(reset),
-            expired=Roots.of(self._expired),
+            expired=_told(self._expired),
             trees=self._acker.trees,
         )
-        for each in (self._completed, self._failed, self._expired):
-            each.clear()
         return [*passing, (0, decisions)]
 
     def throw_away(self) -> None:
@@ -73,24 +67,22 @@ class AckerTask:
         """Nothing to release."""
 
     def _apply(self, parts: Sequence[LedgerPart]) -> set[int]:
-        """Apply what tasks say, folded: most trees begin and end in one round, and cost one look
-        then. Returns the trees whose timeout starts anew."""
-        failed = {root for part in parts for root in part.failed.tolist()}
-        for root in failed:  # before anything that could complete the tree
-            self._acker.fail(root)
-        born = np.concatenate([part.born for part in parts])
-        roots, values = fold(
-            np.concatenate([part.roots for part in parts]), np.concatenate([part.values for part in parts])
+        """Apply what tasks say. Returns the trees whose timeout starts anew."""
+        decided = self._acker.apply(
+            born=np.concatenate([part.born for part in parts]),
+            roots=np.concatenate([part.roots for part in parts]),
+            values=np.concatenate([part.values for part in parts]),
+            failed=np.concatenate([part.failed for part in parts]),
         )
-        open_ = (values != 0) | ~np.isin(roots, born)
-        told = dict(zip(roots[open_].tolist(), values[open_].tolist(), strict=True))
-        for root in failed:
-            told.pop(root, None)
-        for root in born.tolist():
-            self._acker.init(root, spout_task_of(root), told.pop(root, 0))
-        for root, value in told.items():
-            self._acker.ack(root, value)
-        reset = {root for part in parts for root in part.reset.tolist()}
-        for root in reset:
-            self._acker.reset_timeout(root)
-        return reset
+        self._completed.append(decided.completed)
+        self._failed.append(decided.failed)
+        reset = np.concatenate([part.reset for part in parts])
+        self._acker.reset(reset)
+        return set(reset.tolist())
+
+
+def _told(decided: list[Ids]) -> Roots:
+    """All of what was decided, which is told now."""
+    roots = Roots.of(np.concatenate([NO_IDS, *decided]))
+    decided.clear()
+    return roots

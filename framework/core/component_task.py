@@ -21,7 +21,7 @@ from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
-from framework.core.roots_column import edges_of, flat_roots, untracked
+from framework.core.roots_column import edges_of, flat_roots, no_roots, untracked
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -121,14 +121,14 @@ class Outflow:
         """Whether the stream is declared, and its groupings say where rows go."""
         return self._streams.takes_rows(stream)
 
-    def emit_rows(self, batch: pa.RecordBatch, roots: Ids, stream: str) -> None:
-        """Emit many rows, each of them part of one tree. Raises ``TopologyError`` for what the
-        stream does not take; the trees are then of no concern to anybody."""
+    def emit_rows(self, batch: pa.RecordBatch, roots: Ids | None, stream: str) -> None:
+        """Emit many rows, each of them part of one tree, or none of any (``roots`` None). Raises
+        ``TopologyError`` for what the stream does not take."""
         typed = self._streams.typed(batch, stream, None)
         self._flush(stream, None)
         self._surroundings.outcome.of[self._component_id].counts.emitted += typed.num_rows
         if self._edges[stream] and typed.num_rows:
-            self._give(stream, None, typed, pa.array(roots))
+            self._give(stream, None, typed, no_roots(typed.num_rows) if roots is None else pa.array(roots))
 
     def flush_stream(self, stream: str) -> None:
         """Send the rows of one stream. If they cannot be sent, their trees fail; raises the

@@ -51,6 +51,11 @@ class RowRoots:
             tail.clear()
 
 
+def no_roots(rows: int) -> pa.Array:
+    """The column of rows that are part of no tree."""
+    return pa.ListArray.from_arrays(pa.array(np.zeros(rows + 1, np.int32)), pa.array(NO_IDS))
+
+
 def are_single(column: pa.Array) -> bool:
     """Whether the column says of every row that it is part of one tree."""
     return bool(pa.types.is_uint64(column.type))

@@ -8,13 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
-from framework.acking.rotating_map import RotatingMap
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
 from framework.core.outcome import Surroundings
+from framework.core.pending import Emitted, EmittedRows, Pending, Told
 from framework.core.rounds import TreeOutcomes
 from framework.errors import RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
@@ -27,18 +30,6 @@ ROUND_SPOUT_S = 0.25
 #: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
 #: process each time fails in the end.
 LOSSES_MAX = 5
-
-
-class _Emitted(NamedTuple):
-    """A tuple whose fate is open. ``values``: kept where it may have to be emitted again without
-    its spout. ``losses``: how often it was emitted again because of a lost round."""
-
-    message_id: Any
-    since: float
-    values: Sequence[Any]
-    stream: str
-    task: int | None
-    losses: int = 0
 
 
 class SpoutCollector:
@@ -54,6 +45,11 @@ class SpoutCollector:
         self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
     ) -> None:
         self.spout.emitted(values, message_id, stream, task)
+
+    def emit_arrow(
+        self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None = None, stream: str = DEFAULT_STREAM
+    ) -> None:
+        self.spout.emitted_rows(batch, message_ids, stream)
 
     def report_error(self, error: BaseException) -> None:
         self.spout.report(error)
@@ -88,7 +84,7 @@ class SpoutTask(ComponentTask):
         self._pending_max = pending_max
         self._tracked = tracked
         self._pending = self._new_pending()
-        self._again: deque[_Emitted] = deque()
+        self._again: deque[Emitted] = deque()
         self._lost = 0  # the last lost round that this task has heard of
         self._unsure: set[int] = set()  # trees that were under way at that time
         self._stayed = False
@@ -131,11 +127,7 @@ class SpoutTask(ComponentTask):
 
     def emitted(self, values: Sequence[Any], message_id: Any, stream: str, task: int | None) -> None:
         """Called by the collector. Raises ``TopologyError`` in a thread of the spout."""
-        if threading.get_ident() != self._surroundings.thread:
-            raise TopologyError(
-                f"spout {self.component.id!r} emits in a thread of its own: put what comes into a queue, and emit it "
-                "in next_tuple"
-            )
+        self._check_thread()
         self._emitted += 1
         if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)
@@ -144,9 +136,42 @@ class SpoutTask(ComponentTask):
                 self._instance.ack(message_id)
             return
         kept = tuple(values) if not self._exact else ()
-        self._emit(values, _Emitted(message_id, time.monotonic(), kept, stream, task))
+        self._emit(values, Emitted(message_id, time.monotonic(), kept, stream, task))
 
-    def _emit(self, values: Sequence[Any], emitted: _Emitted) -> None:
+    def emitted_rows(self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str) -> None:
+        """As ``emitted``, for many rows. Raises ``TopologyError`` also when there are not as many
+        ids as rows."""
+        self._check_thread()
+        if message_ids is not None and len(message_ids) != batch.num_rows:
+            raise TopologyError(
+                f"spout {self.component.id!r} emitted {batch.num_rows} rows with {len(message_ids)} message ids"
+            )
+        count = batch.num_rows
+        if not count:
+            return
+        self._emitted += count
+        if (message_ids is None and not self._exact) or not self._tracked:
+            self.out.emit_rows(batch, None, stream)
+            if message_ids is not None:
+                self.counts.completed += count
+                self._instance.ack_all(message_ids)
+            return
+        first = root_of(self._number, self._next)
+        roots = np.arange(first, first + count, dtype=np.uint64)
+        self.out.emit_rows(batch, roots, stream)
+        self._next += count
+        self.outcome.ledger.born_many(roots)
+        kept = None if self._exact else batch
+        self._pending.put_rows(first, EmittedRows(message_ids, time.monotonic(), kept, stream, count))
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._surroundings.thread:
+            raise TopologyError(
+                f"spout {self.component.id!r} emits in a thread of its own: put what comes into a queue, and emit it "
+                "in next_tuple"
+            )
+
+    def _emit(self, values: Sequence[Any], emitted: Emitted) -> None:
         root = root_of(self._number, self._next)
         self._next += 1
         self.out.emit(values, (root,), emitted.stream, emitted.task)
@@ -160,26 +185,24 @@ class SpoutTask(ComponentTask):
             return
         if lost > self._lost:
             self._lost = lost
-            self._unsure.update(self._pending)
+            self._unsure.update(self._pending.roots())
         if rotates:
             self._pending.age()
         try:
-            for root in outcomes.completed.ids():
-                self._settle(root, done=True)
-            for root in outcomes.failed.ids():
-                self._settle(root, done=False)
-            for root in outcomes.expired.ids():
-                entry = self._pending.remove(root)
-                if entry is not None:
-                    self._expire(root, entry)
-            for root in outcomes.reset.ids():
-                entry = self._pending.get(root)
-                if entry is not None:
-                    self._pending.put(root, entry)
+            for told in self._pending.settle(outcomes.completed):
+                self._complete(told)
+            for told in self._pending.settle(outcomes.failed):
+                self._unsure.difference_update(range(told.first, told.first + told.size))
+                for entry in told.each():
+                    self._failed(entry.message_id)
+            for told in self._pending.settle(outcomes.expired):
+                self._expire(told)
+            self._pending.touch(outcomes.reset)
             if self._stayed:
                 self._emit_again()
             if rotates:
-                self._pending.expire()
+                for told in self._pending.expire():
+                    self._expire(told)
         except USER_ERRORS as error:
             self.died(error)
 
@@ -198,9 +221,11 @@ class SpoutTask(ComponentTask):
                 again = self._again.popleft()
                 self._emitted += 1
                 self._emit(again.values, again)
-            while len(self._pending) + len(self._again) < self._pending_max and self._emitted - first < most:
+            while (
+                wanted := min(self._pending_max - len(self._pending) - len(self._again), most - (self._emitted - first))
+            ) > 0:
                 before = self._emitted
-                spout.next_tuple()
+                spout.next_tuples(wanted)
                 if self._emitted == before or time.monotonic() - start >= ROUND_SPOUT_S:
                     break
         except USER_ERRORS as error:
@@ -279,10 +304,8 @@ class SpoutTask(ComponentTask):
         self._instance, self._collector = before._instance, before._collector
         self._collector.spout = self
         self._next = max(self._next, before._next)
-        for root in before._pending:
-            emitted = before._pending.get(root)
-            if emitted is not None:
-                self._pending.put(root, emitted)
+        self._pending = before._pending
+        self._pending.touch_all()
         self._again = before._again
         self._begins = before._begins
         self._stayed = True
@@ -291,32 +314,29 @@ class SpoutTask(ComponentTask):
         """Queue all that is under way, to be emitted when the spouts give the next time."""
         under_way, self._pending, self._stayed = self._pending, self._new_pending(), False
         self._unsure.clear()
-        self._again.extend(each for each in map(under_way.get, under_way) if each is not None)
+        self._again.extend(entry for told in under_way.all() for entry in told.each())
 
-    def _settle(self, root: int, *, done: bool) -> None:
-        entry = self._pending.remove(root)
-        if entry is None:
-            return  # it has timed out, or an earlier instance emitted it
-        self._unsure.discard(root)
-        if done:
-            self.counts.completed += 1
-            self.counts.latency_s += time.monotonic() - entry.since
-            if entry.message_id is not None:
-                self._instance.ack(entry.message_id)
-        else:
+    def _complete(self, told: Told) -> None:
+        if self._unsure:
+            self._unsure.difference_update(range(told.first, told.first + told.size))
+        self.counts.completed += told.size
+        self.counts.latency_s += told.waited_s(time.monotonic())
+        message_ids = told.message_ids()
+        if len(message_ids):
+            self._instance.ack_all(message_ids)
+
+    def _new_pending(self) -> Pending:
+        return Pending(ROTATIONS_PER_TIMEOUT + 1)
+
+    def _expire(self, told: Told) -> None:
+        self.counts.timed_out += told.size
+        for root, entry in zip(range(told.first, told.first + told.size), told.each(), strict=True):
+            if root in self._unsure:
+                self._unsure.remove(root)
+                if entry.losses < LOSSES_MAX:
+                    self._again.append(entry._replace(losses=entry.losses + 1))
+                    continue
             self._failed(entry.message_id)
-
-    def _new_pending(self) -> RotatingMap[int, _Emitted]:
-        return RotatingMap(ROTATIONS_PER_TIMEOUT + 1, self._expire)
-
-    def _expire(self, root: int, entry: _Emitted) -> None:
-        self.counts.timed_out += 1
-        if root in self._unsure:
-            self._unsure.remove(root)
-            if entry.losses < LOSSES_MAX:
-                self._again.append(entry._replace(losses=entry.losses + 1))
-                return
-        self._failed(entry.message_id)
 
     def _failed(self, message_id: Any) -> None:
         """Count a failure and tell the spout. Where state is exactly-once, the spout is not told: a

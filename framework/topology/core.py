@@ -20,6 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Union
 
+import pyarrow as pa
+
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.tuples import Tuple
@@ -41,6 +43,12 @@ class SpoutOutputCollector(Protocol):
         self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
     ) -> None:
         """Emit on a direct stream, to one task of each bolt that subscribes."""
+
+    def emit_arrow(
+        self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None = None, stream: str = DEFAULT_STREAM
+    ) -> None:
+        """Emit each row of a batch, as ``emit`` does: ``message_ids`` has the id of each. Costs far
+        less than a call per row. Emit no more rows than ``next_tuples`` was asked for."""
 
     def report_error(self, error: BaseException) -> None:
         """Show an error in the status of the run, and go on."""
@@ -108,8 +116,21 @@ class BaseRichSpout(ABC):
         Return without emitting when there is nothing. Must not block: acks and fails wait
         meanwhile."""
 
+    def next_tuples(self, most: int) -> None:
+        """Called again and again, in the place of ``next_tuple``, which it calls by default. Emit
+        up to ``most`` tuples: there is no room for more. For spouts that can give many at once,
+        with ``emit_arrow``."""
+        self.next_tuple()
+
     def ack(self, message_id: Any) -> None:
         """The tuple that was emitted with this id has been fully processed. Called once."""
+
+    def ack_all(self, message_ids: Sequence[Any]) -> None:
+        """The tuples that were emitted with these ids have been fully processed. By default, calls
+        ``ack`` for each. When they were emitted by ``emit_arrow``, ``message_ids`` is a slice of
+        what was given there."""
+        for each in message_ids:
+            self.ack(each)
 
     def fail(self, message_id: Any) -> None:
         """The tuple that was emitted with this id has failed, or was not fully processed in time.

@@ -1,0 +1,221 @@
+"""The tuples of one spout task whose fate is open, in runs.
+
+The roots of a task rise by one from tuple to tuple. So what a spout gives in one go is a run of
+roots, and what it is told of them is told in ranges: a range costs the same, however long it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from framework.acking.ledger import Roots
+from framework.topology.tuples import rows_of
+
+
+class Emitted(NamedTuple):
+    """A tuple whose fate is open. ``since``: when it was emitted, by ``time.monotonic``.
+    ``values``: kept where it may have to be emitted again without its spout. ``losses``: how often
+    it was emitted again because of a lost round."""
+
+    message_id: Any
+    since: float
+    values: Sequence[Any]
+    stream: str
+    task: int | None
+    losses: int = 0
+
+
+class _Entries(Protocol):
+    """The tuples of a run."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: int, /) -> Emitted: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedRows:
+    """Rows that were emitted at once. ``message_ids``: of each row; None where there are none.
+    ``batch``: kept where they may have to be emitted again."""
+
+    message_ids: Sequence[Any] | None
+    since: float
+    batch: pa.RecordBatch | None
+    stream: str
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, at: int) -> Emitted:
+        message_id = None if self.message_ids is None else self.message_ids[at]
+        values = () if self.batch is None else next(rows_of(self.batch.slice(at, 1)))
+        return Emitted(message_id, self.since, values, self.stream, None)
+
+
+class Run:
+    """The tuples of consecutive roots from ``first`` on. ``open``: which of them are. ``touched``:
+    the rotation in which something was last said of each."""
+
+    def __init__(self, first: int, entries: _Entries, rotation: int) -> None:
+        self.first = first
+        self.entries = entries
+        self.rotation = rotation
+        self.left = 0
+        self.open = np.empty(0, np.bool_)
+        self.touched = np.empty(0, np.int64)
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.entries)
+
+    def seal(self) -> None:
+        """Nothing is added to the run any more."""
+        if not len(self.open):
+            self.left = len(self.entries)
+            self.open = np.ones(self.left, np.bool_)
+            self.touched = np.full(self.left, self.rotation, np.int64)
+
+
+class Told(NamedTuple):
+    """Consecutive tuples of a run of which something was said. ``first``: the root of the first."""
+
+    first: int
+    entries: _Entries
+    at: int
+    size: int
+
+    def each(self) -> Iterator[Emitted]:
+        return (self.entries[at] for at in range(self.at, self.at + self.size))
+
+    def message_ids(self) -> Sequence[Any]:
+        """Those that have an id."""
+        entries = self.entries
+        if isinstance(entries, EmittedRows):
+            ids = entries.message_ids
+            return () if ids is None else ids[self.at : self.at + self.size]
+        return [each.message_id for each in self.each() if each.message_id is not None]
+
+    def waited_s(self, now: float) -> float:
+        """How long they were open, summed."""
+        if isinstance(self.entries, EmittedRows):
+            return (now - self.entries.since) * self.size
+        return sum(now - each.since for each in self.each())
+
+
+class Pending:
+    """``rotations``: how many rotations a tuple of which nothing is said outlives; it expires at
+    the next. As a ``RotatingMap`` of so many buckets."""
+
+    def __init__(self, rotations: int) -> None:
+        self._rotations = rotations
+        self._rotation = 0
+        self._runs: list[Run] = []  # by their roots
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, root: int, emitted: Emitted) -> None:
+        """Add a tuple. Roots must rise."""
+        last = self._runs[-1] if self._runs else None
+        if last is not None and not len(last.open) and root == last.next and isinstance(last.entries, list):
+            last.entries.append(emitted)
+        else:
+            self._add(Run(root, [emitted], self._rotation))
+        self._count += 1
+
+    def put_rows(self, first: int, rows: EmittedRows) -> None:
+        """Add tuples with consecutive roots. Roots must rise."""
+        self._add(Run(first, rows, self._rotation))
+        self._count += len(rows)
+
+    def settle(self, roots: Roots) -> Iterator[Told]:
+        """Remove these trees. Yields the tuples that were open."""
+        for run, start, stop in self._within(roots):
+            for at, count in _stretches(run.open[start:stop]):
+                run.open[start + at : start + at + count] = False
+                run.left -= count
+                self._count -= count
+                yield Told(run.first + start + at, run.entries, start + at, count)
+        self._drop_empty()
+
+    def touch(self, roots: Roots) -> None:
+        """Give these trees their whole time again."""
+        for run, start, stop in self._within(roots):
+            run.touched[start:stop] = self._rotation
+
+    def touch_all(self) -> None:
+        for run in self._sealed():
+            run.touched[:] = self._rotation
+
+    def age(self) -> None:
+        """The first half of a rotation: every tree is one rotation older."""
+        for _ in self._sealed():
+            pass
+        self._rotation += 1
+
+    def expire(self) -> Iterator[Told]:
+        """The second half of a rotation: remove what is too old. Yields it."""
+        for run in self._sealed():
+            old = run.open & (run.touched <= self._rotation - self._rotations)
+            for at, count in _stretches(old):
+                run.open[at : at + count] = False
+                run.left -= count
+                self._count -= count
+                yield Told(run.first + at, run.entries, at, count)
+        self._drop_empty()
+
+    def all(self) -> Iterator[Told]:
+        for run in self._sealed():
+            for at, count in _stretches(run.open):
+                yield Told(run.first + at, run.entries, at, count)
+
+    def roots(self) -> Iterator[int]:
+        for told in self.all():
+            yield from range(told.first, told.first + told.size)
+
+    def _add(self, run: Run) -> None:
+        if self._runs:
+            self._runs[-1].seal()
+        self._runs.append(run)
+
+    def _sealed(self) -> Iterator[Run]:
+        if self._runs:
+            self._runs[-1].seal()
+        yield from list(self._runs)
+
+    def _within(self, roots: Roots) -> Iterator[tuple[Run, int, int]]:
+        """The parts of runs that lie in ranges of roots."""
+        if self._runs:
+            self._runs[-1].seal()
+        runs = self._runs
+        firsts = [each.first for each in runs]
+        for first, last in zip(roots.first, roots.last, strict=True):
+            for run in runs[max(bisect_right(firsts, first) - 1, 0) : bisect_right(firsts, last)]:
+                start, stop = max(first - run.first, 0), min(last + 1, run.next) - run.first
+                if start < stop:
+                    yield run, start, stop
+
+    def _drop_empty(self) -> None:
+        if any(not each.left for each in self._runs):
+            self._runs = [each for each in self._runs if each.left or not len(each.open)]
+
+
+def _stretches(which: np.ndarray[Any, np.dtype[np.bool_]]) -> list[tuple[int, int]]:
+    """Where stretches of true values begin, and how long each is."""
+    if which.all():
+        return [(0, len(which))] if len(which) else []
+    at = np.flatnonzero(which)
+    if not len(at):
+        return []
+    breaks = np.flatnonzero(np.diff(at) != 1)
+    starts = at[np.concatenate(([0], breaks + 1))]
+    ends = at[np.concatenate((breaks, [len(at) - 1]))] + 1
+    return list(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
