@@ -80,6 +80,15 @@ class Retries(Generic[K]):
                 return key
         return None
 
+    @property
+    def any_failed(self) -> bool:
+        """Whether any key has failed and is not done."""
+        return bool(self._failures)
+
+    def keys(self) -> list[K]:
+        """The keys that have failed and are not done."""
+        return list(self._failures)
+
     def __len__(self) -> int:
         """How many keys wait for their next try."""
         return len(self._due)

@@ -6,15 +6,54 @@ reader that starts there misses nothing.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+W = TypeVar("W")
+Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class AckedOffsets:
+class Slice(Generic[W]):
+    """Offsets that were emitted at once, in their order, and which of them are done. ``what``: that
+    the caller keeps for them."""
+
+    __slots__ = ("_first", "done", "left", "offsets", "what")
+
+    def __init__(self, offsets: Offsets, what: W) -> None:
+        self.offsets = offsets
+        self.what = what
+        self.done = np.zeros(len(offsets), np.bool_)
+        self.left = len(offsets)
+        self._first = 0  # all before it are done
+
+    def settle(self, start: int, stop: int) -> None:
+        """The offsets at these places are done."""
+        self.left -= stop - start - int(self.done[start:stop].sum())
+        self.done[start:stop] = True
+
+    @property
+    def first_open(self) -> int:
+        """The first offset that is not done. Only where one is left."""
+        self._first += int(np.argmin(self.done[self._first :]))
+        return int(self.offsets[self._first])
+
+
+class Found(NamedTuple, Generic[W]):
+    """Where an open offset is."""
+
+    slice: Slice[W]
+    at: int
+
+
+class AckedOffsets(Generic[W]):
     """The offsets of one partition. ``position``: the next offset to emit. The cost of a call does
     not grow with the number of open offsets.
 
     >>> offsets = AckedOffsets(10)
-    >>> for offset in (10, 11, 14): offsets.emitted(offset)     # 12 and 13 are not there, or were skipped
+    >>> for offset in (10, 11, 14): _ = offsets.emitted([offset], None)     # 12 and 13 are not there, or were skipped
     >>> offsets.acked(11); offsets.committable
     10
     >>> offsets.acked(10); offsets.committable
@@ -25,28 +64,46 @@ class AckedOffsets:
 
     def __init__(self, position: int) -> None:
         self.position = position
-        self._open: set[int] = set()  # emitted and not acked
-        self._order: deque[int] = deque()  # open offsets in order; acked ones may lie behind the first
+        self._slices: list[Slice[W]] = []  # in order; the first one has an open offset
 
-    def emitted(self, offset: int) -> None:
-        """An offset was emitted for the first time. Offsets must come in order."""
-        self._open.add(offset)
-        self._order.append(offset)
-        self.position = offset + 1
+    def emitted(self, offsets: Sequence[int] | Offsets, what: W) -> Slice[W]:
+        """Offsets were emitted for the first time. They must come in order."""
+        made = Slice(np.asarray(offsets, np.int64), what)
+        self._slices.append(made)
+        self.position = int(made.offsets[-1]) + 1
+        return made
 
     def passed(self, offset: int) -> None:
         """An offset was left out: nobody will ack it."""
         self.position = max(self.position, offset + 1)
 
     def acked(self, offset: int) -> None:
-        self._open.discard(offset)
-        while self._order and self._order[0] not in self._open:
-            self._order.popleft()
+        found = self.find(offset)
+        if found is not None:
+            self.settle(found.slice, found.at, found.at + 1)
+
+    def settle(self, those: Slice[W], start: int, stop: int) -> None:
+        """The offsets at these places of a slice are done."""
+        those.settle(start, stop)
+        ended = 0
+        while ended < len(self._slices) and not self._slices[ended].left:
+            ended += 1
+        del self._slices[:ended]
+
+    def find(self, offset: int) -> Found[W] | None:
+        """An offset that was emitted; None if it is done, or was never emitted."""
+        number = bisect_right(self._slices, offset, key=lambda each: int(each.offsets[0])) - 1
+        if number < 0:
+            return None
+        those = self._slices[number]
+        at = int(np.searchsorted(those.offsets, offset))
+        is_open = at < len(those.offsets) and int(those.offsets[at]) == offset and not those.done[at]
+        return Found(those, at) if is_open else None
 
     @property
     def committable(self) -> int:
         """Everything before this offset is done."""
-        return self._order[0] if self._order else self.position
+        return self._slices[0].first_open if self._slices else self.position
 
     @property
     def span(self) -> int:
@@ -56,4 +113,4 @@ class AckedOffsets:
     @property
     def open(self) -> int:
         """The number of offsets that were emitted and are not acked."""
-        return len(self._open)
+        return sum(each.left for each in self._slices)

@@ -9,7 +9,11 @@ import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from itertools import groupby
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+import pyarrow as pa
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, FailedException, InvariantViolation, RetryableError
@@ -22,7 +26,7 @@ from framework.topology import (
 )
 from framework.topology.tuples import rows_of
 from spouts.codecs.codec import Codec
-from spouts.kafka.acked_offsets import AckedOffsets
+from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
 from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
 from spouts.kafka.chunk import MessageChunk
 from spouts.kafka.decoding import RecordDecoder, dead_letters
@@ -56,19 +60,61 @@ class MessageId(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A record that waits or is in flight. ``message``: kept if it may become a dead letter."""
+    """A record that is emitted again, or its dead letter."""
 
     values: Sequence[Any]
     stream: str
-    message: Any
 
 
-class _Read(NamedTuple):
-    """What was read at an offset. ``row``: None for a record that is left out."""
+class _Records:
+    """Records of one partition that follow each other. ``epochs``: their leader epochs; below 0 for
+    unknown. ``rows``: None for records that are left out. ``messages``: kept if they may become
+    dead letters."""
 
-    offset: int
-    leader_epoch: int | None
-    row: _Row | None
+    def __init__(
+        self, offsets: Offsets, epochs: Offsets, rows: pa.RecordBatch | None, stream: str, messages: list[Any] | None
+    ) -> None:
+        self.offsets = offsets
+        self.epochs = epochs
+        self.rows = rows
+        self.stream = stream
+        self.messages = messages
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def part(self, start: int, stop: int) -> _Records:
+        rows = self.rows.slice(start, stop - start) if self.rows is not None else None
+        messages = self.messages[start:stop] if self.messages is not None else None
+        return _Records(self.offsets[start:stop], self.epochs[start:stop], rows, self.stream, messages)
+
+    def row(self, at: int) -> _Row:
+        if self.rows is None:
+            raise InvariantViolation("a record without a row was emitted")
+        return _Row(next(rows_of(self.rows.slice(at, 1))), self.stream)
+
+
+class _RowIds(Sequence[MessageId]):
+    """The ids of records that were emitted at once. A slice of it names a part of them: the part is
+    done by one call."""
+
+    def __init__(self, tp: TopicPartition, partition: _Partition, records: Slice[_Records], places: range) -> None:
+        self.tp = tp
+        self.partition = partition
+        self.records = records
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, at: int) -> MessageId: ...
+    @overload
+    def __getitem__(self, at: slice) -> _RowIds: ...
+    def __getitem__(self, at: int | slice) -> MessageId | _RowIds:
+        if isinstance(at, slice):
+            return _RowIds(self.tp, self.partition, self.records, self.places[at])
+        return self.partition.id_of(self.tp, self.records, self.places[at])
 
 
 class KafkaSpout(ReplayableSpout):
@@ -206,7 +252,13 @@ class KafkaSpout(ReplayableSpout):
         )
 
     def next_tuple(self) -> None:
-        self._task.next_tuple()
+        self._task.next_tuples(1)
+
+    def next_tuples(self, most: int) -> None:
+        if type(self).next_tuple is KafkaSpout.next_tuple:
+            self._task.next_tuples(most)
+        else:
+            self.next_tuple()
 
     def caught_up(self) -> bool:
         """Whether every partition has been read to its end."""
@@ -231,6 +283,12 @@ class KafkaSpout(ReplayableSpout):
     def ack(self, message_id: MessageId) -> None:
         self._task.acked(message_id)
 
+    def ack_all(self, message_ids: Sequence[MessageId]) -> None:
+        if isinstance(message_ids, _RowIds) and type(self).ack is KafkaSpout.ack:
+            self._task.acked_rows(message_ids)
+        else:
+            super().ack_all(message_ids)
+
     def fail(self, message_id: MessageId) -> None:
         self._task.failed(message_id)
 
@@ -253,15 +311,57 @@ class _Partition:
 
     def __init__(self, begins: Position) -> None:
         self.topic_id = begins.topic_id
-        self.offsets = AckedOffsets(begins.offset)
-        self.buffer: deque[_Read] = deque()
+        self.offsets: AckedOffsets[_Records] = AckedOffsets(begins.offset)
+        self.buffer: deque[_Records] = deque()
         self.asked = begins
         self._epochs = deque([(begins.offset, begins.leader_epoch)])  # (first offset, leader epoch)
 
-    def took(self, read: _Read) -> None:
-        """A record has left the buffer."""
-        if read.leader_epoch != self._epochs[-1][1]:
-            self._epochs.append((read.offset + 1, read.leader_epoch))
+    @property
+    def buffered(self) -> int:
+        return sum(map(len, self.buffer))
+
+    def id_of(self, tp: TopicPartition, records: Slice[_Records], at: int) -> MessageId:
+        epoch = int(records.what.epochs[at])
+        return MessageId(*tp, int(records.offsets[at]), self.topic_id, epoch if epoch >= 0 else None)
+
+    def find(self, key: MessageId) -> Found[_Records] | None:
+        """A record that was emitted and is not done; None for any other, and of another log."""
+        found = self.offsets.find(key.offset) if key.topic_id == self.topic_id else None
+        return found if found is not None and self.id_of(key.tp, found.slice, found.at) == key else None
+
+    def pass_left_out(self) -> None:
+        """Pass the records at the beginning of the buffer that are left out."""
+        while self.buffer and self.buffer[0].rows is None:
+            gone = self._took(self.buffer.popleft())
+            self.offsets.passed(int(gone.offsets[-1]))
+
+    def take(self, most: int, uncommitted_max: int | None) -> _Records | None:
+        """Take up to ``most`` records from the buffer, so that no more than ``uncommitted_max``
+        offsets lie between the committable one and the next. None if there are none."""
+        self.pass_left_out()
+        if not self.buffer:
+            return None
+        first = self.buffer[0]
+        count = min(most, len(first))
+        if uncommitted_max is not None:
+            begins = self.offsets.committable if self.offsets.span else int(first.offsets[0])
+            if self.offsets.span >= uncommitted_max:
+                return None
+            count = 1 + int(np.searchsorted(first.offsets[: count - 1] + 1, begins + uncommitted_max))
+        if count == len(first):
+            return self._took(self.buffer.popleft())
+        self.buffer[0] = first.part(count, len(first))
+        return self._took(first.part(0, count))
+
+    def _took(self, records: _Records) -> _Records:
+        """Records have left the buffer."""
+        last = self._epochs[-1][1]
+        if (records.epochs != (-1 if last is None else last)).any():
+            for offset, epoch in zip(records.offsets.tolist(), records.epochs.tolist(), strict=True):
+                known = epoch if epoch >= 0 else None
+                if known != self._epochs[-1][1]:
+                    self._epochs.append((offset + 1, known))
+        return records
 
     def position(self) -> Position:
         """The position after all emitted records."""
@@ -302,7 +402,7 @@ class _Task:
         self._clock = clock
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._turn: deque[TopicPartition] = deque()
-        self._under_way: dict[MessageId, _Row] = {}
+        self._letters: dict[MessageId, _Row] = {}  # of records that have failed too often
         self._retries: Retries[MessageId] = Retries(retry)
         self._published_at = clock()
         self._checkpointed: Mapping[TopicPartition, Position] | None = (
@@ -311,19 +411,16 @@ class _Task:
         self._unsure: list[Any] = []  # read but not decoded: at most once, they wait for the commit
         self._trouble: str | None = None
 
-    def next_tuple(self) -> None:
-        """Emit one record: one that is due for a retry, else the next one of some partition."""
+    def next_tuples(self, most: int) -> None:
+        """Emit a record that is due for a retry, or up to ``most`` records of some partition."""
         try:
             self._begin()
             if self._clock() - self._published_at >= self._commit_every_s:
                 self._publish()
             self._tail.advance()
-            again = self._retries.due(self._clock())
-            if again is not None:
-                self._emit(again, self._under_way[again])
-            elif not self._emit_next():
+            if not self._emit_again() and not self._emit_next(most):
                 self._read()
-                self._emit_next()
+                self._emit_next(most)
             self._trouble = None
         except RetryableError as error:  # the cluster does not answer: records in flight stay
             if self._trouble is None:
@@ -331,21 +428,30 @@ class _Task:
             self._trouble = str(error)
 
     def acked(self, key: MessageId) -> None:
-        row = self._under_way.pop(key, None)
-        if row is not None:
-            self._partitions[key.tp].offsets.acked(key.offset)
-            self._retries.done(key)
+        partition = self._partitions.get(key.tp)
+        found = partition.find(key) if partition is not None else None
+        if partition is not None and found is not None:
+            partition.offsets.settle(found.slice, found.at, found.at + 1)
+            self._forget(key)
+
+    def acked_rows(self, ids: _RowIds) -> None:
+        ids.partition.offsets.settle(ids.records, ids.places.start, ids.places.stop)
+        if self._retries.any_failed:
+            for key in ids:
+                self._forget(key)
 
     def failed(self, key: MessageId) -> None:
-        row = self._under_way.get(key)
+        row = self._row(key)
         if row is None:
             return  # it was acked, or was emitted before this task was restarted
         is_letter = row.stream == DEAD_LETTER_STREAM  # a dead letter has no other place to go: retry it
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
-        if self._keeps_messages:
-            letter = dead_letters("value", MessageChunk([row.message]), ["its tuple tree failed too often"], {})
-            self._under_way[key] = _Row(next(rows_of(letter)), DEAD_LETTER_STREAM, None)
+        found = self._partitions[key.tp].find(key)
+        if self._keeps_messages and found is not None and found.slice.what.messages is not None:
+            message = found.slice.what.messages[found.at]
+            letter = dead_letters("value", MessageChunk([message]), ["its tuple tree failed too often"], {})
+            self._letters[key] = _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
             self._retries.failed(key, self._clock(), for_ever=True)
             return
         self._collector.report_error(
@@ -400,48 +506,58 @@ class _Task:
     def _begin(self) -> None:
         for tp, position in self._tail.look_up().items():
             if tp in self._partitions:  # its records in flight are of another log: ignore their acks
-                for key in [each for each in self._under_way if each.tp == tp]:
-                    del self._under_way[key]
-                    self._retries.done(key)
+                for key in [each for each in (*self._letters, *self._retries.keys()) if each.tp == tp]:
+                    self._forget(key)
                 self._unsure = [each for each in self._unsure if (each.topic(), each.partition()) != tp]
             else:
                 self._turn.append(tp)
             self._partitions[tp] = _Partition(position)
 
-    def _emit_next(self) -> bool:
-        """Emit the next record of the partition whose turn it is. Returns False if no partition has
-        a record that may be emitted."""
+    def _forget(self, key: MessageId) -> None:
+        self._retries.done(key)
+        self._letters.pop(key, None)
+
+    def _row(self, key: MessageId) -> _Row | None:
+        """What to emit for a record that is not done; None for any other."""
+        partition = self._partitions.get(key.tp)
+        found = partition.find(key) if partition is not None else None
+        if found is None:
+            return None
+        return self._letters.get(key) or found.slice.what.row(found.at)
+
+    def _emit_again(self) -> bool:
+        """Emit the record that is due for its next try, if one is."""
+        again = self._retries.due(self._clock())
+        row = self._row(again) if again is not None else None
+        if row is None:
+            return False
+        self._collector.emit(row.values, message_id=again, stream=row.stream)
+        return True
+
+    def _emit_next(self, most: int) -> bool:
+        """Emit the next records of the partition whose turn it is. Returns False if no partition
+        has a record that may be emitted."""
         for _ in range(len(self._turn)):
             tp = self._turn[0]
             self._turn.rotate(-1)
             partition = self._partitions[tp]
-            offsets, buffer = partition.offsets, partition.buffer
-            while buffer and buffer[0].row is None:
-                partition.took(buffer[0])
-                offsets.passed(buffer.popleft().offset)
-            if buffer and not (self._tracked and offsets.span >= self._uncommitted_max):
-                read = buffer.popleft()
-                if read.row is None:
-                    raise InvariantViolation("a record without a row was to be emitted")
-                key = MessageId(*tp, read.offset, partition.topic_id, read.leader_epoch)
-                partition.took(read)
+            records = partition.take(most, self._uncommitted_max if self._tracked else None)
+            if records is not None:
+                ids = None
                 if self._tracked:
-                    offsets.emitted(read.offset)
-                    self._under_way[key] = read.row
+                    emitted = partition.offsets.emitted(records.offsets, records)
+                    ids = _RowIds(tp, partition, emitted, range(len(records)))
                 else:
-                    offsets.passed(read.offset)
-                self._emit(key, read.row)
+                    partition.offsets.passed(int(records.offsets[-1]))
+                self._collector.emit_arrow(records.rows, message_ids=ids, stream=records.stream)
                 return True
         return False
-
-    def _emit(self, key: MessageId, row: _Row) -> None:
-        self._collector.emit(row.values, message_id=key if self._tracked else None, stream=row.stream)
 
     def _read(self) -> None:
         """Fetch, decode and buffer records. Keeps them undecoded if decoding raises
         ``RetryableError``, for example because a schema registry does not answer."""
         if not self._unsure:
-            self._tail.pause(tp for tp, each in self._partitions.items() if len(each.buffer) >= _BUFFERED_MAX)
+            self._tail.pause(tp for tp, each in self._partitions.items() if each.buffered >= _BUFFERED_MAX)
             self._unsure = self._tail.poll()
             if self._unsure and self._commits_first:
                 self._commit_first()
@@ -449,24 +565,30 @@ class _Task:
             self._tail.hear()
         if not self._unsure or (self._commits_first and not self._may_emit()):
             return
-        rows: list[tuple[TopicPartition, _Read]] = []
-        for decoded in self._decoder.decode(MessageChunk(self._unsure), {}):
+        arrived: dict[TopicPartition, list[_Records]] = {}
+        for decoded in self._decoder.decode(MessageChunk(_by_partition(self._unsure)), {}):
             stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
-            values = rows_of(decoded.rows) if decoded.rows is not None else [None] * len(decoded.chunk)
-            for message, row in zip(decoded.chunk.messages, values, strict=True):
-                tp = message.topic(), message.partition()
-                kept = _Row(row, stream, message if self._keeps_messages else None) if row is not None else None
-                rows.append((tp, _Read(message.offset(), _epoch_of(message), kept)))
+            messages = decoded.chunk.messages
+            at = 0
+            for tp, of_partition in groupby(messages, key=lambda each: (each.topic(), each.partition())):
+                its = list(of_partition)
+                offsets = np.fromiter((each.offset() for each in its), np.int64, len(its))
+                epochs = np.fromiter(map(_epoch_of, its), np.int64, len(its))
+                rows = decoded.rows.slice(at, len(its)) if decoded.rows is not None else None
+                at += len(its)
+                kept = its if self._keeps_messages else None
+                arrived.setdefault(tp, []).append(_Records(offsets, epochs, rows, stream, kept))
         self._unsure = []
-        for tp, read in sorted(rows, key=lambda each: (each[0], each[1].offset)):
-            self._partitions[tp].buffer.append(read)
+        for tp, found in arrived.items():
+            self._partitions[tp].buffer.extend(_in_order(found))
 
     def _commit_first(self) -> None:
         """Ask the group to commit the offsets after the records that were read. They are emitted
         when the group has them."""
         for message in self._unsure:
             its = self._partitions[(message.topic(), message.partition())]
-            its.asked = Position(message.offset() + 1, its.topic_id, _epoch_of(message))
+            epoch = _epoch_of(message)
+            its.asked = Position(message.offset() + 1, its.topic_id, epoch if epoch >= 0 else None)
         self._tail.publish(self._asked())
 
     def _may_emit(self) -> bool:
@@ -495,6 +617,28 @@ class _Task:
             self._tail.publish({tp: each.done() for tp, each in self._partitions.items()})
 
 
-def _epoch_of(message: Any) -> int | None:
+def _epoch_of(message: Any) -> int:
+    """The leader epoch of a message; below 0 if it is unknown."""
     epoch = message.leader_epoch()
-    return int(epoch) if epoch is not None and epoch >= 0 else None
+    return -1 if epoch is None else int(epoch)
+
+
+def _by_partition(messages: list[Any]) -> list[Any]:
+    """Messages by partition, each partition in its order."""
+    return sorted(messages, key=lambda each: (each.topic(), each.partition()))
+
+
+def _in_order(records: list[_Records]) -> list[_Records]:
+    """The same records of a partition, in the order of their offsets."""
+    if len(records) == 1:
+        return records
+    offsets = np.concatenate([each.offsets for each in records])
+    whose = np.repeat(np.arange(len(records)), [len(each) for each in records])
+    where = np.concatenate([np.arange(len(each)) for each in records])
+    order = np.argsort(offsets, kind="stable")
+    whose, where = whose[order], where[order]
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(whose)) + 1)).tolist()
+    return [
+        records[whose[start]].part(int(where[start]), int(where[stop - 1]) + 1)
+        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True)
+    ]

@@ -57,10 +57,11 @@ def test_impossible_retry_policies_are_refused(values: dict[str, float]) -> None
 @pytest.mark.behaviour("4.9")
 @given(st.lists(st.integers(1, 3), max_size=30), st.randoms(use_true_random=False))
 def test_the_committable_offset_never_passes_one_that_is_not_acked(gaps: list[int], random: object) -> None:
-    offsets, there, position = AckedOffsets(100), [], 100
+    offsets: AckedOffsets[None] = AckedOffsets(100)
+    there, position = list[int](), 100
     for gap in gaps:
         offset = position + gap - 1
-        offsets.emitted(offset)
+        offsets.emitted([offset], None)
         there.append(offset)
         position = offset + 1
     waiting = list(there)
