@@ -2,9 +2,11 @@
 
 All topologies read the same topic of sentences, split them by a per-tuple bolt, and count the
 words: a core topology with each kind of guarantee, and a transactional topology into SQLite. They
-run in turn, on Spark, in one run. Then: the gain from two rounds at once, the bytes that an acker
-holds per pending tree, the memory of a process whose bolt is slower than its spout, and the cost of
-an idle topology.
+run in turn, on Spark, in one run. For each: messages per second, and the CPU time per message by
+part: the driver, Spark's JVM and workers, the homes, and the broker. ``--peers storm bytewax`` runs
+the same word count there, in turn with the others. Then: the gain from two rounds at once, the
+bytes that an acker holds per pending tree, the memory of a process whose bolt is slower than its
+spout, and the cost of an idle topology.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ import time
 import tracemalloc
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import psutil
 
+from benchmarks.core_peers import PEERS
 from benchmarks.workload import create_topic, produce
 from framework import (
     BaseBasicBolt,
@@ -38,8 +42,8 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking import Acker
 from framework.acking.ledger import EdgeIds, root_of
+from framework.acking.table import TreeTable
 from framework.core.spark import SparkRounds
 from framework.observe import configure_logging
 from integration import EmbeddedServers
@@ -120,15 +124,22 @@ def transactional(bootstrap_servers: str, topic: str, database: Path) -> Topolog
     return builder.build()
 
 
-def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) -> dict[str, Any]:
-    """Messages per second for each way, the best of ``repeat`` runs; and the ratios to "acked"."""
+def rates(
+    servers: EmbeddedServers, folder: Path, messages: int, repeat: int, *, only_acked: bool, peers: Sequence[str]
+) -> dict[str, Any]:
+    """Messages per second for each way, the best of ``repeat`` runs; the ratios to "acked"; the
+    microseconds of CPU per message by part, of the last run; and what ``peers`` reach."""
     topic = f"lines-{uuid.uuid4().hex[:6]}"
     create_topic(servers.bootstrap_servers, topic)
     produce(servers.bootstrap_servers, topic, ((b"", SENTENCES[n % len(SENTENCES)].encode()) for n in range(messages)))
     words = sum(len(SENTENCES[n % len(SENTENCES)].split()) for n in range(messages))
-    found: dict[str, list[float]] = {way: [] for way in (*WAYS, "transactional")}
+    ways = ["acked"] if only_acked else list(WAYS)
+    found: dict[str, list[float]] = {way: [] for way in (*ways, *([] if only_acked else ["transactional"]))}
+    cpu: dict[str, dict[str, float]] = {}
+    theirs: dict[str, list[dict[str, Any]]] = {}
     for number in range(repeat):
-        for way, (ackers, guarantee, split, at_once) in WAYS.items():
+        for way in ways:
+            ackers, guarantee, split, at_once = WAYS[way]
             topology = core(servers.bootstrap_servers, topic, guarantee, split)
             with (
                 patch.object(SparkRounds, "rounds_max", at_once),
@@ -136,10 +147,19 @@ def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) ->
             ):
                 while (done := run.status().components["count"].executed) == 0:
                     time.sleep(0.005)
-                start = time.monotonic()
+                start, before = time.monotonic(), _cpu_by_part()
                 while (executed := run.status().components["count"].executed) < words:
                     time.sleep(0.005)
-                found[way].append((executed - done) / words * messages / (time.monotonic() - start))
+                counted = (executed - done) / words * messages
+                found[way].append(counted / (time.monotonic() - start))
+                cpu[way] = {
+                    part: round((spent - before.get(part, 0.0)) / counted * 1e6, 2)
+                    for part, spent in _cpu_by_part().items()
+                }
+        for peer in peers:
+            theirs.setdefault(peer, []).append(PEERS[peer](servers.bootstrap_servers, topic, messages, folder))
+        if "transactional" not in found:
+            continue
         database = folder / f"words-{number}.db"
         with submit(transactional(servers.bootstrap_servers, topic, database), _CONF) as batches:
             while (committed := batches.status().committed_rows) == 0:
@@ -153,6 +173,8 @@ def rates(servers: EmbeddedServers, folder: Path, messages: int, repeat: int) ->
         **{f"{way}_per_s": round(each) for way, each in best.items()},
         "of_acked": {way: round(each / best["acked"], 2) for way, each in best.items()},
         "runs": {way: [round(each) for each in runs] for way, runs in found.items()},
+        "cpu_us_per_message": {way: {**parts, "all": round(sum(parts.values()), 1)} for way, parts in cpu.items()},
+        **({"peers": theirs} if theirs else {}),
     }
 
 
@@ -214,15 +236,15 @@ def overlap(count: int = 4_000) -> dict[str, float]:
 
 def ledger_bytes() -> float:
     """The memory of an acker per pending tree, in bytes."""
-    edges = EdgeIds(1).take(TREES).tolist()
+    roots = np.arange(root_of(1, 0), root_of(1, TREES), dtype=np.uint64)
+    edges, nothing = EdgeIds(1).take(TREES), np.empty(0, np.uint64)
     tracemalloc.start()
-    acker: Acker[int, int] = Acker(lambda root, task: None, lambda root, task: None)
+    trees = TreeTable(3)
     before = tracemalloc.get_traced_memory()[0]
-    for number, edge in enumerate(edges):
-        acker.init(root_of(1, number), 1, edge)
+    trees.apply(born=roots, roots=roots, values=edges, failed=nothing)
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    if acker.pending != TREES:
+    if trees.pending != TREES:
         raise RuntimeError("the acker has lost trees")
     return held / TREES
 
@@ -266,13 +288,27 @@ def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
     with submit(core(servers.bootstrap_servers, topic), _CONF) as run:
         run.wait_until_idle(60)
         time.sleep(5)
-        mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        busy = [each for each in mine if not each.cmdline() or "kafka.Kafka" not in each.cmdline()]
-        homes = [each for each in psutil.process_iter() if "framework.core.home_process" in " ".join(_command(each))]
-        processes = {each.pid: each for each in [*busy, *homes]}.values()
-        before = sum(map(_cpu_s, processes))
+        before = _cpu_by_part()
         time.sleep(seconds)
-        return (sum(map(_cpu_s, processes)) - before) / seconds
+        after = _cpu_by_part()
+        return sum(after[part] - before.get(part, 0.0) for part in after if part != "broker") / seconds
+
+
+def _cpu_by_part() -> dict[str, float]:
+    """CPU seconds so far of this process and of those that it has started, and of their homes."""
+    spent = {"driver": 0.0, "jvm": 0.0, "workers": 0.0, "homes": 0.0, "broker": 0.0}
+    spent["driver"] = _cpu_s(psutil.Process())
+    homes = [each for each in psutil.process_iter() if "framework.core.home_process" in " ".join(_command(each))]
+    for each in {*psutil.Process().children(recursive=True), *homes}:
+        command = " ".join(_command(each))
+        if "framework.core.home_process" in command:
+            part = "homes"
+        elif "kafka.Kafka" in command:
+            part = "broker"
+        else:
+            part = "jvm" if "java" in command.split(" ")[0] else "workers"
+        spent[part] += _cpu_s(each)
+    return spent
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -300,13 +336,25 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--only-acked", action="store_true", help="the acked word count alone, and the peers")
+    parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=[])
     arguments = parser.parse_args()
     configure_logging(level="warning")
     with (
         tempfile.TemporaryDirectory(prefix="ratchet-core-") as made,
         EmbeddedServers(Path(made) / "servers") as servers,
     ):
-        measured = rates(servers, Path(made), arguments.messages, arguments.repeat)
+        measured = rates(
+            servers,
+            Path(made),
+            arguments.messages,
+            arguments.repeat,
+            only_acked=arguments.only_acked,
+            peers=arguments.peers,
+        )
+        if arguments.only_acked:
+            print(json.dumps({"workload": "core", **measured}))
+            return 0
         idle = idle_cpu(servers, arguments.seconds)
     print(
         json.dumps(

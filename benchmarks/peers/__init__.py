@@ -1,0 +1,1 @@
+"""The word count of ``benchmarks.core`` in other systems."""
