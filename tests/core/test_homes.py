@@ -19,7 +19,7 @@ import pytest
 
 from framework import Config
 from framework.core import home_client
-from framework.core.home_client import Address, HomeClient, HomeSettings, close_home
+from framework.core.home_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
 from framework.core.home_process import ensure_home, start_home
 from framework.core.plan import CorePlan
 from framework.core.rounds import HomeLostError, Round, RoundReport
@@ -163,6 +163,34 @@ def test_a_late_answer_of_a_home_is_not_taken_for_the_next_one(settings: HomeSet
     carrier = courier(settings, home)
     carrier._send(0, ("run", Round(1), 0, [(0, [])]))  # a task that was killed before the answer came
     assert carrier.ask(0, "ping") is None
+
+
+def test_a_home_answers_two_rounds_that_overlap_on_channels_of_their_own(settings: HomeSettings, home: Address) -> None:
+    """A home answers a channel's messages in turn: the later round must not be behind the earlier
+    one in its channel.
+    """
+    first, second = Channels(), Channels()
+    clients = [HomeClient([home], settings.credentials, {}, 30.0, channels=each) for each in (first, second)]
+    clients[0]._send(0, ("run", Round(2, follows=1), 0, [(0, [])]))  # waits for round 1
+    clients[1]._send(0, ("run", Round(1), 0, [(0, [])]))
+    for client in reversed(clients):
+        assert any(isinstance(record, RoundReport) for _, record in client._answer(0, 30.0))
+    first.close()
+    second.close()
+    assert first.known(home) is None
+
+
+def test_the_reason_why_a_home_cannot_be_reached_is_told(
+    settings: HomeSettings, home: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert unreachable(home, settings.credentials) is None
+    assert "does not reach home 0" in (unreachable(home, Credentials.new(None)) or "")
+    monkeypatch.setattr(home_client, "REACH_S", 0.5)
+    os.kill(home.pid, signal.SIGSTOP)
+    try:
+        assert "did not let anybody in for 0.5 s" in (unreachable(home, settings.credentials) or "")
+    finally:
+        os.kill(home.pid, signal.SIGCONT)
 
 
 def test_a_lost_home_is_named_and_replaced(settings: HomeSettings, home: Address) -> None:

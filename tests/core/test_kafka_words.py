@@ -1,9 +1,11 @@
-"""The word count over Kafka, with one kill of each kind;
-``python -m tests.kit.kafka_words`` does more.
+"""The word count over Kafka, while an executor, the driver and the broker are killed.
+
+``RATCHET_KILLS=20`` kills each 20 times; ``python -m tests.kit.kafka_words`` does the same alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -11,16 +13,28 @@ import pytest
 
 from tests.kit.kafka_words import KINDS, run
 
+#: How often each kind is killed.
+KILLS = int(os.environ.get("RATCHET_KILLS", "5"))
+
 
 @pytest.mark.dies("core 5", "core 6")
 @pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.kills
-@pytest.mark.slow
 @pytest.mark.behaviour("4.6", "4.9")
-def test_every_word_is_counted_at_least_once_whatever_is_killed(tmp_path: Path, seed: int) -> None:
-    outcome = run(tmp_path, 1, seed, per_second=60)
+@pytest.mark.parametrize(
+    ("split", "times"),
+    [
+        ("columns", 1),
+        pytest.param("columns", KILLS, marks=pytest.mark.slow),
+        pytest.param("tuples", KILLS, marks=pytest.mark.slow),
+    ],
+)
+def test_every_word_is_counted_at_least_once_whatever_is_killed(
+    tmp_path: Path, seed: int, split: str, times: int
+) -> None:
+    outcome = run(tmp_path, times, seed, per_second=60, split=split)
     print(outcome.summary())
-    assert outcome.seen.kills == Counter(KINDS)
+    assert outcome.seen.kills == Counter(dict.fromkeys(KINDS, times))
     assert (outcome.missing, outcome.foreign) == (0, 0)
-    assert outcome.words > 500
+    assert outcome.words > 500 * times

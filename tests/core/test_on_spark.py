@@ -16,10 +16,12 @@ import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
 from framework.core import home_client
+from framework.core import spark as core_spark
 from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark import rounds as spark_rounds
 from framework.execution.spark.batches import python_part
+from framework.execution.spark.rounds import SparkJobs
 from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
@@ -49,6 +51,47 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
     words = Counter(word for number in range(300) for word in sentence_of(number).split())
     assert {(word, int(n)) for word, n in map(str.split, noted(tmp_path, "counts"))} == set(words.items())
     assert len(noted(tmp_path, "opened")) == 2
+    assert sorted(noted(tmp_path, "closed")) == ["0", "1"]
+
+
+@pytest.mark.behaviour("4.1")
+def test_small_rounds_go_from_the_driver_to_the_homes_without_a_spark_job(
+    tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: SparkJobs, *_: object) -> Any:
+        raise AssertionError("a round was a Spark job")
+
+    monkeypatch.setattr(SparkJobs, "one", refused)
+    with submit(word_count(tmp_path, 100), {"spark.master": spark, "topology.max.spout.pending": 20}) as run:
+        run.wait_until_idle(120)
+        assert (run.status().rounds > 3, run.status().rounds_lost) == (True, 0)
+    assert check_every_word_was_seen(tmp_path, 100) == 0
+
+
+@pytest.mark.behaviour("4.1")
+@pytest.mark.parametrize("why", ["unreachable", "executors come and go"])
+def test_where_the_driver_cannot_carry_rounds_they_are_spark_jobs(
+    tmp_path: Path, spark: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = []
+    one = SparkJobs.one
+
+    def counted(self: SparkJobs, function: Any) -> Any:
+        jobs.append(function)
+        return one(self, function)
+
+    monkeypatch.setattr(SparkJobs, "one", counted)
+    if why == "unreachable":
+        monkeypatch.setattr(
+            core_spark, "unreachable", lambda address, credentials: f"home {address.number} is far away"
+        )
+    else:
+        monkeypatch.setattr(SparkJobs, "executors_follow_jobs", True)
+    with submit(word_count(tmp_path, 60), {"spark.master": spark, "topology.max.spout.pending": 20}) as run:
+        run.wait_until_idle(120)
+        assert run.status().rounds_lost == 0
+    assert len(jobs) > 3
+    assert check_every_word_was_seen(tmp_path, 60) == 0
     assert sorted(noted(tmp_path, "closed")) == ["0", "1"]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from framework import CoreTopology, Fields, TopologyBuilder
+from framework import BaseBasicBolt, CoreTopology, Fields, TopologyBuilder
 from integration import EmbeddedServers
 from spouts import KafkaSpout, TextCodec
 from tests.kit.journaled import CountWords, Split, noted, sentence_of
@@ -36,13 +36,26 @@ class SplitNumbered(Split):
         self.collector.ack(tup)
 
 
+class SplitInColumns(BaseBasicBolt):
+    """The same, with the acks and anchors of a basic bolt."""
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        number, *words = tup["value"].split()
+        for place, word in enumerate(words):
+            collector.emit([word, int(number), place])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(word=str, number=int, place=int))
+
+
 def topology(app: Mapping[str, Any]) -> CoreTopology:
     spout = KafkaSpout(
         [app["app.topic"]], bootstrap_servers=app["app.kafka"], codec=TextCodec(), group="words", commit_every_s=0.5
     )
     builder = TopologyBuilder("kafka-words")
     builder.set_spout("lines", spout, 2)
-    builder.set_bolt("split", SplitNumbered(), 2).shuffle_grouping("lines")
+    split = SplitInColumns() if app.get("app.split") == "columns" else SplitNumbered()
+    builder.set_bolt("split", split, 2).shuffle_grouping("lines")
     builder.set_bolt("count", CountWords(Path(app["app.folder"])), 2).fields_grouping("split", Fields("word"))
     return builder.build()
 
@@ -62,8 +75,10 @@ class Outcome:
         return {**self.seen.summary(), **words, "share_repeated": round(self.repeated / max(self.words, 1), 4)}
 
 
-def run(folder: Path, times: int, seed: int, *, per_second: int = 200) -> Outcome:
-    """Kill each kind ``times`` times, in an order from the seed."""
+def run(folder: Path, times: int, seed: int, *, per_second: int = 200, split: str = "columns") -> Outcome:
+    """Kill each kind ``times`` times, in an order from the seed. ``split``: "columns" for a basic
+    bolt, "tuples" for one that acks by itself.
+    """
     order = [kind for kind in KINDS for _ in range(times)]
     random.Random(seed).shuffle(order)
     words = folder / "seen"
@@ -71,7 +86,7 @@ def run(folder: Path, times: int, seed: int, *, per_second: int = 200) -> Outcom
         seen = kill_often(
             folder,
             "tests.kit.kafka_words:topology",
-            {},
+            {"app.split": split},
             order,
             lambda: words.stat().st_size // 1_000 if words.exists() else 0,
             servers,
@@ -96,9 +111,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--split", choices=["columns", "tuples"], default="columns")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ratchet-kills-") as folder:
-        outcome = run(Path(folder), arguments.times, arguments.seed)
+        outcome = run(Path(folder), arguments.times, arguments.seed, split=arguments.split)
     print(json.dumps(outcome.summary(), indent=1))
     return 1 if outcome.missing or outcome.foreign else 0
 
