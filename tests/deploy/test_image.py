@@ -147,7 +147,11 @@ def test_the_compose_file_is_one_and_its_drivers_are_hardened(tmp_path: Path) ->
     found = yaml.safe_load(compose("config", folder=tmp_path))["services"]
     assert set(found) >= {"zookeeper", "kafka", "postgres", "load", "driver", "standby"}
     for each in ("load", "driver", "standby"):
-        assert (found[each]["read_only"], found[each]["cap_drop"], found[each]["tmpfs"]) == (True, ["ALL"], ["/tmp:exec"])
+        assert (found[each]["read_only"], found[each]["cap_drop"], found[each]["tmpfs"]) == (
+            True,
+            ["ALL"],
+            ["/tmp:exec"],
+        )
 
 
 def test_the_demo_in_containers_goes_on_when_its_driver_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:
