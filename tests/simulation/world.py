@@ -66,6 +66,7 @@ PROBABILITIES = {
     "commit: purge": 0.25,
     "start: confirm": 0.4,
     "task: delete": 0.12,
+    "task: merge": 0.25,
 }
 
 
