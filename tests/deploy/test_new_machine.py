@@ -45,6 +45,7 @@ def test_a_new_machine_has_its_first_row_after_these_commands() -> None:
     )
     try:
         assert machine.exec_run(["ls", "/mnt"])[1].decode().split() == [wheel.name]
+        assert machine.exec_run(["update-ca-certificates"])[0] == 0  # Java takes them from there, when it is installed
         began = time.monotonic()
         for number, command in enumerate([*PROGRAMS, *install, *typed]):
             place = "~" if number <= len(PROGRAMS) + len(install) else "~/orders"
