@@ -23,8 +23,8 @@ Group = tuple[str, Bars, str]
 
 
 def draw(results: Iterable[Mapping[str, Any]], file: Path) -> None:
-    """Draw what there is of W1, W2, reading and states. Workloads without a picture are left
-    out."""
+    """Draw what there is of W1, W2, reading, states, and what it costs to be watched. Workloads
+    without a picture are left out."""
     found = list(results)
     groups = [group for each in found if (group := _bars(each)) is not None]
     states = [each for each in found if each["workload"] == "state" and each["value_type"] == "opaque"]
@@ -130,6 +130,12 @@ def _bars(result: Mapping[str, Any]) -> Group | None:
         case "reading":
             bars = [(name, each["records_per_s"]) for name, each in result["codecs"].items()]
             return "Reading alone, records/s by codec", bars, "{:,.0f}"
+        case "watched":
+            bars = [("watched", max(result["records_per_s_watched"])), ("not watched", max(result["records_per_s"]))]
+            return "W1 with a viewer and a scrape every second, records/s", bars, "{:,.0f}"
+        case "page":
+            shares = {name: 100 * share for name, share in result["share_of_a_core"].items()}
+            return "A large topology with nothing to do, % of a core", [*shares.items()], "{:.1f}"
     return None
 
 

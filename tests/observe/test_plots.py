@@ -89,9 +89,12 @@ def test_the_benchmarks_figures_are_bars_with_their_numbers(tmp_path: Path) -> N
         },
         {"workload": "W2", "after_2s": {"p50_ms": 34.0, "p95_ms": 55.0, "p99_ms": 166.0}},
         {"workload": "wide", "partitions": 1_000},
+        {"workload": "watched", "records_per_s": [1, 1_300_000], "records_per_s_watched": [1_290_000, 2]},
+        {"workload": "page", "share_of_a_core": {"no page": 0.015, "viewers: 100": 0.041}},
         {"workload": "state", "store": "redis", "keys": 1_000, "value_type": "opaque", "ratio": 0.86},
     ]
     draw(results, file)
+    assert {"1,300,000", "1,290,000", "viewers: 100", "4.1"} <= set(texts(file))
     assert {"1,285,000", "612,000", "1,443,000", "166", "0.86", "redis, 1,000 keys"} <= set(texts(file))
 
 
