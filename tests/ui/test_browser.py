@@ -264,9 +264,11 @@ def test_a_page_of_a_thousand_partitions_and_transactions_is_drawn(browser: Brow
 
 
 class Many(Told):
-    """A root with twenty topologies. ``lag``: of each of them, now."""
+    """A root with twenty topologies. ``lag``: of each of them, now. ``turn``: which are in
+    trouble."""
 
     lag = 100
+    turn = 0
 
     def topologies(self) -> list[view.Document]:
         states = ["running", "running", "waiting", "stopped", "running"]
@@ -274,7 +276,7 @@ class Many(Told):
             {
                 **self.live,
                 "topology": f"topology-{number}",
-                "state": states[number % 5],
+                "state": states[(number + self.turn) % 5],
                 "trouble": "PostgreSQL does not answer" if number % 5 == 2 else None,
                 "status": {"lag": self.lag + number, "rows_per_second": 10.5, "failures_last_hour": number},
             }
@@ -299,6 +301,11 @@ def test_twenty_topologies_are_listed_with_those_in_trouble_first(browser: Brows
         source.lag = 5_000_000
         sees(page, "tr:has-text('topology-7')", "5M")
         expect(page.get_by_role("link", name="topology-7")).to_be_focused()
+        source.turn = 1  # the first becomes the last
+        sees(page, "tr:first-child td:nth-child(2)", "topology-1")
+        expect(page.get_by_role("link", name="topology-7")).to_be_focused()
+        source.turn = 0
+        sees(page, "tr:first-child td:nth-child(2)", "topology-2")
 
         page.get_by_role("searchbox").fill("TOPOLOGY-1")
         expect(page.locator("td a")).to_have_count(11)

@@ -212,6 +212,7 @@ const TABLES = {
   drivers: ["Drivers", [{ name: "role" }, { name: "host" }, { name: "process" }, { name: "since" }, { name: "page" }]],
 };
 const RECENT_S = 900;
+const REORDER_MS = 15000;
 
 class TopologyPage {
   constructor(id) {
@@ -486,7 +487,7 @@ class TopologyPage {
   drawWork(shape, live, flows, core) {
     this.changed.work([shape, live.edges, core], () => {
       const read = core ? null : this.rows.slice(-(live.edges?.transactions ?? 0)).reduce((sum, row) => sum + row.rows, 0);
-      const work = workOf(shape, live.edges, read).sort((a, b) => (b.busy ?? -1) - (a.busy ?? -1));
+      const work = this.ordered(workOf(shape, live.edges, read));
       const rate = (value) => (value === null ? "" : compact(value));
       this.tables.work.update(work.map((each) => [each.id, [each.id, each.kind, each.tasks === null ? "" : count(each.tasks), rate(each.rate), rate(each.out),
         each.busy === null ? "" : percent(each.busy), each.perRow === null ? "" : duration(each.perRow), each.last === null ? "" : duration(each.last)]]));
@@ -495,6 +496,16 @@ class TopologyPage {
         return [`${edgeLabel(edge)} ${edge.grouping}`, [edgeLabel(edge), edge.grouping ?? "", rate(flow.rate ?? null), flow.sum === undefined ? "" : count(flow.sum), flow.last === undefined || flow.last === null ? "" : count(flow.last)]];
       }));
     });
+  }
+
+  /** The busiest first. The order stays for a while: rows that jump cannot be read. */
+  ordered(work) {
+    if (!this.order || Date.now() - this.order.at > REORDER_MS) {
+      const busiest = [...work].sort((a, b) => (b.busy ?? -1) - (a.busy ?? -1));
+      this.order = { at: Date.now(), places: new Map(busiest.map((each, index) => [each.id, index])) };
+    }
+    const place = (each) => this.order.places.get(each.id) ?? work.length;
+    return work.sort((a, b) => place(a) - place(b));
   }
 
   drawFailures(transactional) {

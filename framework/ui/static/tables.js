@@ -19,7 +19,7 @@ export class Table {
 
   /** `rows`: a key, and what is in each cell. */
   update(rows) {
-    const before = this.rows;
+    const [before, focused] = [this.rows, document.activeElement];
     this.rows = new Map();
     for (const [key, cells] of rows) {
       const made = h("tr", {}, cells.map((cell, index) => {
@@ -34,6 +34,8 @@ export class Table {
     [...this.rows.values()].forEach((row, index) => {
       if (this.body.children[index] !== row) this.body.insertBefore(row, this.body.children[index] ?? null);
     });
+    // A row that moves loses the focus.
+    if (this.body.contains(focused) && document.activeElement !== focused) focused.focus({ preventScroll: true });
     return this;
   }
 }
