@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from framework import ArrowBolt, Fields, OutputFieldsDeclarer, Topology, TransactionalTopologyBuilder
 from sinks import (
     Count,
+    MapBackend,
     MapState,
     Max,
     OpaqueMapState,
-    PostgresBackend,
     SqliteBackend,
     StateCommitter,
     Sum,
@@ -52,6 +52,14 @@ class Routes(ArrowBolt):
         declarer.declare(Fields(route=str))
 
 
+def _backend(address: str, table: str) -> MapBackend:
+    if not address.startswith("postgresql://"):
+        return SqliteBackend(address, table)
+    from sinks import PostgresBackend  # an extra, which the demo itself does without
+
+    return PostgresBackend(address, table)
+
+
 def topology(app: Mapping[str, Any]) -> Topology:
     """``app.kafka``: brokers. ``app.database``: a SQLite file, or a ``postgresql://`` address.
     ``app.spout``: "opaque" (default) or "transactional".
@@ -67,9 +75,7 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
     def state(table: str) -> MapState:
         address = app["app.database"]
-        at_server = str(address).startswith("postgresql://")
-        backend = PostgresBackend(address, table) if at_server else SqliteBackend(address, table)
-        return OpaqueMapState(backend) if opaque else TransactionalMapState(backend)
+        return (OpaqueMapState if opaque else TransactionalMapState)(_backend(str(address), table))
 
     carriers = StateCommitter(
         state("carriers"),
