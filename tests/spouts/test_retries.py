@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from random import Random
+from types import FrameType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,28 +78,54 @@ def test_the_committable_offset_never_passes_one_that_is_not_acked(gaps: list[in
     assert offsets.span == 0
 
 
-class Watched(int):
-    """An offset that counts how often any of them is looked at."""
+@pytest.mark.behaviour("4.9")
+def test_what_a_commit_costs_does_not_grow_with_what_is_pending() -> None:
+    """As many calls of functions for each of many pending offsets as for each of few, but for a
+    search by halves.
+    """
+    offsets: AckedOffsets[None] = AckedOffsets(0)
+    count, calls = 1_000, 0
+    for offset in range(count):
+        offsets.emitted([offset], None)
 
-    looks = 0
+    def counting(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
 
-    def __hash__(self) -> int:
-        Watched.looks += 1
-        return int.__hash__(self)
-
-    def __lt__(self, other: int) -> bool:
-        Watched.looks += 1
-        return int.__lt__(self, other)
+    sys.setprofile(counting)
+    try:
+        for offset in reversed(range(count)):
+            assert offsets.committable == 0
+            offsets.acked(offset)
+    finally:
+        sys.setprofile(None)
+    assert offsets.committable == count
+    assert calls < 100 * count
 
 
 @pytest.mark.behaviour("4.9")
-def test_what_a_commit_costs_does_not_grow_with_what_is_pending() -> None:
-    offsets, count = AckedOffsets(0), 1_000
-    for offset in map(Watched, range(count)):
-        offsets.emitted(offset)
-    before = Watched.looks
-    for offset in map(Watched, reversed(range(count))):
-        assert offsets.committable == 0
-        offsets.acked(offset)
-    assert offsets.committable == count
-    assert Watched.looks - before < 10 * count
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), max_size=12), st.randoms(use_true_random=False))
+def test_offsets_that_are_emitted_and_settled_at_once_count_as_single_ones(
+    slices: list[list[int]], random: Random
+) -> None:
+    at_once: AckedOffsets[str] = AckedOffsets(100)
+    singly: AckedOffsets[str] = AckedOffsets(100)
+    emitted, position = [], 100
+    for gaps in slices:
+        offsets = []
+        for gap in gaps:
+            offsets.append(position + gap - 1)
+            position = offsets[-1] + 1
+        emitted.append((at_once.emitted(offsets, "kept"), offsets))
+        for offset in offsets:
+            singly.emitted([offset], "kept")
+        for made, before in emitted:
+            start, stop = sorted(random.randrange(len(before) + 1) for _ in range(2))
+            at_once.settle(made, start, stop)
+            for offset in before[start:stop]:
+                singly.acked(offset)
+            for offset in range(before[0] - 1, before[-1] + 2):
+                found = at_once.find(offset)
+                assert (found is None) == (singly.find(offset) is None)
+                assert found is None or found.slice.offsets[found.at] == offset
+        assert (at_once.committable, at_once.open, at_once.span) == (singly.committable, singly.open, singly.span)
