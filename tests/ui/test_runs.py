@@ -57,7 +57,10 @@ def topology(records: int = 5, state: Callable[..., OpaqueMapState] = OpaqueMapS
 
 
 def read(port: int, path: str) -> Any:
+    """What is there. Who asks too often waits for the answer, and asks again."""
     status, _, body = get(port, path)
+    while status == 429:
+        status, _, body = get(port, path)
     assert status == 200, body
     return json.loads(body)
 
