@@ -92,11 +92,16 @@ class Fan(BaseBasicBolt):
 
 
 class End(BaseBasicBolt):
-    def __init__(self, key: str) -> None:
-        self.key = key
+    """Fails some rows the first time: a row that is anchored to another tuple fails another one."""
+
+    def __init__(self, key: str, seed: int, *, trouble: bool) -> None:
+        self.key, self.seed, self.trouble = key, seed, trouble
 
     def execute(self, tup: Tuple, collector: Any) -> None:
+        first = self.trouble and tup.values not in seen(self.key).executed
         seen(self.key).executed.append(tup.values)
+        if first and random.Random(f"{self.seed} {tup.values}").random() < 0.05:
+            raise FailedException("the first time")
 
 
 def in_pairs(bolt: Any, tup: Tuple, collector: Any) -> None:
@@ -118,7 +123,7 @@ def run(key: str, seed: int, *, at_once: bool, trouble: bool = True) -> tuple[li
     builder.set_bolt("pairs", Rich(f"{key} pairs", in_pairs, Fields(n=int))).global_grouping("source")
     fan = Fan(f"{key} fan", seed, clock, trouble=trouble)
     builder.set_bolt("fan", fan, chance.choice([1, 2])).shuffle_grouping("source").fields_grouping("pairs", Fields("n"))
-    builder.set_bolt("end", End(f"{key} end"), 2).fields_grouping("fan", Fields("text"))
+    builder.set_bolt("end", End(f"{key} end", seed, trouble=trouble), 2).fields_grouping("fan", Fields("text"))
     builder.set_bolt("aside", Rich(f"{key} aside", ack), 1).all_grouping("fan", "aside")
     stepped = Stepped(builder.build(), ackers=chance.choice([1, 3]), pending=chance.choice([7, 40, 1_000]))
     clock.append(stepped.clock)
