@@ -52,7 +52,7 @@ def topology(records: int = 5, state: Callable[..., OpaqueMapState] = OpaqueMapS
     spout = OpaqueMemoryTransactionalSpout({0: [[f"w{number}"] for number in range(records)]}, Fields(word=str), 2)
     builder = TransactionalTopologyBuilder("words", "lines", spout)
     committer = StateCommitter(state(MemoryBackend("words")), ["word"], {"n": Count()})
-    builder.set_bolt("count", committer).global_grouping("lines")
+    builder.set_bolt("count", committer, 2).global_grouping("lines")  # two tasks: its header is raised in a step
     return builder.build()
 
 
