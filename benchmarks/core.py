@@ -34,6 +34,7 @@ from framework import (
     BaseRichBolt,
     BaseRichSpout,
     Bolt,
+    CoreRun,
     CoreTopology,
     Fields,
     Topology,
@@ -147,14 +148,14 @@ def rates(
             ):
                 while (done := run.status().components["count"].executed) == 0:
                     time.sleep(0.005)
-                start, before = time.monotonic(), _cpu_by_part()
+                start, before = time.monotonic(), _cpu_by_part(run)
                 while (executed := run.status().components["count"].executed) < words:
                     time.sleep(0.005)
                 counted = (executed - done) / words * messages
                 found[way].append(counted / (time.monotonic() - start))
                 cpu[way] = {
                     part: round((spent - before.get(part, 0.0)) / counted * 1e6, 2)
-                    for part, spent in _cpu_by_part().items()
+                    for part, spent in _cpu_by_part(run).items()
                 }
         for peer in peers:
             theirs.setdefault(peer, []).append(PEERS[peer](servers.bootstrap_servers, topic, messages, folder))
@@ -288,20 +289,25 @@ def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
     with submit(core(servers.bootstrap_servers, topic), _CONF) as run:
         run.wait_until_idle(60)
         time.sleep(5)
-        before = _cpu_by_part()
+        before = _cpu_by_part(run)
         time.sleep(seconds)
-        after = _cpu_by_part()
+        after = _cpu_by_part(run)
         return sum(after[part] - before.get(part, 0.0) for part in after if part != "broker") / seconds
 
 
-def _cpu_by_part() -> dict[str, float]:
-    """CPU seconds so far of this process and of those that it has started, and of their homes."""
-    spent = {"driver": 0.0, "jvm": 0.0, "workers": 0.0, "homes": 0.0, "broker": 0.0}
-    spent["driver"] = _cpu_s(psutil.Process())
-    homes = [each for each in psutil.process_iter() if "framework.core.home_process" in " ".join(_command(each))]
-    for each in {*psutil.Process().children(recursive=True), *homes}:
+def _cpu_by_part(run: CoreRun) -> dict[str, float]:
+    """CPU seconds so far of this process, of those that it has started, and of the run's homes."""
+    executor = run._executor
+    homes = {each.pid for each in executor._addresses} if isinstance(executor, SparkRounds) else set()
+    spent = {"driver": _cpu_s(psutil.Process()), "jvm": 0.0, "workers": 0.0, "homes": 0.0, "broker": 0.0}
+    started = {each.pid: each for each in psutil.Process().children(recursive=True)}
+    for pid in {*started, *homes}:
+        try:
+            each = started.get(pid) or psutil.Process(pid)
+        except psutil.Error:
+            continue
         command = " ".join(_command(each))
-        if "framework.core.home_process" in command:
+        if pid in homes:
             part = "homes"
         elif "kafka.Kafka" in command:
             part = "broker"
