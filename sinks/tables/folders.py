@@ -23,6 +23,7 @@ from framework.topology import Header
 
 #: The form of documents; the first had no number. A later form is refused.
 FORMAT = 1
+_PARTS = {"format", "document", "blake2b"}
 #: Old versions of a header to keep: a process may be reading one of them.
 _KEPT = 20
 _DIGITS = 12
@@ -160,7 +161,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise CorruptStateError(
             f"{path}: document format {form}, and this Ratchet knows {FORMAT}; run the newer version"
         )
-    if checksum != _checksum(body):
+    if checksum != _checksum(body) or found.keys() - _PARTS:
         raise CorruptStateError(f"{path}: its checksum does not match; restore it from a backup")
     document: dict[str, Any] = body
     return document

@@ -183,7 +183,9 @@ def test_no_batch_is_lost_when_redis_goes_back_within_a_commit(
     spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 50}, Fields(word=str), 10)
     builder = TransactionalTopologyBuilder(name, "spout", spout)
     state = LosingState(RedisBackend(server.url, name))
-    builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
+    words = StateCommitter(state, ["word"], {"count": Count()})
+    # Two tasks: the commit of one task alone is one step of the store, and nothing comes between.
+    builder.set_bolt("words", words, 2).fields_grouping("spout", Fields("word"))
     with submit(builder.build(), store=MemoryStore(), executor="local") as run:
         run.wait_until_caught_up(60)
         assert LosingState.copy is None
