@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(
     path
-    for folder in ("start", "concepts", "howto")
-    for path in (DOCS / folder).rglob("*.md")
+    for pattern in ("start/*.md", "concepts/*.md", "howto/*.md", "tutorial.md")
+    for path in DOCS.glob(pattern)
     if "```python" in path.read_text(encoding="utf-8")
 )
 ALL_PAGES = sorted(DOCS.rglob("*.md"))
