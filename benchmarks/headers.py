@@ -11,11 +11,9 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.states import KEY, VALUE
@@ -25,6 +23,7 @@ from framework.coordination.zookeeper import ZooKeeperStore
 from framework.observe import configure_logging
 from framework.topology import OpenCommit
 from integration import PostgresServer, RedisServer, ZooKeeperServer
+from integration.folders import open_folder
 from sinks import (
     Count,
     MapBackend,
@@ -130,9 +129,7 @@ def main() -> int:
     result: dict[str, Any] = {
         "writes": {each: writes_per_transaction(each) for each in ("header", "no header", "both")}
     }
-    with tempfile.TemporaryDirectory(prefix="ratchet-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+    with open_folder() as folder:
         with ZooKeeperServer(folder / "zookeeper") as zookeeper:
             result["write_ms"] = write_ms(zookeeper.address)
         result["sqlite"] = header_ms(SqliteBackend(folder / "rows.db", "rows", KEY, VALUE))

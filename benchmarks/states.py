@@ -4,7 +4,6 @@ store's own bulk upsert without stamps."""
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -19,6 +18,7 @@ import redis
 from framework import Fields, TransactionAttempt
 from framework.topology import CommitFence, OpenCommit
 from integration import PostgresServer, RedisServer
+from integration.folders import open_folder
 from sinks import (
     Count,
     MapBackend,
@@ -156,9 +156,8 @@ class _Stamped:
 def measure(folder: Path, repeat: int, sizes: tuple[int, ...] = SIZES) -> Iterator[dict[str, Any]]:
     """Yields one result per store, value type and size. Runs with and without stamps alternate, and
     the best of each counts."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-bench-pg-", ignore_cleanup_errors=True) as open_folder:
-        Path(open_folder).chmod(0o755)
-        database, cache = PostgresServer(Path(open_folder)), RedisServer(folder / "redis")
+    with open_folder() as reachable:
+        database, cache = PostgresServer(reachable), RedisServer(folder / "redis")
         database.start()
         cache.start()
         try:

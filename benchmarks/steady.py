@@ -8,7 +8,6 @@ import contextlib
 import json
 import multiprocessing
 import sqlite3
-import tempfile
 import threading
 import time
 import uuid
@@ -27,6 +26,7 @@ from benchmarks import parts, workload
 from framework import submit
 from framework.transactions.commit import CommitPhase
 from integration import EmbeddedServers, PostgresServer, RedisServer, SparkCluster
+from integration.folders import open_folder
 from sinks import MapBackend, PostgresBackend, RedisBackend, SqliteBackend
 
 STORES = ["sqlite", "postgres", "redis"]
@@ -62,8 +62,7 @@ class Store:
 
     def __enter__(self) -> Store:
         if self.kind != "sqlite":
-            made = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ratchet-bench-")))
-            made.chmod(0o755)  # for PostgreSQL's user
+            made = self._stack.enter_context(open_folder())
             server = PostgresServer(made) if self.kind == "postgres" else RedisServer(made)
             server.start()
             self._stack.callback(server.stop)

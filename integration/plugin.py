@@ -8,11 +8,8 @@ says where they run: as child processes (the default), in containers, or elsewhe
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -20,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.errors import ServerError
 from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
+from integration.folders import open_folder
 from integration.hosts import EXTERNAL, chosen
 from integration.postgres import PostgresServer
 from integration.redis import RedisServer
@@ -94,11 +92,3 @@ def ratchet_topic(ratchet_servers: EmbeddedServers | ExternalServers) -> MakeTop
         return name
 
     return make
-
-
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    """A folder that PostgreSQL's user can reach. It cannot reach the folders of pytest."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)

@@ -25,6 +25,7 @@ from framework.testing import simulate
 from framework.topology import CoreTopology
 from sinks import OpaqueMapState, SqliteBackend
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit import pages
 
 ORDERS = Fields(customer=str, cents=int)
 ROOT = Path(__file__).parent.parent
@@ -32,7 +33,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str, document: str = "README.md") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    return pages.blocks(language, ROOT / document)
 
 
 def test_readme_topology_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,10 @@ class Told(NamedTuple):
     at: int
     size: int
 
+    @property
+    def roots(self) -> range:
+        return range(self.first, self.first + self.size)
+
     def each(self) -> Iterator[Emitted]:
         return (self.entries[at] for at in range(self.at, self.at + self.size))
 
@@ -140,10 +144,7 @@ class Pending:
         """Remove these trees. Yields the tuples that were open."""
         for run, start, stop in self._within(roots):
             for at, count in _stretches(run.open[start:stop]):
-                run.open[start + at : start + at + count] = False
-                run.left -= count
-                self._count -= count
-                yield Told(run.first + start + at, run.entries, start + at, count)
+                yield self._closed(run, start + at, count)
         self._drop_empty()
 
     def touch(self, roots: Roots) -> None:
@@ -157,8 +158,7 @@ class Pending:
 
     def age(self) -> None:
         """The first half of a rotation: every tree is one rotation older."""
-        for _ in self._sealed():
-            pass
+        self._seal()
         self._rotation += 1
 
     def expire(self) -> Iterator[Told]:
@@ -166,10 +166,7 @@ class Pending:
         for run in self._sealed():
             old = run.open & (run.touched <= self._rotation - self._rotations)
             for at, count in _stretches(old):
-                run.open[at : at + count] = False
-                run.left -= count
-                self._count -= count
-                yield Told(run.first + at, run.entries, at, count)
+                yield self._closed(run, at, count)
         self._drop_empty()
 
     def all(self) -> Iterator[Told]:
@@ -179,22 +176,31 @@ class Pending:
 
     def roots(self) -> Iterator[int]:
         for told in self.all():
-            yield from range(told.first, told.first + told.size)
+            yield from told.roots
+
+    def _closed(self, run: Run, at: int, count: int) -> Told:
+        """Remove a stretch of open tuples of a run."""
+        run.open[at : at + count] = False
+        run.left -= count
+        self._count -= count
+        return Told(run.first + at, run.entries, at, count)
 
     def _add(self, run: Run) -> None:
-        if self._runs:
-            self._runs[-1].seal()
+        self._seal()
         self._runs.append(run)
 
-    def _sealed(self) -> Iterator[Run]:
+    def _seal(self) -> None:
+        """Only the last run may be open for more."""
         if self._runs:
             self._runs[-1].seal()
-        yield from list(self._runs)
+
+    def _sealed(self) -> list[Run]:
+        self._seal()
+        return list(self._runs)
 
     def _within(self, roots: Roots) -> Iterator[tuple[Run, int, int]]:
         """The parts of runs that lie in ranges of roots."""
-        if self._runs:
-            self._runs[-1].seal()
+        self._seal()
         runs = self._runs
         firsts = [each.first for each in runs]
         for first, last in zip(roots.first, roots.last, strict=True):

@@ -111,8 +111,7 @@ class SparkRounds:
             else:
                 with contextlib.suppress(RetryableError):  # a home that cannot be told to close ends by itself
                     self._jobs.each(addresses, close)
-        while self._channels:
-            self._channels.pop().close()
+        self._close_channels()
         self._jobs.close()
 
     def _client(self, channels: Channels | None = None) -> HomeClient:
@@ -134,6 +133,10 @@ class SparkRounds:
             raise
         with self._finding:
             self._channels.append(channels)
+
+    def _close_channels(self) -> None:
+        while self._channels:
+            self._channels.pop().close()
 
     def _reach_homes(self) -> None:
         """Find out whether the driver can carry rounds by itself. It does not where executors come
@@ -162,8 +165,7 @@ class SparkRounds:
             if address != known[address.number]:
                 _log.warning("home.started_anew", home=address.number, pid=address.pid)
         self._addresses = found
-        while self._channels:
-            self._channels.pop().close()
+        self._close_channels()
         self._reach_homes()
         self._suspect = False
 

@@ -192,7 +192,7 @@ class SpoutTask(ComponentTask):
             for told in self._pending.settle(outcomes.completed):
                 self._complete(told)
             for told in self._pending.settle(outcomes.failed):
-                self._unsure.difference_update(range(told.first, told.first + told.size))
+                self._unsure.difference_update(told.roots)
                 for entry in told.each():
                     self._failed(entry.message_id)
             for told in self._pending.settle(outcomes.expired):
@@ -318,7 +318,7 @@ class SpoutTask(ComponentTask):
 
     def _complete(self, told: Told) -> None:
         if self._unsure:
-            self._unsure.difference_update(range(told.first, told.first + told.size))
+            self._unsure.difference_update(told.roots)
         self.counts.completed += told.size
         self.counts.latency_s += told.waited_s(time.monotonic())
         message_ids = told.message_ids()
@@ -330,7 +330,7 @@ class SpoutTask(ComponentTask):
 
     def _expire(self, told: Told) -> None:
         self.counts.timed_out += told.size
-        for root, entry in zip(range(told.first, told.first + told.size), told.each(), strict=True):
+        for root, entry in zip(told.roots, told.each(), strict=True):
             if root in self._unsure:
                 self._unsure.remove(root)
                 if entry.losses < LOSSES_MAX:

@@ -40,7 +40,7 @@ from framework.execution.records import (
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.spouts import OnStream, PartitionedSpout, ReadCounts, TransactionalSpout
+from framework.topology.spouts import PartitionedSpout, ReadCounts, TransactionalSpout, on_stream
 from framework.topology.tuples import rows_of, tuple_class
 
 Addressed = tuple[int, Record]
@@ -203,10 +203,8 @@ class _Runner:
         reader = spout.reader(self.task.topology.conf, self.context)
         try:
             for rows in reader.read_all(self.attempt, seed.ranges):
-                if isinstance(rows, OnStream):
-                    self.collector.emit_arrow(rows.batch, rows.stream)
-                else:
-                    self.collector.emit_arrow(rows)
+                stream, batch = on_stream(rows)
+                self.collector.emit_arrow(batch, stream)
         finally:
             reader.close()
         counts = reader.counts

@@ -14,10 +14,9 @@ from framework.core.run import CoreRun, CoreTopologyFailed, submit_core
 from framework.errors import ConfigError
 from framework.execution.choice import LOCAL
 from framework.testing.sample import row_of
+from framework.testing.taps import rows_of_stream, taps_below
 from framework.topology import BaseBasicBolt, BaseRichSpout, Component, CoreTopology, Tuple
 from framework.topology.bolts import DEFAULT_STREAM
-from framework.topology.graph import Subscription
-from framework.topology.groupings import AllGrouping, DirectGrouping
 from framework.topology.tuples import rows_of
 
 _TIMEOUT_S = 60.0
@@ -40,11 +39,7 @@ class CoreDone:
     def rows(self, component_id: str, stream: str = DEFAULT_STREAM) -> list[Mapping[str, Any]]:
         """What a component has emitted on a stream, also for records that came again. Raises
         ``ConfigError`` for a stream that there is not."""
-        found = self._rows.get((component_id, stream))
-        if found is None:
-            known = ", ".join(f"{component} on {name!r}" for component, name in sorted(self._rows)) or "nothing"
-            raise ConfigError(f"nothing called {component_id!r} emits on stream {stream!r}; there are: {known}")
-        return list(found)
+        return rows_of_stream(self._rows, component_id, stream)
 
 
 def run_core_on(
@@ -126,14 +121,7 @@ def _over_lists(
             spout = _ListSpout(each, list(by_spout.get(each.id, ())), again, run)
             each = replace(each, instance=spout, factory=None, parallelism=1)
         components.append(each)
-    taps: list[Component] = []
-    for each in topology.components:
-        for stream in each.streams:
-            grouping = DirectGrouping() if stream in each.direct_streams else AllGrouping()
-            subscription = Subscription(each.id, stream, grouping)
-            tap = _Tap(run)
-            taps.append(Component(f"ratchet-tap-{len(taps)}", 1, tap, streams={}, subscriptions=(subscription,)))
-    return CoreTopology(topology.id, (*components, *taps))
+    return CoreTopology(topology.id, (*components, *taps_below(topology.components, lambda: _Tap(run))))
 
 
 class _Tap(BaseBasicBolt):

@@ -28,12 +28,11 @@ from framework.execution.records import AttemptHeader
 from framework.observe.logs import no_logs
 from framework.testing.outside import outsides_of
 from framework.testing.sample import Sample, Source, sample_of, spout_over
+from framework.testing.taps import rows_of_stream, taps_below
 from framework.testing.threads import DriverDied, NoProgress, VirtualThreads
 from framework.testing.trial import scratch_states
 from framework.topology import ArrowBolt, Component, Topology
 from framework.topology.bolts import DEFAULT_STREAM
-from framework.topology.graph import Subscription
-from framework.topology.groupings import AllGrouping, DirectGrouping
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
 from framework.transactions.run import TopologyFailed
@@ -44,7 +43,6 @@ from framework.transactions.snapshot import read
 TAKE = 100
 #: A driver that needs more steps than this makes no progress.
 _STEPS_MAX = 100_000
-_TAP = "ratchet-tap"
 
 
 class Moment(Enum):
@@ -105,11 +103,7 @@ class Done:
     def rows(self, component_id: str, stream: str = DEFAULT_STREAM) -> list[Mapping[str, Any]]:
         """What a component has emitted on a stream, in the attempts that were committed, in the
         order of the transactions. Raises ``ConfigError`` for a stream that there is not."""
-        found = self._rows.get((component_id, stream))
-        if found is None:
-            known = ", ".join(f"{component} on {name!r}" for component, name in sorted(self._rows)) or "nothing"
-            raise ConfigError(f"nothing called {component_id!r} emits on stream {stream!r}; there are: {known}")
-        return list(found)
+        return rows_of_stream(self._rows, component_id, stream)
 
     def table(self, component_id: str, number: int = 0) -> list[Mapping[str, Any]]:
         """What a state of a component holds in the end: its rows, sorted, each by column.
@@ -172,13 +166,7 @@ class _End(ArrowBolt):
 def _with_taps(topology: Topology) -> Topology:
     """The topology with an end below each stream that no component takes."""
     taken = {(sub.component_id, sub.stream) for each in topology.components for sub in each.subscriptions}
-    taps: list[Component] = []
-    for each in topology.components:
-        for stream in each.streams:
-            if (each.id, stream) not in taken:
-                grouping = DirectGrouping() if stream in each.direct_streams else AllGrouping()
-                subscription = Subscription(each.id, stream, grouping)
-                taps.append(Component(f"{_TAP}-{len(taps)}", 1, _End(), streams={}, subscriptions=(subscription,)))
+    taps = taps_below(topology.components, _End, taken)
     return Topology(topology.id, (*topology.components, *taps), topology.at_least_once)
 
 

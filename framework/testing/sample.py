@@ -34,6 +34,7 @@ from framework.topology.spouts import (
     Rows,
     TransactionalSpout,
     TransactionalSpoutEmitter,
+    on_stream,
 )
 from framework.transactions.sources import planner_of, shown_row
 
@@ -222,8 +223,7 @@ def _take_in(
         try:
             for partition, meta in ranges.items():
                 for rows in reader.read_all(_ATTEMPT, {partition: meta}):
-                    stream, batch = rows if isinstance(rows, OnStream) else (DEFAULT_STREAM, rows)
-                    found.setdefault(partition, []).extend(_rows(stream, batch))
+                    found.setdefault(partition, []).extend(_rows(*on_stream(rows)))
         finally:
             reader.close()
     elif isinstance(spout.instance, TransactionalSpout):

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology.attempt import TransactionAttempt
-from framework.topology.bolts import Bolt, OutputCollector, OutputFieldsDeclarer
+from framework.topology.bolts import DEFAULT_STREAM, Bolt, OutputCollector, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 
@@ -418,6 +418,11 @@ class OnStream(NamedTuple):
 
 #: What a reader yields: rows for the default stream, or for another.
 Rows = Union[pa.RecordBatch, OnStream]
+
+
+def on_stream(rows: Rows) -> OnStream:
+    """What a reader has yielded, with the name of its stream."""
+    return rows if isinstance(rows, OnStream) else OnStream(DEFAULT_STREAM, rows)
 
 
 class PartitionReader(ABC):

@@ -261,6 +261,8 @@ class Recovered:
 
 @dataclass(slots=True)
 class _Transaction:
+    """``is_short``: whether its plan may share a write."""
+
     txid: int
     plan: Plan
     phase: TransactionPhase
@@ -269,6 +271,10 @@ class _Transaction:
     since_ms: int = 0
     opened: bool = False
     lost: bool = False  # its range is gone for good: roll back, then plan afresh
+    is_short: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_short = _is_short(self.plan)
 
 
 class Coordinator:
@@ -427,7 +433,7 @@ class Coordinator:
         self._unclosed = event.txid, event.attempt_id, now_ms
         if self._stopping:
             return self._stop_now(None)
-        return self._close() if self._active or not _is_short(transaction.plan) else []
+        return self._close() if self._active or not transaction.is_short else []
 
     def _close(self) -> list[Command]:
         """Close the transaction that was committed, by a write of its own."""
@@ -550,7 +556,7 @@ class Coordinator:
                 each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
                 phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
                 self._move(each, phase, now_ms)
-            if not all(_is_short(each.plan) for each in emitted):
+            if not all(each.is_short for each in emitted):
                 commands += self._close()
             commands += self._write({each.txid: (each.attempt_id, each.plan) for each in emitted})
             commands += [
@@ -624,5 +630,4 @@ class Coordinator:
 
 
 def _is_short(plan: Plan) -> bool:
-    """Whether a plan may share a write."""
     return len(plan) <= JOINED_BYTES_MAX // 50 and len(json.dumps(plan, default=str)) <= JOINED_BYTES_MAX

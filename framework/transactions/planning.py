@@ -134,14 +134,14 @@ class PlanningThread:
                 self._wake.clear()
                 with self._lock:
                     calls, self._calls = self._calls, []
-                    committed, self._closed_plan = self._closed_plan, None
+                    closed_plan, self._closed_plan = self._closed_plan, None
                     if self._through is not None and self._through is self._last_plan:
                         self._last_plan = self._through = None
                     request, closed = self._asked, self._closed
                     if self._arrived:
                         self._arrived, pause_s = False, 0.0
-                if committed is not None:
-                    yield from self._telling(committed)
+                if closed_plan is not None:
+                    yield from self._telling(closed_plan)
                 if closed:
                     self._calls = [*calls, *self._calls]
                     return

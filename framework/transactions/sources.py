@@ -16,18 +16,17 @@ from framework.errors import ConfigError, CorruptStateError, InvariantViolation,
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
 from framework.execution.records import AttemptHeader
 from framework.topology.attempt import TransactionAttempt
-from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     Meta,
-    OnStream,
     OpaquePartitionedTransactionalSpout,
     PartitionedSpout,
     PartitionPlanner,
     TransactionalSpout,
     TransactionalSpoutCoordinator,
+    on_stream,
 )
 from framework.transactions.coordinator import SpoutKind
 from framework.transactions.plans import Plan
@@ -97,7 +96,7 @@ def rows_in(
     try:
         read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
         for rows in reader.read_all(TransactionAttempt(0, 0), read):
-            stream, batch = rows if isinstance(rows, OnStream) else (DEFAULT_STREAM, rows)
+            stream, batch = on_stream(rows)
             if stream != DEAD_LETTER_STREAM:
                 found += [shown_row(batch, number) for number in range(min(limit, batch.num_rows))]
             if len(found) >= limit:

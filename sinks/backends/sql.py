@@ -318,7 +318,8 @@ class SqlBackend(MapBackend):
         return self._changed_under(header, self.shape.purge(), (before_txid,))
 
     def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:
-        with self._writing() as connection, self._under(connection, header):
+        with self._writing() as connection:
+            self._check_header(connection, header, self._keep_header)
             changed: int = connection.execute(statement, parameters).rowcount
             return changed
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import cloudpickle
 
-from framework.topology import DEFAULT_STREAM, OnStream, PartitionPlanner, TopologyContext, TransactionAttempt
-from framework.topology.spouts import Meta, PartitionedSpout
+from framework.topology import PartitionPlanner, TopologyContext, TransactionAttempt
+from framework.topology.spouts import Meta, PartitionedSpout, on_stream
 
 Plan = Mapping[str, Meta]
 #: Batches that a source of a test may need at most.
@@ -66,7 +66,7 @@ class PartitionedSpoutContract:
         found: list[tuple[str, Any]] = []
         try:
             for rows in reader.read_all(TransactionAttempt(1, 1), ranges):
-                stream, batch = rows if isinstance(rows, OnStream) else (DEFAULT_STREAM, rows)
+                stream, batch = on_stream(rows)
                 found += [(stream, row) for row in batch.to_pylist()]
         finally:
             reader.close()

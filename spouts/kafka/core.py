@@ -321,8 +321,7 @@ class _Partition:
         return sum(map(len, self.buffer))
 
     def id_of(self, tp: TopicPartition, records: Slice[_Records], at: int) -> MessageId:
-        epoch = int(records.what.epochs[at])
-        return MessageId(*tp, int(records.offsets[at]), self.topic_id, epoch if epoch >= 0 else None)
+        return MessageId(*tp, int(records.offsets[at]), self.topic_id, _known(int(records.what.epochs[at])))
 
     def find(self, key: MessageId) -> Found[_Records] | None:
         """A record that was emitted and is not done; None for any other, and of another log."""
@@ -358,9 +357,8 @@ class _Partition:
         last = self._epochs[-1][1]
         if (records.epochs != (-1 if last is None else last)).any():
             for offset, epoch in zip(records.offsets.tolist(), records.epochs.tolist(), strict=True):
-                known = epoch if epoch >= 0 else None
-                if known != self._epochs[-1][1]:
-                    self._epochs.append((offset + 1, known))
+                if _known(epoch) != self._epochs[-1][1]:
+                    self._epochs.append((offset + 1, _known(epoch)))
         return records
 
     def position(self) -> Position:
@@ -428,10 +426,9 @@ class _Task:
             self._trouble = str(error)
 
     def acked(self, key: MessageId) -> None:
-        partition = self._partitions.get(key.tp)
-        found = partition.find(key) if partition is not None else None
-        if partition is not None and found is not None:
-            partition.offsets.settle(found.slice, found.at, found.at + 1)
+        found = self._find(key)
+        if found is not None:
+            self._partitions[key.tp].offsets.settle(found.slice, found.at, found.at + 1)
             self._forget(key)
 
     def acked_rows(self, ids: _RowIds) -> None:
@@ -441,15 +438,16 @@ class _Task:
                 self._forget(key)
 
     def failed(self, key: MessageId) -> None:
-        row = self._row(key)
-        if row is None:
+        found = self._find(key)
+        if found is None:
             return  # it was acked, or was emitted before this task was restarted
-        is_letter = row.stream == DEAD_LETTER_STREAM  # a dead letter has no other place to go: retry it
+        records = found.slice.what
+        # A dead letter has no other place to go: retry it.
+        is_letter = key in self._letters or records.stream == DEAD_LETTER_STREAM
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
-        found = self._partitions[key.tp].find(key)
-        if self._keeps_messages and found is not None and found.slice.what.messages is not None:
-            message = found.slice.what.messages[found.at]
+        if self._keeps_messages and records.messages is not None:
+            message = records.messages[found.at]
             letter = dead_letters("value", MessageChunk([message]), ["its tuple tree failed too often"], {})
             self._letters[key] = _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
             self._retries.failed(key, self._clock(), for_ever=True)
@@ -517,20 +515,18 @@ class _Task:
         self._retries.done(key)
         self._letters.pop(key, None)
 
-    def _row(self, key: MessageId) -> _Row | None:
-        """What to emit for a record that is not done; None for any other."""
+    def _find(self, key: MessageId) -> Found[_Records] | None:
+        """A record that was emitted and is not done; None for any other."""
         partition = self._partitions.get(key.tp)
-        found = partition.find(key) if partition is not None else None
-        if found is None:
-            return None
-        return self._letters.get(key) or found.slice.what.row(found.at)
+        return partition.find(key) if partition is not None else None
 
     def _emit_again(self) -> bool:
         """Emit the record that is due for its next try, if one is."""
         again = self._retries.due(self._clock())
-        row = self._row(again) if again is not None else None
-        if row is None:
+        found = self._find(again) if again is not None else None
+        if again is None or found is None:
             return False
+        row = self._letters.get(again) or found.slice.what.row(found.at)
         self._collector.emit(row.values, message_id=again, stream=row.stream)
         return True
 
@@ -587,8 +583,7 @@ class _Task:
         when the group has them."""
         for message in self._unsure:
             its = self._partitions[(message.topic(), message.partition())]
-            epoch = _epoch_of(message)
-            its.asked = Position(message.offset() + 1, its.topic_id, epoch if epoch >= 0 else None)
+            its.asked = Position(message.offset() + 1, its.topic_id, _known(_epoch_of(message)))
         self._tail.publish(self._asked())
 
     def _may_emit(self) -> bool:
@@ -621,6 +616,11 @@ def _epoch_of(message: Any) -> int:
     """The leader epoch of a message; below 0 if it is unknown."""
     epoch = message.leader_epoch()
     return -1 if epoch is None else int(epoch)
+
+
+def _known(epoch: int) -> int | None:
+    """A leader epoch; None for an unknown one."""
+    return epoch if epoch >= 0 else None
 
 
 def _by_partition(messages: list[Any]) -> list[Any]:

@@ -4,7 +4,6 @@ the demo of ``deploy/compose`` runs on it. Its size and its times are printed.""
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,17 +128,7 @@ def test_a_change_of_ratchet_alone_changes_small_layers_only() -> None:
 def compose(*arguments: str, folder: Path, **variables: str) -> str:
     program = find_program("docker-compose", "docker-compose")
     files = ["--file", str(COMPOSE), "--file", str(folder / "here.yaml")]
-    done = subprocess.run(
-        [program, "--project-name", "ratchet-demo-test", *files, *arguments],
-        cwd=ROOT,
-        env=shipped.environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4_000:]
-    return done.stdout
+    return shipped.run([program, "--project-name", "ratchet-demo-test", *files, *arguments], ROOT, **variables)
 
 
 def test_the_compose_file_is_one_and_its_drivers_are_hardened(tmp_path: Path) -> None:

@@ -43,18 +43,7 @@ def python_of(version: str) -> str | None:
 
 
 def run(command: Sequence[object], folder: Path, venv: Path, **more: str) -> str:
-    path = f"{venv / 'bin'}:{shipped.environment()['PATH']}"
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=folder,
-        env=shipped.environment(PATH=path, **more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4_000:]
-    return done.stdout
+    return shipped.run(command, folder, PATH=f"{venv / 'bin'}:{shipped.environment()['PATH']}", **more)
 
 
 def installed(wheel: Path, extras: str, python: str, folder: Path) -> Path:

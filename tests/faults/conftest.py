@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from integration import EmbeddedServers, PostgresServer, ZooKeeperServer
-from integration.plugin import open_folder
+from integration.folders import open_folder
 from tests.kit.jobs import Job
 from tests.kit.topics import Topics
 

@@ -68,6 +68,21 @@ def driver_image() -> str:
     return name
 
 
+def run(command: Sequence[object], folder: Path, **more: str) -> str:
+    """What a command prints. It must succeed. ``more``: of its environment."""
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=folder,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4_000:]
+    return done.stdout
+
+
 def environment(**more: str) -> dict[str, str]:
     """That of a user's shell: nothing of this repository is on its paths."""
     left_out = ("PYTHONPATH", "VIRTUAL_ENV")

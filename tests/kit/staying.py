@@ -12,7 +12,6 @@ import json
 import math
 import random
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.transactions import ZooKeeperStore, committed_txid
 from integration import EmbeddedServers
+from integration.folders import open_folder
 from sinks import Count, OpaqueMapState, StateCommitter, Sum
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
 from tests.kit.kills import TOPIC, Kills, kill_often
@@ -127,18 +127,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="ratchet-kills-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)
-        with server_of(arguments.store, Path(folder)) as (address, _):
-            outcome = run(
-                Path(folder),
-                order_of(arguments.kills, arguments.workers, chance),
-                chance,
-                store=arguments.store,
-                address=address,
-                workers=arguments.workers,
-                minutes_max=arguments.minutes,
-            )
+    with open_folder() as folder, server_of(arguments.store, folder) as (address, _):
+        outcome = run(
+            folder,
+            order_of(arguments.kills, arguments.workers, chance),
+            chance,
+            store=arguments.store,
+            address=address,
+            workers=arguments.workers,
+            minutes_max=arguments.minutes,
+        )
     print(json.dumps(outcome.summary()))
     return 0 if outcome.found == outcome.expected else 1
 

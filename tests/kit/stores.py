@@ -14,7 +14,7 @@ from typing import Any
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import PostgresServer, RedisServer
-from integration.plugin import open_folder
+from integration.folders import open_folder
 from integration.server import Server
 from sinks import (
     AppendCommitter,

@@ -1,48 +1,20 @@
-"""The tutorial is right: its classes are those of the examples,
-and its calls print what it shows.
-"""
+"""The tutorial is right: its calls print what it shows. (``tests/site`` holds what it quotes.)"""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import inspect
-import io
-import re
-import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-TUTORIAL = Path(__file__).parent.parent.parent / "docs" / "tutorial.md"
-BLOCK = re.compile(
-    r"(?:<!-- (?P<file>\S+): (?P<name>\S+) -->\n)?```python\n(?P<code>.*?)```(?:\n```text\n(?P<shown>.*?)```)?", re.S
-)
+from tests.kit.pages import DOCS, printed, snippets
 
-
-def blocks() -> list[re.Match[str]]:
-    return list(BLOCK.finditer(TUTORIAL.read_text(encoding="utf-8")))
-
-
-QUOTED = [each for each in blocks() if each["file"]]
-
-
-@pytest.mark.parametrize("block", QUOTED, ids=lambda each: each["name"])
-def test_tutorial_quotes_the_examples_word_for_word(block: re.Match[str]) -> None:
-    found: Any = importlib.import_module(block["file"].removesuffix(".py").replace("/", "."))
-    for part in block["name"].split("."):
-        found = getattr(found, part)
-    assert textwrap.dedent(block["code"]) == textwrap.dedent(inspect.getsource(found))
+TUTORIAL = DOCS / "tutorial.md"
 
 
 @pytest.mark.behaviour("1.14")
 def test_tutorial_prints_what_it_shows() -> None:
     namespace: dict[str, Any] = {}
-    executed = [each for each in blocks() if not each["file"]]
+    executed = [each for each in snippets(TUTORIAL) if not each.is_quoted]
     assert len(executed) >= 5
-    for block in executed:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(block["code"], str(TUTORIAL), "exec"), namespace)
-        assert printed.getvalue() == block["shown"]
+    for each in executed:
+        assert printed(each.code, TUTORIAL, namespace) == each.shown

@@ -28,8 +28,8 @@ from integration import (
 )
 from integration.choice import find_host
 from integration.external import VARIABLES, ExternalPostgres, ExternalServers
+from integration.folders import open_folder
 from integration.hosts import VARIABLE
-from integration.plugin import open_folder
 from integration.server import Server, port_taken
 from tests.kit.waiting import wait_for
 

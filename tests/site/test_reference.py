@@ -19,6 +19,7 @@ import sinks
 import spouts
 from framework import errors
 from framework.commands.cli import app
+from tests.kit.pages import blocks
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -55,7 +56,7 @@ def test_every_public_name_is_in_the_reference(package: Any) -> None:
 def typed_commands() -> Iterator[tuple[str, list[str]]]:
     """(page, words) of each line that calls ``ratchet`` in a block for the shell."""
     for page in PAGES:
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+        for block in blocks("sh", page):
             for line in block.replace("\\\n", " ").splitlines():
                 for part in re.split(r"&&|\||;", line.split(" #")[0]):
                     words = shlex.split(part.strip()) if part.count("'") % 2 == 0 and part.count('"') % 2 == 0 else []

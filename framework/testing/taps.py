@@ -1,0 +1,41 @@
+"""Bolts below the streams of a topology, so that what is emitted can be seen; and what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from framework.errors import ConfigError
+from framework.topology import Bolt, Component
+from framework.topology.graph import Subscription
+from framework.topology.groupings import AllGrouping, DirectGrouping
+
+_TAP = "ratchet-tap"
+
+#: A component, and one of its streams.
+Stream = tuple[str, str]
+Rows = Mapping[Stream, Sequence[Mapping[str, Any]]]
+
+
+def taps_below(
+    components: Iterable[Component], make: Callable[[], Bolt], taken: Iterable[Stream] = ()
+) -> list[Component]:
+    """A bolt below each stream of these components, except those that are ``taken``."""
+    taps: list[Component] = []
+    known = set(taken)
+    for each in components:
+        for stream in each.streams:
+            if (each.id, stream) not in known:
+                grouping = DirectGrouping() if stream in each.direct_streams else AllGrouping()
+                subscription = Subscription(each.id, stream, grouping)
+                taps.append(Component(f"{_TAP}-{len(taps)}", 1, make(), streams={}, subscriptions=(subscription,)))
+    return taps
+
+
+def rows_of_stream(rows: Rows, component_id: str, stream: str) -> list[Mapping[str, Any]]:
+    """What was seen on a stream. Raises ``ConfigError`` for a stream that there is not."""
+    found = rows.get((component_id, stream))
+    if found is None:
+        known = ", ".join(f"{component} on {name!r}" for component, name in sorted(rows)) or "nothing"
+        raise ConfigError(f"nothing called {component_id!r} emits on stream {stream!r}; there are: {known}")
+    return list(found)
