@@ -413,29 +413,31 @@ def chained(
     spouts: Mapping[str, tuple[BaseRichSpout, int]],
     tasks: int,
     *,
+    others: int = 2,
     windows: bool = False,
     added: bool = False,
 ) -> CoreTopology:
     """Words of ``spouts`` (id -> spout, parallelism), split, counted, counted again and,
-    if asked, gathered in windows, or counted once more by the bolt that is ``added``.
+    if asked, gathered in windows, or counted once more by the bolt that is ``added``. ``tasks``: of
+    the bolts whose number of tasks may change; ``others``: of the others.
     """
     builder = TopologyBuilder(name)
-    split = builder.set_bolt("split", Splits(), 2)
+    split = builder.set_bolt("split", Splits(), others)
     for spout_id, (spout, parallelism) in spouts.items():
         builder.set_spout(spout_id, spout, parallelism)
         split.shuffle_grouping(spout_id)
     builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
     builder.set_bolt("count", Counts(name), tasks).fields_grouping("split", Fields("word"))
-    builder.set_bolt("again", Counts(name), 2).fields_grouping("count", Fields("word"))
+    builder.set_bolt("again", Counts(name), others).fields_grouping("count", Fields("word"))
     if added:
         builder.set_bolt("added", Counts(name), tasks).fields_grouping("again", Fields("word"))
     if windows:
         builder.set_bolt("spans", Spans(SPAN, LAG, LATENESS), tasks).fields_grouping("split", Fields("word"))
-        fired = builder.set_bolt("fired", KeepFired(SPAN), 2).fields_grouping("spans", Fields("word"))
+        fired = builder.set_bolt("fired", KeepFired(SPAN), others).fields_grouping("spans", Fields("word"))
         fired.fields_grouping("spans", Fields("word"), "late")
         builder.set_bolt("gather", Gathers(name), tasks).fields_grouping("split", Fields("word"))
-        builder.set_bolt("holds", Holds(), 2).shuffle_grouping("gather")
-        builder.set_bolt("keeps", Keeps(), 2).fields_grouping("holds", Fields("word"))
+        builder.set_bolt("holds", Holds(), others).shuffle_grouping("gather")
+        builder.set_bolt("keeps", Keeps(), others).fields_grouping("holds", Fields("word"))
     return builder.build()
 
 
@@ -591,12 +593,20 @@ class Plans:
     """The topology of a world, as it is now. ``changes``: what may change."""
 
     def __init__(
-        self, name: str, world: StateWorld, words: int, exact: bool, changes: Sequence[str], windows: bool
+        self,
+        name: str,
+        world: StateWorld,
+        *,
+        words: int,
+        exact: bool,
+        changes: Sequence[str],
+        windows: bool,
+        tasks: int,
     ) -> None:
         self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
         self.windows, self.added = windows, False
         self.saved: Saved | None = None
-        self.spouts, self.tasks = {"words": 2}, 2
+        self.spouts, self.tasks, self.others = {"words": tasks}, tasks, tasks
         self.source: list[str] = []
         logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
         if exact:
@@ -606,12 +616,12 @@ class Plans:
             self.source = list(itertools.chain(*logs))
 
     def topology(self) -> CoreTopology:
-        named: dict[str, tuple[BaseRichSpout, int]] = {"words": (Source(self.name, self.source), 2)}
+        named: dict[str, tuple[BaseRichSpout, int]] = {"words": (Source(self.name, self.source), self.others)}
         if self.exact:
             named = {
                 each: (NamedSpout(self.name, latest=each != "words"), tasks) for each, tasks in self.spouts.items()
             }
-        return chained(self.name, named, self.tasks, windows=self.windows, added=self.added)
+        return chained(self.name, named, self.tasks, others=self.others, windows=self.windows, added=self.added)
 
     def next_driver(self) -> Drives | None:
         """Change what may change, and start a driver. None when it dies in its first steps."""
@@ -705,15 +715,17 @@ def simulate(
     crash: tuple[int, str] | None = None,
     windows: bool = False,
     rounds: int = 400,
+    tasks: int = 2,
 ) -> StateWorld:
     """Run one world to its end: trouble for ``rounds`` rounds, then none.
 
-    ``changes``: only where state is exactly-once. Raises ``AssertionError`` when the counts are
-    wrong, or when the world does not come to an end.
+    ``changes``: only where state is exactly-once. ``tasks``: of each component; where it is one,
+    components are fused. Raises ``AssertionError`` when the counts are wrong, or when the world
+    does not come to an end.
     """
     name = uuid.uuid4().hex
     world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash)
-    plans = Plans(name, world, words, exact, changes, windows)
+    plans = Plans(name, world, words=words, exact=exact, changes=changes, windows=windows, tasks=tasks)
     drives: Drives | None = plans.next_driver()
     zombies: list[Drives] = []
     try:

@@ -31,6 +31,8 @@ TROUBLES = (
 )
 #: How long a bolt takes for a tuple when it is slow: longer than it has in a round.
 SLOW_S = 2.0
+#: How far time goes on after a round that found nothing to do: less than maps take to rotate.
+IDLE_S = 14.0
 #: After so many recoveries in a row that did not succeed, the next one is spared: it needs all
 #: tasks, and would hardly ever succeed where every record may be late.
 RECOVERIES_STRUCK_MAX = 2
@@ -114,11 +116,11 @@ class TroubledRounds:
 
     def pass_time(self, seconds: float) -> None:
         """Let time go on by ``seconds``, or by more after a round that found nothing to do: spouts
-        wait then, in steps that are shorter than any time-out. Where state is at-least-once, they
-        wait no longer than until the next checkpoint, which acks what was done."""
+        wait then, in steps that are shorter than any time-out. Where there is state, they wait no
+        longer than until the next checkpoint; at-least-once, it acks what was done."""
         checkpoints = self._stepped.driver._checkpoints
         if self.idle:
-            seconds = 5.0 if checkpoints is None or checkpoints.exact else 2.0
+            seconds = IDLE_S if checkpoints is None else 5.0 if checkpoints.exact else 2.0
         self._stepped.clock.now += seconds
 
     def go_on(self) -> None:

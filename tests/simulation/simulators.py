@@ -16,9 +16,14 @@ from typing import Any
 from tests.kit import state_world, tree_world
 from tests.simulation.schedule import Coverage, run_schedule
 
-#: Messages of a world of trees, and how many may be pending. What goes wrong concerns a few trees
-#: and a few rounds, so most worlds are small; many messages at once are seldom.
-TREES = [*[(8, 4)] * 4, *[(16, 8)] * 4, *[(40, 8)] * 2, (150, 60)]
+#: Messages of a world of trees, how many may be pending, and how many of a hundred worlds are such.
+#: What goes wrong concerns a few trees and a few rounds, so most worlds are small; many messages at
+#: once are seldom.
+TREES = {(2, 2): 35.0, (4, 4): 40.0, (8, 4): 18.0, (16, 8): 5.0, (40, 8): 1.5, (150, 60): 0.5}
+
+#: Words of a world of states, how many of its rounds have trouble, and how many of a hundred worlds
+#: are such.
+STATES = {(4, 8): 40.0, (8, 12): 30.0, (12, 15): 18.0, (24, 30): 9.0, (40, 60): 2.0, (80, 120): 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,13 @@ def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     under some troubles or all.
     """
     chance = random.Random(f"trees {seed}")
-    messages, pending = chance.choice(TREES)
+    ((messages, pending),) = chance.choices(list(TREES), list(TREES.values()))
     troubles = _some(chance, tree_world.TROUBLES)
-    shape = f"{messages} messages, {pending} pending, {', '.join(troubles)}"
+    tasks = _tasks(chance)
+    shape = f"{messages} messages, {pending} pending, {tasks} tasks, {', '.join(troubles)}"
 
     def run() -> str | None:
-        found = tree_world.simulate(seed, messages, troubles, pending)
+        found = tree_world.simulate(seed, messages, troubles, pending, tasks)
         _cover(coverage, found, "trees")
         return "; ".join(found.wrong) or None
 
@@ -83,12 +89,20 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     if windows:
         troubles = (*troubles, state_world.CLOCK_JUMPS)
     how = "exactly-once" if exact else "at-least-once"
-    words, rounds = chance.choice(state_world.SIZES)
-    shape = f"{words} words, {how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
+    ((words, rounds),) = chance.choices(list(STATES), list(STATES.values()))
+    tasks = chance.choice([1, 1, 2])
+    shape = f"{words} words, {tasks} tasks, {how}{', windows' if windows else ''}, {', '.join((*troubles, *changes))}"
 
     def run() -> str | None:
         found = state_world.simulate(
-            seed, exact=exact, words=words, troubles=troubles, changes=changes, windows=windows, rounds=rounds
+            seed,
+            exact=exact,
+            words=words,
+            troubles=troubles,
+            changes=changes,
+            windows=windows,
+            rounds=rounds,
+            tasks=tasks,
         )
         _cover(coverage, found, f"states, {how}")
         return None
@@ -99,6 +113,13 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
     """All troubles, one time in two; else each of them, one time in two."""
     return troubles if chance.random() < 0.5 else tuple(each for each in troubles if chance.random() < 0.5)
+
+
+def _tasks(chance: random.Random) -> tuple[int, ...]:
+    """How many tasks each component and the acker have: half of the time one, so that components
+    are fused."""
+    most = chance.choice([1, 1, 2, 3])
+    return tuple(chance.randint(1, most) for _ in tree_world.TASKS)
 
 
 def _cover(coverage: Coverage, found: Any, where: str) -> None:
@@ -123,9 +144,9 @@ def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) ->
 SIMULATORS = {
     each.name: each
     for each in (
-        Simulator("protocol", 84, 200, run_protocol),
-        Simulator("trees", 12, 20, run_trees),
-        Simulator("states", 4, 10, run_states),
+        Simulator("protocol", 55, 200, run_protocol),
+        Simulator("trees", 32, 80, run_trees),
+        Simulator("states", 13, 30, run_states),
     )
 }
 
@@ -134,9 +155,9 @@ def shares(schedules: int, names: list[str]) -> dict[str, int]:
     """How many of ``schedules`` each simulator gets.
 
     >>> shares(100_000, ["protocol", "trees", "states"])
-    {'protocol': 84000, 'trees': 12000, 'states': 4000}
+    {'protocol': 55000, 'trees': 32000, 'states': 13000}
     >>> shares(20, ["protocol", "trees", "states"])
-    {'protocol': 16, 'trees': 2, 'states': 1}
+    {'protocol': 11, 'trees': 6, 'states': 2}
     >>> shares(100, ["states"])
     {'states': 100}
     """

@@ -29,7 +29,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_every_simulator_runs_and_shows_which_troubles_came(seed: int) -> None:
     done = run(*COMMAND, "--schedules", "100", "--first-seed", str(seed), "--processes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name, count in (("protocol", 84), ("trees", 12), ("states", 4)):
+    for name, count in (("protocol", 55), ("trees", 32), ("states", 13)):
         assert f"{name}: {count} schedules, seeds {seed} to {seed + count - 1}, " in done.stdout
     assert re.search(r"^zookeeper multi .*reply lost: \d", done.stdout, re.MULTILINE)
     assert re.search(r"^trees  +.*: \d", done.stdout, re.MULTILINE)
