@@ -97,24 +97,23 @@ class BasicCollector:
     def _emit_of(self, made: _MadeOfRows) -> Callable[..., None]:
         other, thread = partial(BasicCollector.emit, self), self._surroundings.thread
         width, kept = made.unsent.width, made.unsent.values
-        keep, is_single = kept.append, width == 1
+        keep, most, checked = kept.extend, width * BUFFERED_ROWS_MAX, self._out.checked
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
             nonlocal kept, keep
-            if stream != DEFAULT_STREAM or len(values) != width:
+            if stream != DEFAULT_STREAM:
                 other(values, stream)
                 return
-            if is_single:
-                (value,) = values
-                keep(value)
-            else:
-                keep(tuple(values))
-            if len(kept) >= BUFFERED_ROWS_MAX and threading.get_ident() == thread:
+            kind = values.__class__
+            if (kind is not list and kind is not tuple) or len(values) != width:
+                values = checked(values, DEFAULT_STREAM)
+            keep(values)
+            if len(kept) >= most and threading.get_ident() == thread:
                 try:
                     made.send()
                 finally:
                     kept = made.unsent.values
-                    keep = kept.append
+                    keep = kept.extend
 
         return emit
 
@@ -131,7 +130,7 @@ class _MadeOfRows:
     def _begin(self) -> None:
         self.unsent = self._out.unsent(DEFAULT_STREAM)
         self._first = self._rows.taken
-        self._ends = [len(self.unsent.values)]  # how many there are before the first row, and after each
+        self._ends = [len(self.unsent.values)]  # how many values there are before the first row, and after each
 
     def next_row(self) -> None:
         self._rows.taken += 1
@@ -139,7 +138,8 @@ class _MadeOfRows:
 
     def anchor(self) -> None:
         """Give what was emitted since the last time its roots."""
-        counts = np.diff([*self._ends, len(self.unsent.values)])  # the last is of the row that is being executed
+        ends = [*self._ends, len(self.unsent.values)]  # the last is of the row that is being executed
+        counts = np.diff(ends) // self.unsent.width
         if counts.any():
             which = np.repeat(np.arange(self._first, self._first + len(counts)), counts)
             self.unsent.roots.extend(self._rows.roots[which])

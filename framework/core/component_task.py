@@ -102,12 +102,18 @@ class Outflow:
 
     def emit(self, values: Sequence[Any], roots: Sequence[int], stream: str, task: int | None) -> None:
         rows = self.unsent(stream, task)
-        if len(values) != rows.width:
-            self._streams.checked(values, stream, task)
-        rows.keep(values)
+        kind = values.__class__
+        if (kind is not list and kind is not tuple) or len(values) != rows.width:
+            values = self.checked(values, stream, task)
+        rows.values.extend(values)
         rows.roots.append(roots)
-        if len(rows.values) >= BUFFERED_ROWS_MAX and threading.get_ident() == self._surroundings.thread:
+        if len(rows) >= BUFFERED_ROWS_MAX and threading.get_ident() == self._surroundings.thread:
             self._flush(stream, task)
+
+    def checked(self, values: Sequence[Any], stream: str, task: int | None = None) -> tuple[Any, ...]:
+        """The values of a row, if they are as many as the stream declares. Raises
+        ``TopologyError`` otherwise."""
+        return self._streams.checked(values, stream, task)
 
     def unsent(self, stream: str, task: int | None = None) -> UnsentRows:
         """The rows of a stream that are not sent yet."""
@@ -153,12 +159,12 @@ class Outflow:
         rows = made.rows.pop((stream, task), None)
         if rows is None:
             return
-        made.counts.emitted += len(rows.values)
+        made.counts.emitted += len(rows)
         if not rows.values or not self._edges[stream]:
             return
         trees = rows.roots.column()
         with self._failing(trees):
-            batch = self._streams.of_columns(stream, rows.columns())
+            batch = self._streams.batch(stream, rows.values)
         self._give(stream, task, batch, trees)
 
     def _give(self, stream: str, task: int | None, batch: pa.RecordBatch, trees: pa.Array) -> None:

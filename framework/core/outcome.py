@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -36,24 +36,15 @@ ERRORS_MAX = 10
 @dataclass(slots=True)
 class UnsentRows:
     """Rows of one stream that are not sent yet, and the roots of the trees that each is part of.
-    ``width``: how many values a row has. ``values``: of each row, a tuple; where a row has one
-    value, that value."""
+    ``width``: how many values a row has. ``values``: of the first row, then of the next, and so on;
+    it does not matter what becomes of the sequences that they came in."""
 
     width: int
     values: list[Any] = field(default_factory=list)
     roots: RowRoots = field(default_factory=RowRoots)
 
-    def keep(self, values: Sequence[Any]) -> None:
-        """Add a row, without its roots. It does not matter what becomes of ``values`` later."""
-        if self.width == 1:
-            (value,) = values
-            self.values.append(value)
-        else:
-            self.values.append(tuple(values))
-
-    def columns(self) -> list[Sequence[Any]]:
-        """The values of each field."""
-        return [self.values] if self.width == 1 else list(zip(*self.values, strict=True))
+    def __len__(self) -> int:
+        return len(self.values) // self.width
 
 
 @dataclass(slots=True)

@@ -50,29 +50,26 @@ class Streams:
         """Whether the stream is declared, and its groupings say where rows go."""
         return stream in self._streams and stream not in self._direct_streams
 
-    def checked(self, values: Sequence[Any], stream: str, task: int | None) -> Sequence[Any]:
+    def checked(self, values: Sequence[Any], stream: str, task: int | None) -> tuple[Any, ...]:
         """Return ``values`` if they are as many as the stream declares. Raises ``TopologyError``
         otherwise, and as ``fields`` does."""
         fields = self.fields(stream, task)
-        if len(values) != len(fields):
+        row = tuple(values)  # first: a sequence of the user's may raise, or hold more than it says
+        if len(row) != len(fields):
             raise TopologyError(
-                f"component {self.component_id!r} emitted {len(values)} values on stream {stream!r}, which declares "
+                f"component {self.component_id!r} emitted {len(row)} values on stream {stream!r}, which declares "
                 f"{len(fields)}: {', '.join(fields.names)}"
             )
-        return values
+        return row
 
-    def batch(self, stream: str, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-        """Make a record batch of rows. Raises as ``of_columns``."""
-        return self.of_columns(stream, list(zip(*rows, strict=True)))
-
-    def of_columns(self, stream: str, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-        """Make a record batch of the values of each field, in the declared types. Raises
-        ``TopologyError`` naming a field whose values do not fit."""
+    def batch(self, stream: str, values: Sequence[Any]) -> pa.RecordBatch:
+        """Make a record batch of rows, in the declared types. ``values``: of the first row, then of
+        the next, and so on. Raises ``TopologyError`` naming a field whose values do not fit."""
         fields = self._streams[stream]
         arrays = []
-        for name, values in zip(fields, columns, strict=True):
+        for position, name in enumerate(fields):
             try:
-                arrays.append(pa.array(values, type=fields.type_of(name)))
+                arrays.append(pa.array(values[position :: len(fields)], type=fields.type_of(name)))
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
                 declared = fields.type_of(name) or "one type"
                 raise TopologyError(
@@ -124,7 +121,7 @@ class TaskCollector:
     ) -> None:
         self._component_id = component_id
         self._streams = Streams(component_id, streams, direct_streams)
-        self._rows: dict[tuple[str, int | None], list[Sequence[Any]]] = {}
+        self._rows: dict[tuple[str, int | None], list[Any]] = {}  # the values, row by row
         self.sink: Sink | None = None
         self.subscribers: frozenset[str] = frozenset()
         self.emitted = 0
@@ -147,22 +144,21 @@ class TaskCollector:
 
     def _take_default_stream(self) -> None:
         """Replace ``emit`` by a function that knows the default stream, where nearly all rows go:
-        it looks nothing up, and costs a quarter."""
+        it looks nothing up, and costs a quarter. Rows are kept as values one after the other: what
+        the caller gave is free at once, and is no work for garbage collection."""
         if not self._streams.takes_rows(DEFAULT_STREAM):
             vars(self).pop("emit", None)
             return
         rows = self._rows.setdefault((DEFAULT_STREAM, None), [])
-        keep, width, other, flush = (
-            rows.append,
-            len(self._streams.fields(DEFAULT_STREAM, None)),
-            self._emit,
-            self._flush,
-        )
+        width = len(self._streams.fields(DEFAULT_STREAM, None))
+        most = width * BUFFERED_ROWS_MAX
+        keep, other, flush = rows.extend, self._emit, self._flush
 
         def emit(values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-            if stream == DEFAULT_STREAM and len(values) == width:
+            kind = values.__class__
+            if (kind is list or kind is tuple) and len(values) == width and stream == DEFAULT_STREAM:
                 keep(values)
-                if len(rows) >= BUFFERED_ROWS_MAX:
+                if len(rows) >= most:
                     flush(DEFAULT_STREAM, None)
             else:
                 other(values, stream, None)
@@ -173,9 +169,10 @@ class TaskCollector:
         self._emit(values, stream, task)
 
     def _emit(self, values: Sequence[Any], stream: str, task: int | None) -> None:
+        row = self._streams.checked(values, stream, task)
         rows = self._rows.setdefault((stream, task), [])
-        rows.append(self._streams.checked(values, stream, task))
-        if len(rows) >= BUFFERED_ROWS_MAX:
+        rows.extend(row)
+        if len(rows) >= len(row) * BUFFERED_ROWS_MAX:
             self._flush(stream, task)
 
     def emit_arrow(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:

@@ -67,12 +67,16 @@ class OutputFieldsDeclarer:
     def declare(self, fields: Fields, stream: str = DEFAULT_STREAM, *, direct: bool = False) -> None:
         """Declare a stream. ``direct``: the sender names the receiving task, with ``emit_direct``.
 
-        Raises ``TopologyError`` when ``fields`` is not a ``Fields``, when the stream was declared
-        before, or when a field is called ``id`` and tuples carry the attempt.
+        Raises ``TopologyError`` when ``fields`` is not a ``Fields``, or names none, when the stream
+        was declared before, or when a field is called ``id`` and tuples carry the attempt.
         """
         if not isinstance(fields, Fields):
             raise TopologyError(
                 f"component {self._component_id!r} declares {fields!r} on stream {stream!r}: give Fields(...)"
+            )
+        if not len(fields):
+            raise TopologyError(
+                f"component {self._component_id!r} declares stream {stream!r} without fields: give at least one"
             )
         if stream in self.streams:
             raise TopologyError(f"component {self._component_id!r} declares stream {stream!r} twice")

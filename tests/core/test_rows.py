@@ -19,9 +19,11 @@ from framework.core import basic_collector, component_task, spout_task
 from framework.core.bolt_task import Inbox
 from framework.core.rounds import Counts
 from tests.kit.core_parts import Rich, Stepped, ack, seen
+from tests.kit.values import KINDS, Breaks, Lies
 
 ITEMS = 120
 WORLDS = 25
+MADE = list(KINDS.values())
 
 
 class Source(BaseRichSpout):
@@ -71,7 +73,10 @@ class Fan(BaseBasicBolt):
         chance = random.Random(f"{self.seed} {number} {times}")
         first = self.trouble and times == 1
         for _ in range(chance.randrange(4)):
-            collector.emit([number * 10 + chance.randrange(5), f"text {number}"])
+            values = chance.choice(MADE)(number * 10 + chance.randrange(5), f"text {number}")
+            collector.emit(values)
+            if isinstance(values, list):
+                values.clear()  # the collector has taken them
         if chance.random() < 0.3:
             collector.emit_arrow(pa.record_batch([pa.array([number] * 2), pa.array(["a", "b"])], ["n", "text"]))
         if chance.random() < 0.3:
@@ -82,7 +87,7 @@ class Fan(BaseBasicBolt):
         if first and chance.random() < 0.08:
             raise FailedException("the first time")
         if first and chance.random() < 0.05:
-            collector.emit([number])  # too few values
+            collector.emit(chance.choice([[number], Breaks([number, "b"]), Lies([number, "b", "c"])]))
         if first and chance.random() < 0.05:
             raise ValueError("the instance ends")
 

@@ -12,6 +12,7 @@ import pytest
 from framework.errors import TopologyError
 from framework.execution.collector import BUFFERED_ROWS_MAX, TaskCollector
 from framework.topology import Fields
+from tests.kit.values import KINDS, Breaks, Lies
 
 STREAMS = {"default": Fields(word=str, n=int), "other": Fields(x=int), "to one": Fields(y=int)}
 
@@ -48,6 +49,44 @@ def test_rows_leave_in_the_order_of_each_stream() -> None:
     made.flush()
     assert len(sent.batches) == 3  # nothing goes twice
     assert made.emitted == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stream", ["default", "pairs"])
+def test_values_come_in_any_sequence(kind: str, stream: str) -> None:
+    made = collector({stream: Fields(n=int, text=str)})
+    sent = Sent(made)
+    for number in range(3):
+        made.emit(KINDS[kind](number, str(number)), stream)
+    made.flush()
+    assert sent.batches == [(stream, [{"n": number, "text": str(number)} for number in range(3)], None)]
+
+
+@pytest.mark.parametrize("stream", ["default", "pairs"])
+def test_a_list_may_be_used_again_after_it_was_emitted(stream: str) -> None:
+    made = collector({stream: Fields(n=int, text=str)})
+    sent = Sent(made)
+    values = [0, "a"]
+    for number in range(3):
+        values[0] = number
+        made.emit(values, stream)
+    values.clear()
+    made.flush()
+    assert [row["n"] for _, rows, _ in sent.batches for row in rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stream", ["default", "pairs"])
+def test_a_sequence_that_breaks_or_lies_leaves_the_other_rows_whole(stream: str) -> None:
+    made = collector({stream: Fields(n=int, text=str)})
+    sent = Sent(made)
+    made.emit([1, "a"], stream)
+    with pytest.raises(ValueError, match="breaks"):
+        made.emit(Breaks([2, "b"]), stream)
+    with pytest.raises(TopologyError, match="emitted 3 values"):
+        made.emit(Lies([3, "c", "d"]), stream)
+    made.emit([4, "d"], stream)
+    made.flush()
+    assert sent.batches == [(stream, [{"n": 1, "text": "a"}, {"n": 4, "text": "d"}], None)]
 
 
 @pytest.mark.parametrize("stream", ["default", "other"])

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
+from framework import (
+    BaseBasicBolt,
+    Fields,
+    OutputFieldsDeclarer,
+    Topology,
+    TransactionalTopologyBuilder,
+    submit,
+)
 from framework.errors import ConfigError, TopologyError
 from sinks import (
     Count,
@@ -159,6 +166,13 @@ def test_build_unsafe_ids_are_refused(bad: str) -> None:
         Builder(bad, "spout", spout)
     with pytest.raises(TopologyError, match="bolt id"):
         builder().set_bolt(bad, Relay())
+
+
+@pytest.mark.parametrize("stream", ["default", "signals"])
+def test_a_stream_without_fields_is_refused(stream: str) -> None:
+    declarer = OutputFieldsDeclarer("bolt")
+    with pytest.raises(TopologyError, match=f"'bolt' declares stream '{stream}' without fields"):
+        declarer.declare(Fields(), stream)
 
 
 def test_build_at_least_once_accepts_states_that_may_count_twice() -> None:
