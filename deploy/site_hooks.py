@@ -1,4 +1,5 @@
-"""What the site does beside Markdown: it lists the decisions, from their files."""
+"""What the site does beside Markdown: it lists the decisions, from their files, and names the
+theme's dialog for those who hear the page."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _DECISIONS = "internals/decisions.md"
+_SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
 
 
 def on_config(config: Any) -> Any:
@@ -23,6 +25,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     if page.file.src_uri != _DECISIONS:
         return markdown
     return markdown + "\n" + "\n".join(f"* [{title}](../adr/{path.name})" for title, path in _decisions(config)) + "\n"
+
+
+def on_post_page(output: str, *, page: Any, config: Any) -> str:
+    return output.replace('data-md-component="search" role="dialog"', _SEARCH)
 
 
 def _decisions(config: Any) -> list[tuple[str, Path]]:

@@ -4,9 +4,6 @@ asks another host for anything.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,8 +11,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 pytestmark = pytest.mark.xdist_group("site")  # it is built once
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Page(HTMLParser):
@@ -40,21 +35,9 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+def site(built_site: Path) -> dict[Path, Page]:
     """Path of a built page -> the page."""
-    folder = tmp_path_factory.mktemp("site").resolve()
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr[-3_000:]
-    assert "WARNING" not in built.stderr
-    return {path: Page(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
+    return {path: Page(path.read_text(encoding="utf-8")) for path in built_site.rglob("*.html")}
 
 
 def test_every_page_of_the_navigation_is_built(site: dict[Path, Page]) -> None:
