@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
@@ -37,6 +38,24 @@ def test_every_error_has_its_cause_and_cure(name: str) -> None:
     if name == "RatchetError":
         return  # what all of them are
     assert re.search(rf"^## {name}$", text("reference/errors.md"), re.M)
+
+
+def messages_of(folder: Path) -> Iterator[str]:
+    """Every text in the code below; ``{}`` for what is put into it."""
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(each.value) if isinstance(each, ast.Constant) else "{}" for each in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_message_in_the_table_of_errors_is_one_of_the_code() -> None:
+    first = re.findall(r"^\| `([^`]+)` \|", text("reference/errors.md"), re.M)
+    listed = [each for each in first if not each.isidentifier()]  # the others are classes
+    code = "\n".join(each for name in ("framework", "spouts", "sinks") for each in messages_of(ROOT / name))
+    assert len(listed) > 50
+    assert not [each for each in listed if each not in code]
 
 
 def test_every_alert_has_its_entry_and_every_entry_its_alert() -> None:
