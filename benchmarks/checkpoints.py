@@ -3,7 +3,8 @@
 For each provider and size of the state: seconds to prepare and to commit a checkpoint in which 1 %
 of the keys have changed, and one in which a tenth of that has changed; stored bytes per key;
 seconds until a restarted task has its state and has read a key; the rate of a full scan. Then what
-checkpoints cost a topology: words per second through a stateful bolt, by checkpoint interval.
+checkpoints cost a topology: words per second through a stateful bolt, by checkpoint interval. With
+``--reads``, instead: reads per second of all keys of a state in turn, one by one and read ahead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ import redis
 
 from framework import BaseStatefulBolt, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
 from framework.observe import configure_logging
+from framework.state.layers import CommittedStore, LayeredState
+from framework.state.lmdb import LmdbStore
+from framework.state.memory import MemoryBytes
+from framework.state.redis import CACHED_MAX, RedisStore
+from framework.state.serialization import MsgpackSerializer
 from framework.state.settings import provider_of
 from framework.topology import KeyValueState, StateProvider
 from framework.transactions import MemoryStore
@@ -32,6 +38,9 @@ from integration import RedisServer
 CHECKPOINTS = 5
 NAMESPACE = "cost/count/1/0"
 WORDS = 400_000
+DIFFERENT_WORDS = 100_003
+#: About as many as a task has of one round.
+READ_AHEAD = 1_000
 
 
 def conf_of(provider: str, folder: Path, server: RedisServer) -> dict[str, Any]:
@@ -106,13 +115,17 @@ def _bytes(provider: str, folder: Path, server: RedisServer) -> int:
         return int(client.memory_usage(f"ratchet:{{{NAMESPACE}}}", samples=1_000) or 0)
 
 
+def _word(number: int) -> str:
+    return f"word-{number * 7919 % DIFFERENT_WORDS}"
+
+
 class Words(ReplayableSpout):
     def open(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:
         self.collector, self.next = collector, 0
 
     def next_tuple(self) -> None:
         for number in range(self.next + 1, min(self.next + 50, WORDS) + 1):
-            self.collector.emit([f"word-{number * 7919 % 100_003}"], message_id=number)
+            self.collector.emit([_word(number)], message_id=number)
             self.next = number
 
     def position(self) -> int:
@@ -160,12 +173,66 @@ def rates(provider: str, folder: Path) -> Iterator[dict[str, Any]]:
             }
 
 
+def reads(folder: Path, repeat: int) -> Iterator[dict[str, Any]]:
+    """Reads per second of 100,003 keys in turn, each by a state that has read none of them: one by
+    one, and read ahead in batches. The stores and ways take turns, and the best of each counts."""
+    words = [_word(number) for number in range(DIFFERENT_WORDS)]
+    batches = [words[start : start + READ_AHEAD] for start in range(0, len(words), READ_AHEAD)]
+
+    def one_by_one(state: KeyValueState[Any, Any]) -> None:
+        for word in words:
+            state.get(word)
+
+    def read_ahead(state: KeyValueState[Any, Any]) -> None:
+        for batch in batches:
+            state.read_ahead(batch)
+            for word in batch:
+                state.get(word)
+
+    best: dict[tuple[str, str], float] = {}
+    with RedisServer(folder / "redis") as server, redis.Redis.from_url(server.url) as client:
+        stores: dict[str, CommittedStore] = {
+            "memory": MemoryBytes(),
+            "lmdb": LmdbStore(folder / "lmdb", sync=True),
+            "redis": RedisStore(client, NAMESPACE),
+        }
+        for store in stores.values():
+            _layered(store, 0).load(((word, number) for number, word in enumerate(words)), 1)
+        for _ in range(repeat):
+            for name, store in stores.items():
+                for way, cached_max in ((one_by_one, 0), (read_ahead, CACHED_MAX)):
+                    state = _layered(store, cached_max)
+                    start = time.perf_counter()
+                    way(state)
+                    rate = len(words) / (time.perf_counter() - start)
+                    best[name, way.__name__] = max(rate, best.get((name, way.__name__), 0.0))
+    for name in stores:
+        one, ahead = best[name, "one_by_one"], best[name, "read_ahead"]
+        yield {
+            "store": name,
+            "one_by_one_per_s": round(one),
+            "read_ahead_per_s": round(ahead),
+            "ratio": round(ahead / one, 2),
+        }
+
+
+def _layered(store: CommittedStore, cached_max: int) -> LayeredState:
+    return LayeredState(store, MsgpackSerializer(), MsgpackSerializer(), cached_max=cached_max)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keys", type=int, nargs="*", default=[1_000, 1_000_000, 10_000_000])
     parser.add_argument("--providers", nargs="*", default=["memory", "lmdb", "redis"])
+    parser.add_argument("--reads", action="store_true", help="measure reads alone")
+    parser.add_argument("--repeat", type=int, default=5, help="reads: runs of each kind; the best counts")
     arguments = parser.parse_args()
     configure_logging(level="warning")
+    if arguments.reads:
+        with tempfile.TemporaryDirectory(prefix="ratchet-state-") as folder:
+            measured = list(reads(Path(folder), arguments.repeat))
+        print(json.dumps({"workload": "reads", "rates": measured}))
+        return 0
     costs, measured = [], []
     for provider in arguments.providers:
         for keys in arguments.keys:

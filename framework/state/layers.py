@@ -19,6 +19,7 @@ from framework.topology.stateful import KeyValueState, StateSize
 Changes = Mapping[bytes, bytes | None]
 #: How many entries ``load`` writes at once.
 LOAD_BATCH = 50_000
+_NOWHERE = object()
 
 
 class CommittedStore(Protocol):
@@ -104,7 +105,9 @@ class LayeredState(KeyValueState[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         encoded = self._keys.dumps(key)
-        found = self._found([encoded])[encoded]
+        found = self._above(encoded)
+        if found is _NOWHERE:
+            found = self._read([encoded])[0]
         return default if found is None else self._values.loads(found)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
@@ -202,20 +205,25 @@ class LayeredState(KeyValueState[Any, Any]):
         self._store.close()
 
     def _found(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        found: dict[bytes, bytes | None] = {}
-        missing = []
-        for key in keys:
-            for layer in (self._changes, self._prepared, self._cached):
-                if key in layer:
-                    found[key] = layer[key]
-                    break
-            else:
-                missing.append(key)
+        found = {key: self._above(key) for key in keys}
+        missing = [key for key, value in found.items() if value is _NOWHERE]
         if missing:
-            read = dict(zip(missing, self._store.get(missing), strict=True))
-            found.update(read)
-            self._remember(read)
+            found.update(zip(missing, self._read(missing), strict=True))
         return found
+
+    def _above(self, key: bytes) -> Any:
+        """The value of a key as the layers above the store have it; None for a deleted key, and
+        ``_NOWHERE`` for one that only the store may have."""
+        for layer in (self._changes, self._prepared, self._cached):
+            if key in layer:
+                return layer[key]
+        return _NOWHERE
+
+    def _read(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        values = self._store.get(keys)
+        if self._cached_max:
+            self._remember(dict(zip(keys, values, strict=True)))
+        return values
 
     def _settle(self, changes: Changes) -> None:
         self._remember(changes)

@@ -41,6 +41,9 @@ _MAP_BYTES = 1 << 26
 _KEY_BYTES_MAX = 500
 _SCAN_BATCH = 5_000
 _ID = struct.Struct(">Q")
+#: Of the key that precedes a value.
+_LENGTH = struct.Struct(">I")
+_NO_KEY = _LENGTH.pack(0)
 _TXID = b"txid"
 _READY = b"ready:"
 _PUT, _DELETED = b"+", b"-"
@@ -136,8 +139,11 @@ class LmdbStore:
         return 0 if found is None else int(_ID.unpack(found)[0])
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        with self._reading(self._values) as reading:
-            return [_value_in(reading.get(_short(key))) for key in keys]
+        try:  # not by _reading: a bolt reads once per tuple, and the wrapper costs more than the read
+            with self._lock, self._begun(self._values) as reading:
+                return [_value_in(reading.get(_short(key))) for key in keys]
+        except lmdb.Error as error:
+            raise RetryableError(f"state in {self._folder}: {error}") from error
 
     def count(self) -> int:
         with self._reading(self._values) as reading:
@@ -324,14 +330,14 @@ def _short(key: bytes) -> bytes:
 def _stored(key: bytes, value: bytes) -> bytes:
     """A value, preceded by its key when only the digest of the key is stored."""
     if len(key) < _KEY_BYTES_MAX:
-        return struct.pack(">I", 0) + value
-    return struct.pack(">I", len(key)) + key + value
+        return _NO_KEY + value
+    return _LENGTH.pack(len(key)) + key + value
 
 
-def _value_in(stored: bytes | None) -> bytes | None:
-    return None if stored is None else bytes(stored[4 + struct.unpack(">I", stored[:4])[0] :])
+def _value_in(stored: bytes | memoryview | None) -> bytes | None:
+    return None if stored is None else bytes(stored[_LENGTH.size + _LENGTH.unpack_from(stored)[0] :])
 
 
 def _key_in(short: bytes, stored: bytes) -> bytes:
-    length = struct.unpack(">I", stored[:4])[0]
-    return bytes(stored[4 : 4 + length]) if length else bytes(short[1:])
+    (length,) = _LENGTH.unpack_from(stored)
+    return stored[_LENGTH.size :][:length] if length else short[1:]
