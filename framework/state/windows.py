@@ -8,20 +8,23 @@ entries; their keys begin with the window key, or with ``()``::
     (key, "t", number)    a tuple, by its number; in time windows, by (pane, number)
     (key, "p", pane)      time windows: how many tuples a pane has
     (key, "f", start)     time windows with lateness: how often a window has fired
-    (key, "w")            time windows: the watermark when windows or panes of the key were last
-                          due, or one of the windows fired again
-    (key, "o")            time windows: those that end up to here are over, as for ((), "o")
-    ((), "m", source)     the latest time that was seen of each input of this task
-    ((), "r")             the watermark that this task has reached: what was due then has fired
+    ((), "m", source, tasks, task)  the latest time that was seen of each input of a task
+    ((), "r", tasks, task)  the watermark that a task has reached: what was due then has fired
+    ((), "o", tasks, task)  windows that end up to here were over before the lateness was raised
     ((), "c")             by processing time: when windows of this task last fired
     ((), "d")             the kind of these windows, as far as it matters for what is kept
     ((), "l")             the lateness that these windows have
-    ((), "o")             windows that end up to here were over before the lateness was raised
 
-When the number of tasks changes, all entries that begin with a window key move with it. The latest
-time of an input belongs to its task, and moves nowhere; a key is never behind the watermark that it
-brings along (C39). Processing time is one for all: every task goes on from the latest. Every task
-keeps the kind of its windows.
+When the number of tasks changes, all entries that begin with a window key move with it, and every
+new task hears how far each of the old ones had come. What was reached in a task is of the keys that
+it had, and of no others: a key goes on from the watermark of the task that it comes from, also when
+nothing of it is kept (C39). So no window fires twice. An input is as far in a new task as in the
+old one that was furthest behind. What was reached before is forgotten when the new task is ahead of
+all of it. Processing time is one for all: every task goes on from the latest. Every task keeps the
+kind of its windows.
+
+Earlier versions had "m", "r" and "o" of the task without its place, and with each key that has
+entries the watermark that it had reached ("w"), and "o".
 
 Invariant of processing time: a tuple's time is not before the windows that have fired, nor before
 any tuple that is still kept. That holds whatever the host's clock does, over restarts and in other
@@ -38,7 +41,6 @@ from __future__ import annotations
 import heapq
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
@@ -55,11 +57,12 @@ from framework.topology.tuples import Tuple
 
 LATE_STREAM = "late"
 _CLOCK = ((), "c")
-_REACHED = ((), "r")
 _KIND = ((), "d")
 _LATENESS = ((), "l")
 #: What is kept for a task, under the key ``()``.
 _OF_THE_TASK = frozenset("mrcdlo")
+#: Of these, the entries that end with a place, and how long their keys are.
+_PLACED = {"m": 5, "r": 4, "o": 4}
 _NEVER = -(1 << 62)
 
 
@@ -167,6 +170,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
         self, conf: Mapping[str, Any], context: TopologyContext, collector: Any
     ) -> None:
         self._collector = collector
+        self._place = context.task_count, context.task_index
         self.open(conf, context)
 
     def init_state(self, state: KeyValueState[Any, Any]) -> None:
@@ -183,9 +187,9 @@ class BaseWindowedBolt(BaseStatefulBolt):
         if isinstance(self.windows, CountWindow):
             self._gathering = _ByCount(self.windows, state)
         elif self.windows.timestamp is not None:
-            self._gathering = _ByTime(self.windows, state, self._inputs)
+            self._gathering = _ByTime(self.windows, state, self._inputs, self._place, self._task_of)
         else:
-            self._gathering = _ByClock(self.windows, state, self.now)
+            self._gathering = _ByClock(self.windows, state, self._place, self._task_of, self.now)
 
     def tick_in_s(self) -> float | None:
         return self._gathering.due_in_s() if isinstance(self._gathering, _ByClock) else None
@@ -205,6 +209,10 @@ class BaseWindowedBolt(BaseStatefulBolt):
             self.execute_window(window, collector)
         self._collector.ack(tup)
 
+    def _task_of(self, key: tuple[Any, ...], tasks: int) -> int:
+        """The task of a window key, among this many."""
+        return FieldsGrouping.task_of([key[place] for place in self._grouped], tasks) if tasks > 1 else 0
+
     def expires(self, key: Any) -> bool:
         return not (isinstance(key, tuple) and key[:1] == ((),) and key[1] in _OF_THE_TASK)
 
@@ -212,11 +220,16 @@ class BaseWindowedBolt(BaseStatefulBolt):
         values = key[0] if isinstance(key, tuple) and key else None
         if not isinstance(values, tuple):
             return None  # not a window key
-        if key in (_CLOCK, _KIND, _LATENESS) and self.key_fields:
+        if self.key_fields and (key in (_CLOCK, _KIND, _LATENESS) or _place_in(key) is not None):
             return EVERY_TASK
         if values == ():
             return None if self.key_fields else ()  # belongs to the task as a whole
         return [values[place] for place in self._grouped]
+
+
+def _place_in(key: Any) -> tuple[int, int] | None:
+    """The number of tasks, and which of them, that an entry of a task names."""
+    return key[-2:] if len(key) > 3 and key[0] == () and _PLACED.get(key[1]) == len(key) else None
 
 
 def _shown(kind: Sequence[Any]) -> str:
@@ -270,55 +283,133 @@ class _ByCount:
         return False, [Window(key, start=start, end=count, tuples=_tuples(kept))]
 
 
-class _ByTime:
-    """Windows by the tuples' own time."""
+class _Before:
+    """How far keys had come in the tasks that had them before. ``entries``: of the state. ``most``:
+    the furthest of them."""
 
-    def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], inputs: Sequence[tuple[str, str]]) -> None:
-        self._windows, self._state = windows, state
+    def __init__(self, task_of: Callable[[tuple[Any, ...], int], int]) -> None:
+        self._task_of = task_of
+        self._of_tasks: dict[int, dict[int, int]] = {}  # how many tasks -> which of them -> how far
+        self._of_keys: dict[tuple[Any, ...], int] = {}
+        self.entries: dict[Any, int] = {}
+        self.most = _NEVER
+
+    def put(self, entry: Any, reached: int) -> None:
+        self.entries[entry] = reached
+        self.most = max(self.most, reached)
+        if (place := _place_in(entry)) is None:
+            self._of_keys[entry[0]] = reached
+        else:
+            self._of_tasks.setdefault(place[0], {})[place[1]] = reached
+
+    def of(self, key: tuple[Any, ...]) -> int:
+        if not self.entries:
+            return _NEVER
+        found = self._of_keys.get(key, _NEVER)
+        for tasks, known in self._of_tasks.items():
+            found = max(found, known.get(self._task_of(key, tasks), _NEVER))
+        return found
+
+
+def _latest(known: Mapping[tuple[int, int], int], place: tuple[int, int]) -> int:
+    """The latest time of an input in a task: its own, or that of the task that was furthest behind
+    when there was another number of tasks."""
+    if place in known or not known:
+        return known.get(place, _NEVER)
+    tasks = max(known)[0]
+    return min(known.get((tasks, each), _NEVER) for each in range(tasks))
+
+
+class _ByTime:
+    """Windows by the tuples' own time. ``place``: how many tasks there are, and which this is.
+    ``task_of``: of a window key, among so many tasks."""
+
+    def __init__(
+        self,
+        windows: TimeWindow,
+        state: KeyValueState[Any, Any],
+        inputs: Sequence[tuple[str, str]],
+        place: tuple[int, int],
+        task_of: Callable[[tuple[Any, ...], int], int],
+    ) -> None:
+        self._windows, self._state, self._place, self._task_of = windows, state, place, task_of
         self._field = windows.timestamp or ""
-        self._latest: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
-        self._brought: dict[tuple[Any, ...], int] = {}  # the watermark of each key that has panes
-        self._over: dict[tuple[Any, ...], int] = {}  # which of their windows are over
-        self._panes: Counter[tuple[Any, ...]] = Counter()
+        self._reached_before, self._over_before = _Before(task_of), _Before(task_of)
         self._arrivals = 0
         self._newest = _NEVER  # the latest pane
-        panes = []
+        self._over = _NEVER  # windows of this task that end up to here are over
+        reached: int | None = None
+        latest: dict[tuple[str, str], dict[tuple[int, int], int]] = {each: {} for each in inputs}
+        panes, moved = [], []
         for key, value in state.items():
-            if key[1] == "m":
-                self._latest[key[2]] = value
-            elif key[1] == "w":
-                self._brought[key[0]] = value
-            elif key[1] == "o":
-                self._over[key[0]] = value
-            elif key[1] == "p":
+            what, own = key[1], (_place_in(key) or place) == place and key[0] == ()
+            if what == "p":
                 panes.append((key[0], key[2]))
-            elif key[1] == "t":
+            elif what == "t":
                 self._arrivals = max(self._arrivals, value[4])
-        for each in inputs:
-            self._latest.setdefault(each, _NEVER)
+            elif what == "m":
+                latest.get(key[2], {})[_place_in(key) or place] = value
+            elif what == "r" and own:
+                reached = value
+            elif what == "o" and own:
+                self._over = max(self._over, value)
+            elif what in ("r", "w"):
+                self._reached_before.put(key, value)
+            elif what == "o":
+                self._over_before.put(key, value)
+            if what == "m" or (what in "ro" and own):
+                moved.append(key)
+        self._latest = {each: _latest(known, place) for each, known in latest.items()}
+        if reached is None and not self._reached_before.entries:
+            # A new state, or one of the first versions, which had no watermark.
+            reached = self._reached() if inputs else _NEVER
         # With other inputs, or another lag, than before, more may be due. It has not fired yet, so
-        # go on from the recorded watermark. States of earlier versions have none.
-        reached: int | None = state.get(_REACHED)
-        self._watermark = _NEVER if not inputs else self._reached() if reached is None else reached
-        self._latest = {each: self._latest[each] for each in inputs}  # an input that is gone would be behind for ever
+        # go on from the recorded watermark.
+        self._watermark = _NEVER if reached is None else reached
+        self._settle_in(moved)
         if self._field:
             self._raise_lateness()
+            self._forget_before()
         for key, pane in panes:
-            self._panes[key] += 1
             self._schedule(key, pane)
+
+    def _settle_in(self, moved: Iterable[Any]) -> None:
+        """Put what is known of this task under its own place, and nothing else."""
+        wanted = {self._own("m", source): at for source, at in self._latest.items() if at > _NEVER}
+        wanted |= {self._own(what): at for what, at in (("r", self._watermark), ("o", self._over)) if at > _NEVER}
+        for entry in moved:
+            if entry not in wanted:
+                self._state.delete(entry)
+        for entry, at in wanted.items():
+            self._state.put(entry, at)
+
+    def _own(self, what: str, *more: Any) -> tuple[Any, ...]:
+        return ((), what, *more, *self._place)
 
     def _raise_lateness(self) -> None:
         """Note which windows are over before they may be late for longer."""
         lateness = self._windows.lateness
         before = self._state.get(_LATENESS)
         if before is not None and before < lateness:
-            for key, watermark in [((), self._watermark), *self._brought.items()]:
-                if watermark > _NEVER:
-                    self._over[key] = max(watermark - before, self._over.get(key, _NEVER))
-                    self._state.put((key, "o"), self._over[key])
+            if self._watermark > _NEVER:
+                self._over = max(self._watermark - before, self._over)
+                self._state.put(self._own("o"), self._over)
+            for (values, _, *place), reached in self._reached_before.entries.items():
+                entry = (values, "o", *place)
+                self._over_before.put(entry, max(reached - before, self._over_before.entries.get(entry, _NEVER)))
+                self._state.put(entry, self._over_before.entries[entry])
         self._state.put(_LATENESS, lateness)
+
+    def _forget_before(self) -> None:
+        """Forget how far keys had come in other tasks when this one is ahead of all of them."""
+        entries = [*self._reached_before.entries, *self._over_before.entries]
+        most = max(self._reached_before.most, self._over_before.most)
+        if entries and most <= self._watermark - self._windows.lateness:
+            for each in entries:
+                self._state.delete(each)
+            self._reached_before, self._over_before = _Before(self._task_of), _Before(self._task_of)
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
@@ -327,9 +418,10 @@ class _ByTime:
         source = tup.source_component, tup.source_stream
         if at > self._latest[source]:
             self._latest[source] = at
-            self._state.put(((), "m", source), at)
+            self._state.put(self._own("m", source), at)
             self._watermark = max(self._watermark, self._reached())
-            self._state.put(_REACHED, self._watermark)
+            self._state.put(self._own("r"), self._watermark)
+            self._forget_before()
         return late, again + self._advance()
 
     def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:
@@ -342,7 +434,6 @@ class _ByTime:
         again: list[Window] = []
         if not late:
             number = self._state.get((key, "p", pane)) or 0
-            self._panes[key] += not number
             self._state.put((key, "p", pane), number + 1)
             self._arrivals += 1
             self._state.put((key, "t", (pane, number)), _kept(tup, self._arrivals))
@@ -352,8 +443,6 @@ class _ByTime:
                 for start in self._windows.windows_of(pane)
                 if over < start + self._windows.length <= watermark
             ]
-            if again:
-                self._bring_on(key)
         return late, again
 
     def _reached(self) -> int:
@@ -362,20 +451,21 @@ class _ByTime:
         return latest - self._windows.lag if latest > _NEVER else _NEVER
 
     def _watermark_of(self, key: tuple[Any, ...]) -> int:
-        """The watermark of a key: what this task has reached, or, if that is later, what the key
-        brought along from another task."""
-        return max(self._watermark, self._brought.get(key, _NEVER))
+        """The watermark of a key: what this task has reached, or, if that is later, what the task
+        had from which the key comes."""
+        return max(self._watermark, self._reached_before.of(key))
 
     def _over_of(self, key: tuple[Any, ...]) -> int:
         """Windows of a key that end up to here were over when the lateness was raised."""
-        return max(self._over.get((), _NEVER), self._over.get(key, _NEVER))
+        return max(self._over, self._over_before.of(key))
 
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
         self._newest = max(self._newest, pane)
+        watermark = self._watermark_of(key)
         wanted = [(self._windows.expires(pane), "purge", key, pane)]
         for start in self._windows.windows_of(pane):
             end = start + self._windows.length
-            if end > self._watermark_of(key):
+            if end > watermark:
                 wanted.append((end, "fire", key, start))
             if self._windows.lateness:
                 wanted.append((end + self._windows.lateness, "forget", key, start))
@@ -401,24 +491,9 @@ class _ByTime:
                 for number in range(self._state.get((key, "p", start)) or 0):
                     self._state.delete((key, "t", (start, number)))
                 self._state.delete((key, "p", start))
-                self._panes[key] -= 1
             elif what == "forget":
                 self._state.delete((key, "f", start))
-        for key in dict.fromkeys(key for _, _, key, _ in reached):
-            self._bring_on(key)
         return fired
-
-    def _bring_on(self, key: tuple[Any, ...]) -> None:
-        """Keep with a key how far it has come, as long as there are entries of it."""
-        if self._panes[key] > 0:
-            self._brought[key] = self._watermark_of(key)
-            self._state.put((key, "w"), self._brought[key])
-        else:
-            del self._panes[key]
-            if self._brought.pop(key, None) is not None:
-                self._state.delete((key, "w"))
-            if key and self._over.pop(key, None) is not None:
-                self._state.delete((key, "o"))
 
     def _window(self, key: tuple[Any, ...], start: int) -> Window:
         panes = list(self._windows.panes_of(start))
@@ -446,8 +521,15 @@ class _ByClock(_ByTime):
     """Windows by processing time: only ticks make them due. ``now``: in seconds; it may go
     backwards."""
 
-    def __init__(self, windows: TimeWindow, state: KeyValueState[Any, Any], now: Callable[[], float]) -> None:
-        super().__init__(windows, state, ())
+    def __init__(
+        self,
+        windows: TimeWindow,
+        state: KeyValueState[Any, Any],
+        place: tuple[int, int],
+        task_of: Callable[[tuple[Any, ...], int], int],
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(windows, state, (), place, task_of)
         self._now = now
         self._at = max(self._newest, state.get(_CLOCK) or _NEVER)
 
@@ -464,6 +546,8 @@ class _ByClock(_ByTime):
         self._watermark = self._reached_now()
         if self._due and self._due[0][0] <= self._watermark:
             self._state.put(_CLOCK, self._watermark)
+            self._state.put(self._own("r"), self._watermark)
+            self._forget_before()
         return self._advance()
 
     def _reached_now(self) -> int:

@@ -27,20 +27,19 @@ class Spans(BaseWindowedBolt):
 
 
 class Fired(NamedTuple):
-    """What is known of a window. ``count``: tuples in its last firing. ``before``: tuples that it
-    had fired with when it was opened again after it had been forgotten. ``wrong``: firings that
-    could not follow the one before.
+    """What is known of a window.
+
+    ``count``: tuples in its last firing. ``wrong``: firings that could not follow the one before.
     """
 
     firings: int = 0
     count: int = 0
-    before: int = 0
     late: int = 0
     wrong: int = 0
 
     @property
     def tuples(self) -> int:
-        return self.count + self.before + self.late
+        return self.count + self.late
 
 
 class KeepFired(BaseStatefulBolt):
@@ -61,10 +60,8 @@ class KeepFired(BaseStatefulBolt):
         known = Fired(*self.fired.get(key, ()))
         if late:
             now = known._replace(late=known.late + 1)
-        elif tup["firing"] == 0:
-            now = known._replace(firings=1, count=tup["count"], before=known.before + known.count)
         else:
-            wrong = (tup["firing"], tup["count"]) != (known.firings, known.count + 1)
+            wrong = tup["firing"] != known.firings or (known.firings > 0 and tup["count"] != known.count + 1)
             now = known._replace(firings=tup["firing"] + 1, count=tup["count"], wrong=known.wrong + wrong)
         self.fired.put(key, tuple(now))
         self.collector.ack(tup)

@@ -23,10 +23,8 @@ from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
-from framework.state import BaseWindowedBolt
 from framework.state.windowing import MICROS, micros
-from framework.state.windows import _NEVER, Window, _ByClock, _ByTime
-from framework.topology import EVERY_TASK
+from framework.state.windows import _NEVER, Window, _Before, _ByClock
 from tests.kit import state_world
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, SIZES, NamedSpout, simulate
 from tests.kit.targets import Often
@@ -291,19 +289,14 @@ def test_a_snapshot_that_is_not_put_back_whole_is_caught(monkeypatch: pytest.Mon
 @pytest.mark.rule("C39")
 def test_windows_that_forget_how_far_they_have_come_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Here they fire anew in another task."""
-    monkeypatch.setattr(_ByTime, "_bring_on", lambda self, key: None)
+    monkeypatch.setattr(_Before, "of", lambda self, key: _NEVER)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 
 @pytest.mark.rule("C39")
 def test_a_watermark_that_moves_to_other_tasks_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Here windows that were due by the watermark of another task never fire."""
-    grouping_key = BaseWindowedBolt.grouping_key
-    monkeypatch.setattr(
-        BaseWindowedBolt,
-        "grouping_key",
-        lambda self, key: EVERY_TASK if key in (((), "r"),) else grouping_key(self, key),
-    )
+    monkeypatch.setattr(_Before, "of", lambda self, key: self.most)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 

@@ -121,6 +121,20 @@ def windowed(
     return builder.build()
 
 
+def joined(
+    key: str, inputs: Mapping[str, Sequence[tuple[str, float, int]]], windows: TimeWindow, tasks: int = 1
+) -> CoreTopology:
+    """The same windows, by user, over several inputs."""
+    builder = TopologyBuilder(key)
+    for each, events in inputs.items():
+        builder.set_spout(each, Events(key, events))
+    gather = builder.set_bolt("gather", Gather(key, windows, key=["user"]), tasks)
+    for each in inputs:
+        gather.fields_grouping(each, Fields("user"))
+    builder.set_bolt("collect", Collect(key)).global_grouping("gather")
+    return builder.build()
+
+
 def results(events: Sequence[tuple[str, float, int]], windows: Any, *, tasks: int = 1, **more: Any) -> dict[Any, Any]:
     key = f"w{uuid.uuid4().hex[:8]}"
     topology = windowed(key, events, Gather(key, windows, **more), tasks)
@@ -308,6 +322,48 @@ def test_windows_that_move_to_another_task_keep_their_own_time(tmp_path: Path, f
 
 @pytest.mark.rule("C39")
 @pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("lateness", [0.0, 2.0])
+@pytest.mark.parametrize("tasks", [(1, 2, 3, 1), (2, 1, 2, 1), (3, 2, 3, 2)])
+def test_a_window_of_which_nothing_is_kept_does_not_open_again_in_another_task(
+    tmp_path: Path, tasks: Sequence[int], lateness: float
+) -> None:
+    """It fired, and its tuples are gone. What comes for it after that is late, in any task."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    events = [*[(user, 1.0, 0) for user in "abcdef"], *[(user, 32.0, 1) for user in "bcdef"]]
+    phases = [(tasks[0], events)]
+    for number, count in enumerate(tasks[1:], 10):
+        events = [*events, ("a", 3.0, number)]
+        phases.append((count, events))
+    phases.append((tasks[-1], [*events, *[(user, 45.0, 20) for user in "bcdef"]]))
+    found = in_phases(name, tmp_path, TimeWindow(10, "at", lateness_s=lateness), phases)
+    assert found.pop("late") == [10, 11, 12]
+    assert found == {
+        **{(user, 0.0, 0): (10.0, [0]) for user in "abcdef"},
+        **{(user, 30.0, 0): (40.0, [1]) for user in "bcdef"},
+    }
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.behaviour("5.2")
+@pytest.mark.parametrize("tasks", [(1, 2), (2, 1), (2, 3, 2)])
+def test_an_input_that_is_quiet_after_a_change_of_the_tasks_is_as_far_as_it_was(
+    tmp_path: Path, tasks: Sequence[int]
+) -> None:
+    """Otherwise the watermark would begin anew, and wait for that input in every task."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    one, other = [(user, at, 1) for at in (41.0, 49.0) for user in "ab"], [(user, 50.0, 2) for user in "ab"]
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    for number, count in enumerate(tasks):
+        assert journal(name).results == {}
+        last = [(user, 61.0, 3) for user in "ab"] if number == len(tasks) - 1 else []
+        topology = joined(name, {"one": [*one, *last], "other": other}, TimeWindow(10, "at"), count)
+        with submit(topology, conf, store=store, executor="local") as started:
+            started.wait_until_idle(60)
+    assert journal(name).results == {(user, 40.0, 0): (50.0, [1, 1]) for user in "ab"}
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.behaviour("5.2")
 def test_a_window_that_was_opened_late_does_not_fire_anew_in_another_task(tmp_path: Path) -> None:
     """Its only tuple came after its end, within the lateness. The new task has seen nothing yet."""
     events = [("a", 1.0, 1), ("b", 12.0, 2), ("a", 3.0, 3), ("b", 4.0, 4)]
@@ -352,14 +408,7 @@ def test_windows_follow_changed_inputs_and_a_changed_lag(
     store, conf = MemoryStore(), lmdb(tmp_path)
 
     def run(inputs: Mapping[str, Sequence[tuple[str, float, int]]], windows: TimeWindow) -> dict[Any, Any]:
-        builder = TopologyBuilder(name)
-        for each, events in inputs.items():
-            builder.set_spout(each, Events(name, events))
-        gather = builder.set_bolt("gather", Gather(name, windows, key=["user"]))
-        for each in inputs:
-            gather.fields_grouping(each, Fields("user"))
-        builder.set_bolt("collect", Collect(name)).global_grouping("gather")
-        with submit(builder.build(), conf, store=store, executor="local") as started:
+        with submit(joined(name, inputs, windows), conf, store=store, executor="local") as started:
             started.wait_until_idle(60)
         return journal(name).results
 
@@ -417,11 +466,8 @@ def test_a_window_that_is_over_does_not_fire_anew_when_the_lateness_is_raised(mo
         ["ann", -5.0, 5.0, [1], 0],
         ["ann", 0.0, 10.0, [1, 2], 0],
     ]
-    if moved:
-        for key in [key for key, _ in state.items() if key[0] == () and key[1] not in "dl"]:
-            state.delete(key)
     for _ in range(2):  # also after another start
-        bolt, told = opened(replace(windows, lateness_s=20), state)
+        bolt, told = opened(replace(windows, lateness_s=20), state, 2 if moved else 1)
         assert fed(bolt, told, ("ann", 3.0, 4)) == [[4]]  # late
         assert fed(bolt, told, ("ann", 8.0, 5)) == []  # it is for the window that begins at 5
     assert fed(bolt, told, ("ann", 15.0, 6)) == [["ann", 5.0, 15.0, [2, 3, 5, 5], 0]]
@@ -436,6 +482,25 @@ def test_a_window_that_may_still_be_late_fires_again_when_the_lateness_is_raised
     assert fed(*opened(windows, state), *events) == [["ann", 0.0, 10.0, [1], 0], ["ann", 10.0, 20.0, [2], 0]]
     bolt, told = opened(replace(windows, lateness_s=50), state)
     assert fed(bolt, told, ("ann", 12.0, 4), ("ann", 2.0, 5)) == [["ann", 10.0, 20.0, [2, 4], 1], [5]]
+
+
+@pytest.mark.behaviour("5.2")
+def test_windows_go_on_from_a_state_of_an_earlier_version() -> None:
+    """What is known of the task had no place there, and a key had its watermark with it."""
+    state = in_memory()
+    fed(*opened(TimeWindow(10, "at"), state), ("ann", 1.0, 1), ("ann", 12.0, 2))
+    for key, value in [(key, value) for key, value in state.items() if key[-2:] == (1, 0)]:
+        state.delete(key)
+        state.put(key[:-2], value)
+    state.put((("bob",), "p", 20 * MICROS), 1)
+    state.put((("bob",), "t", (20 * MICROS, 0)), ["events", "default", list(EVENT.names), ["bob", 20.0, 3], 1])
+    state.put((("bob",), "w"), 25 * MICROS)  # that of the task from which it came
+    bolt, told = opened(TimeWindow(10, "at"), state)
+    assert fed(bolt, told, ("ann", 5.0, 4), ("bob", 15.0, 5)) == [[4], [5]]  # late
+    assert fed(bolt, told, ("ann", 20.0, 6)) == [["ann", 10.0, 20.0, [2], 0]]
+    assert fed(bolt, told, ("ann", 30.0, 7)) == [["ann", 20.0, 30.0, [6], 0], ["bob", 20.0, 30.0, [3], 0]]
+    kept = {key for key, _ in state.items() if len(key) == 2 or key[0] == ()}
+    assert kept == {((), "d"), ((), "l"), ((), "r", 1, 0), ((), "m", ("events", "default"), 1, 0)}
 
 
 @pytest.mark.behaviour("5.2")
@@ -592,7 +657,8 @@ def test_what_windows_are_held_is_known_after_the_ttl_of_the_state() -> None:
     with pytest.raises(ConfigError, match="holds tuples that were gathered in windows by time"):
         opened(TimeWindow(90, "at"), state())
     now[0] += 11
-    assert {key for key, _ in state().items()} == {((), each) for each in "drl"} | {((), "m", ("events", "default"))}
+    of_the_task = {((), "m", ("events", "default"), 1, 0), ((), "r", 1, 0)}
+    assert {key for key, _ in state().items()} == {((), each) for each in "dl"} | of_the_task
 
 
 class Lasting(Count):
