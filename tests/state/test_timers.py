@@ -9,11 +9,13 @@ from __future__ import annotations
 import heapq
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +31,10 @@ from framework.core.rescaling import layout_of
 from framework.core.stateful_run import stateful_components
 from framework.execution.plan import plan_execution
 from integration.server import wait_until
+from tests.kit.core_parts import Clock
 from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
+from tests.kit.pages import DOCS, snippets
 from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, committed, journal, lmdb
 
 USERS = "abcdef"
@@ -313,6 +317,50 @@ def test_at_least_once_a_timer_fires_at_least_once(tmp_path: Path, kind: type[Ti
         world.passes(30.0)
         assert world.set() == {}
         assert set(world.told()) == set(USERS)
+
+
+# --- on the page of the documentation -------------------------------------------------------------
+
+
+class Devices(Log):
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(device=str))
+
+
+class Renames(Split):
+    """Passes the name of a device on as a word."""
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        collector.emit([tup["device"]])
+
+
+def test_the_timers_of_the_documentation_fire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, page = Clock(), ModuleType("page_state")
+    monkeypatch.setitem(sys.modules, page.__name__, page)  # so that tasks have this clock, and no copy
+    for each in snippets(DOCS / "state.md"):
+        exec(each.code, page.__dict__)
+    monkeypatch.setattr(page, "time", SimpleNamespace(time=clock))
+
+    class Silence(World):
+        def topology(self, tasks: int) -> CoreTopology:
+            builder = TopologyBuilder(self.key)
+            builder.set_spout("words", Devices(self.spout_key, [self.words], per_call=10))
+            builder.set_bolt("timers", page.Silent(), tasks).fields_grouping("words", Fields("device"))
+            builder.set_bolt("renames", Renames(self.key)).shuffle_grouping("timers")
+            builder.set_bolt("count", Count(self.key)).fields_grouping("renames", Fields("word"))
+            return builder.build()
+
+    world = Silence(tmp_path, Timers, "ab")
+    world.start().settle()
+    clock.now = 50.0
+    world.words += "a"
+    world.start(2).settle()
+    clock.now = 60.0
+    world.passes(0.0)
+    assert (world.fired(), world.set()) == ({"b": 1}, {"a": 110.0})
+    clock.now = 110.0
+    world.passes(0.0)
+    assert (world.fired(), world.set()) == ({"a": 1, "b": 1}, {})
 
 
 # --- in a process, by the real clock --------------------------------------------------------------
