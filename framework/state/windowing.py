@@ -73,6 +73,11 @@ class TimeWindow:
     window is kept after that; it fires again with each tuple that comes for it. A tuple that comes
     still later is *late*. When ``lateness_s`` is raised, windows that are over stay so.
 
+    ``idle_s``: an input of which nothing has come to a task for so many seconds holds up none of
+    its windows any more. When nothing has come of any input, time goes on as fast as the clock
+    does, so windows fire though nothing comes. What comes later with an earlier time may be late.
+    None: time stands still while nothing comes.
+
     Without a ``timestamp``, windows go by *processing time*: a tuple's time is when the bolt
     executes it, and a window fires when its end has passed, even if nothing comes.
     """
@@ -82,6 +87,7 @@ class TimeWindow:
     step_s: float | None = None
     lag_s: float = 0.0
     lateness_s: float = 0.0
+    idle_s: float | None = None
 
     def __post_init__(self) -> None:
         step_s = self.step_s if self.step_s is not None else self.length_s
@@ -89,9 +95,11 @@ class TimeWindow:
             raise ConfigError(
                 f"{self} makes no windows: a step above 0 and up to the length, and neither lag nor lateness below 0"
             )
-        if self.timestamp is None and (self.lag_s or self.lateness_s):
+        if self.idle_s is not None and not self.idle_s > 0:
+            raise ConfigError(f"{self}: idle_s is {self.idle_s}: give seconds above 0")
+        if self.timestamp is None and (self.lag_s or self.lateness_s or self.idle_s):
             raise ConfigError(
-                f"{self}: lag and lateness are of tuples with a time of their own: name its field, timestamp="
+                f"{self}: lag, lateness and idle_s are of tuples with a time of their own: name its field, timestamp="
             )
 
     def kind(self) -> list[Any]:
@@ -117,6 +125,10 @@ class TimeWindow:
     @property
     def lateness(self) -> int:
         return micros(self.lateness_s)
+
+    @property
+    def idle(self) -> int | None:
+        return micros(self.idle_s) if self.idle_s is not None else None
 
     def pane_of(self, time: int) -> int:
         """The start of the pane that a time is in."""

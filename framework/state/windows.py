@@ -123,6 +123,11 @@ class BaseWindowedBolt(BaseStatefulBolt):
         windows do not."""
         return time.time()
 
+    def elapsed(self) -> float:
+        """Seconds that have passed since some moment, for ``idle_s``; by default by a clock of the
+        host that nobody sets. It never goes backwards."""
+        return time.monotonic()
+
     def open(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
         """Called once, before anything else: connect here."""
 
@@ -183,20 +188,22 @@ class BaseWindowedBolt(BaseStatefulBolt):
                 f"{_shown(kind)}: let it have those windows again, give it another name, or forget the state"
             )
         state.put(_KIND, kind)
-        self._gathering: _ByCount | _ByTime | _ByClock
+        self._gathering: _ByCount | _ByTime
         if isinstance(self.windows, CountWindow):
             self._gathering = _ByCount(self.windows, state)
-        elif self.windows.timestamp is not None:
-            self._gathering = _ByTime(self.windows, state, self._inputs, self._place, self._task_of)
+            return
+        task = _Task(self._place, self._task_of)
+        if self.windows.timestamp is not None:
+            self._gathering = _ByTime(self.windows, state, task, self._inputs, self.elapsed)
         else:
-            self._gathering = _ByClock(self.windows, state, self._place, self._task_of, self.now)
+            self._gathering = _ByClock(self.windows, state, task, self.now)
 
     def tick_in_s(self) -> float | None:
-        return self._gathering.due_in_s() if isinstance(self._gathering, _ByClock) else None
+        return self._gathering.due_in_s() if isinstance(self._gathering, _ByTime) else None
 
     def execute(self, tup: Tuple) -> None:
         if tup.is_tick:
-            if isinstance(self._gathering, _ByClock):
+            if isinstance(self._gathering, _ByTime):
                 for window in self._gathering.due():
                     self.execute_window(window, WindowCollector(self._collector, tup))
             return
@@ -283,12 +290,21 @@ class _ByCount:
         return False, [Window(key, start=start, end=count, tuples=_tuples(kept))]
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """``place``: how many tasks there are, and which this is. ``of_key``: the task of a window key,
+    among so many."""
+
+    place: tuple[int, int]
+    of_key: Callable[[tuple[Any, ...], int], int]
+
+
 class _Before:
     """How far keys had come in the tasks that had them before. ``entries``: of the state. ``most``:
     the furthest of them."""
 
-    def __init__(self, task_of: Callable[[tuple[Any, ...], int], int]) -> None:
-        self._task_of = task_of
+    def __init__(self, task: _Task) -> None:
+        self._task = task
         self._of_tasks: dict[int, dict[int, int]] = {}  # how many tasks -> which of them -> how far
         self._of_keys: dict[tuple[Any, ...], int] = {}
         self.entries: dict[Any, int] = {}
@@ -307,36 +323,28 @@ class _Before:
             return _NEVER
         found = self._of_keys.get(key, _NEVER)
         for tasks, known in self._of_tasks.items():
-            found = max(found, known.get(self._task_of(key, tasks), _NEVER))
+            found = max(found, known.get(self._task.of_key(key, tasks), _NEVER))
         return found
 
 
-def _latest(known: Mapping[tuple[int, int], int], place: tuple[int, int]) -> int:
-    """The latest time of an input in a task: its own, or that of the task that was furthest behind
-    when there was another number of tasks."""
-    if place in known or not known:
-        return known.get(place, _NEVER)
-    tasks = max(known)[0]
-    return min(known.get((tasks, each), _NEVER) for each in range(tasks))
-
-
 class _ByTime:
-    """Windows by the tuples' own time. ``place``: how many tasks there are, and which this is.
-    ``task_of``: of a window key, among so many tasks."""
+    """Windows by the tuples' own time. ``elapsed``: in seconds; it never goes backwards."""
 
     def __init__(
         self,
         windows: TimeWindow,
         state: KeyValueState[Any, Any],
+        task: _Task,
         inputs: Sequence[tuple[str, str]],
-        place: tuple[int, int],
-        task_of: Callable[[tuple[Any, ...], int], int],
+        elapsed: Callable[[], float],
     ) -> None:
-        self._windows, self._state, self._place, self._task_of = windows, state, place, task_of
+        self._windows, self._state, self._task, self._elapsed = windows, state, task, elapsed
+        self._came = dict.fromkeys(inputs, micros(elapsed()))  # when something has come last, or this task began
+        place = task.place
         self._field = windows.timestamp or ""
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
-        self._reached_before, self._over_before = _Before(task_of), _Before(task_of)
+        self._reached_before, self._over_before = _Before(task), _Before(task)
         self._arrivals = 0
         self._newest = _NEVER  # the latest pane
         self._over = _NEVER  # windows of this task that end up to here are over
@@ -361,7 +369,7 @@ class _ByTime:
                 self._over_before.put(key, value)
             if what == "m" or (what in "ro" and own):
                 moved.append(key)
-        self._latest = {each: _latest(known, place) for each, known in latest.items()}
+        self._latest = {each: self._latest_of(known) for each, known in latest.items()}
         if reached is None and not self._reached_before.entries:
             # A new state, or one of the first versions, which had no watermark.
             reached = self._reached() if inputs else _NEVER
@@ -375,6 +383,17 @@ class _ByTime:
         for key, pane in panes:
             self._schedule(key, pane)
 
+    def _latest_of(self, known: Mapping[tuple[int, int], int]) -> int:
+        """The latest time of an input in this task: its own, or that of the task that was furthest
+        behind when there was another number of tasks. Where inputs may be idle, those tasks do not
+        count to which nothing of it had come."""
+        place = self._task.place
+        if place in known or not known:
+            return known.get(place, _NEVER)
+        tasks = max(known)[0]
+        whole = self._windows.idle is not None or all((tasks, each) in known for each in range(tasks))
+        return min(known.values()) if whole else _NEVER
+
     def _settle_in(self, moved: Iterable[Any]) -> None:
         """Put what is known of this task under its own place, and nothing else."""
         wanted = {self._own("m", source): at for source, at in self._latest.items() if at > _NEVER}
@@ -386,7 +405,7 @@ class _ByTime:
             self._state.put(entry, at)
 
     def _own(self, what: str, *more: Any) -> tuple[Any, ...]:
-        return ((), what, *more, *self._place)
+        return ((), what, *more, *self._task.place)
 
     def _raise_lateness(self) -> None:
         """Note which windows are over before they may be late for longer."""
@@ -409,20 +428,44 @@ class _ByTime:
         if entries and most <= self._watermark - self._windows.lateness:
             for each in entries:
                 self._state.delete(each)
-            self._reached_before, self._over_before = _Before(self._task_of), _Before(self._task_of)
+            self._reached_before, self._over_before = _Before(self._task), _Before(self._task)
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
         at = time_of(tup[self._field], self._field)
         late, again = self._take_in(key, tup, at)
         source = tup.source_component, tup.source_stream
+        if self._windows.idle is not None:
+            self._came[source] = micros(self._elapsed())
         if at > self._latest[source]:
             self._latest[source] = at
             self._state.put(self._own("m", source), at)
             self._watermark = max(self._watermark, self._reached())
-            self._state.put(self._own("r"), self._watermark)
-            self._forget_before()
+            self._note_reached()
         return late, again + self._advance()
+
+    def due_in_s(self) -> float | None:
+        """Seconds until something may be due though nothing comes; None when nothing is kept."""
+        idle = self._windows.idle
+        if idle is None or not self._due:
+            return None
+        now = micros(self._elapsed())
+        awake = [came + idle - now for came in self._came.values() if came + idle > now]
+        if awake:
+            return min(awake) / MICROS
+        return (self._due[0][0] - reached) / MICROS if (reached := self._reached()) > _NEVER else None
+
+    def due(self) -> list[Window]:
+        """The windows that are due though nothing has come."""
+        if self._windows.idle is not None:
+            self._watermark = max(self._watermark, self._reached())
+            if self._due and self._due[0][0] <= self._watermark:
+                self._note_reached()
+        return self._advance()
+
+    def _note_reached(self) -> None:
+        self._state.put(self._own("r"), self._watermark)
+        self._forget_before()
 
     def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:
         """Keep a tuple, unless it is late. Returns whether it is late, and the windows that fire
@@ -446,8 +489,15 @@ class _ByTime:
         return late, again
 
     def _reached(self) -> int:
-        """The watermark: ``lag`` behind the latest tuple of the input that is furthest behind."""
-        latest = min(self._latest.values(), default=_NEVER)
+        """The watermark: ``lag`` behind the latest tuple of the input that is furthest behind and
+        not idle. When all of them are idle, time has gone on since that tuple came."""
+        if (idle := self._windows.idle) is None:
+            latest = min(self._latest.values(), default=_NEVER)
+        else:
+            now = micros(self._elapsed())
+            awake = [at for each, at in self._latest.items() if now - self._came[each] < idle]
+            gone_on = [at + now - self._came[each] for each, at in self._latest.items() if at > _NEVER]
+            latest = min(awake) if awake else max(gone_on, default=_NEVER)
         return latest - self._windows.lag if latest > _NEVER else _NEVER
 
     def _watermark_of(self, key: tuple[Any, ...]) -> int:
@@ -525,11 +575,10 @@ class _ByClock(_ByTime):
         self,
         windows: TimeWindow,
         state: KeyValueState[Any, Any],
-        place: tuple[int, int],
-        task_of: Callable[[tuple[Any, ...], int], int],
+        task: _Task,
         now: Callable[[], float],
     ) -> None:
-        super().__init__(windows, state, (), place, task_of)
+        super().__init__(windows, state, task, (), now)
         self._now = now
         self._at = max(self._newest, state.get(_CLOCK) or _NEVER)
 
@@ -546,8 +595,7 @@ class _ByClock(_ByTime):
         self._watermark = self._reached_now()
         if self._due and self._due[0][0] <= self._watermark:
             self._state.put(_CLOCK, self._watermark)
-            self._state.put(self._own("r"), self._watermark)
-            self._forget_before()
+            self._note_reached()
         return self._advance()
 
     def _reached_now(self) -> int:

@@ -14,8 +14,8 @@ from framework.state import BaseWindowedBolt, TimeWindow, Window
 class Spans(BaseWindowedBolt):
     """How many of each word are in ``span`` numbers. ``lag``, ``lateness``: in numbers, too."""
 
-    def __init__(self, span: int, lag: int, lateness: int) -> None:
-        windows = TimeWindow(span, "number", lag_s=lag, lateness_s=lateness)
+    def __init__(self, span: int, lag: int, lateness: int, idle_s: float | None = None) -> None:
+        windows = TimeWindow(span, "number", lag_s=lag, lateness_s=lateness, idle_s=idle_s)
         super().__init__(windows, key=["word"], late=Fields(word=str, number=int))
 
     def execute_window(self, window: Window, collector: Any) -> None:

@@ -15,7 +15,8 @@ between two other drivers. Logs are deleted and made again at any time.
 With windows, the words are gathered by processing time as well. A bolt without state holds some of
 the results, and lets them go at its ticks, or fails them; a bolt with state keeps them. The clocks
 of hosts differ, and jump forwards and backwards. Words are also gathered in windows by their offset
-in their log, of which a bolt with state keeps all firings.
+in their log, of which a bolt with state keeps all firings; in every second world they fire though
+nothing comes any more.
 
 The oracle. Exactly-once: the committed counts are a fold over the words of each log, from the first
 position in the record to the last one; those of a bolt that was added are the same fold, from where
@@ -86,6 +87,8 @@ ALPHABET = "abcdefg"
 LENGTH_S = 3.0
 #: Of the windows by offset.
 SPAN, LAG, LATENESS = 3, 2, 2
+#: In every second world time goes on for them when nothing has come for so many seconds.
+IDLE_S = 4.0
 #: How far a clock may be wrong.
 SKEW_S = 20.0
 
@@ -149,6 +152,11 @@ class StateWorld(Chances):
         if host not in self.skews or self.strikes(CLOCK_JUMPS, 0.002):
             self.skews[host] = self.chance.uniform(-SKEW_S, SKEW_S) if CLOCK_JUMPS in self.troubles else 0.0
         return 1_000 + self.clock.now + self.skews[host]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether time goes on for windows by offset while nothing comes."""
+        return self.seed % 2 == 1
 
     def slow(self) -> None:
         """Now and then, let a bolt take longer for a tuple than it has in a round."""
@@ -338,6 +346,17 @@ class Lengths(BaseBasicBolt):
         """Nothing."""
 
 
+class IdleSpans(Spans):
+    """Time goes on for it when nothing has come for a while."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(SPAN, LAG, LATENESS, idle_s=IDLE_S)
+        self.world_key = key
+
+    def elapsed(self) -> float:
+        return _worlds[self.world_key].clock.now
+
+
 WINDOW = Fields(word=str, start=float, end=float, at=float, count=int)
 
 
@@ -432,7 +451,8 @@ def chained(
     if added:
         builder.set_bolt("added", Counts(name), tasks).fields_grouping("again", Fields("word"))
     if windows:
-        builder.set_bolt("spans", Spans(SPAN, LAG, LATENESS), tasks).fields_grouping("split", Fields("word"))
+        spans = IdleSpans(name) if _worlds[name].goes_on else Spans(SPAN, LAG, LATENESS)
+        builder.set_bolt("spans", spans, tasks).fields_grouping("split", Fields("word"))
         fired = builder.set_bolt("fired", KeepFired(SPAN), others).fields_grouping("spans", Fields("word"))
         fired.fields_grouping("spans", Fields("word"), "late")
         builder.set_bolt("gather", Gathers(name), tasks).fields_grouping("split", Fields("word"))
@@ -751,7 +771,8 @@ def simulate(
             assert driver.failure is None, driver.failure
             if not drives.rounds._walks and driver._idle and not zombies and not drives.checkpoints.recovering:
                 found = world.committed(name)
-                if not exact or (world.all_read() and not found["gather"]):  # all is read, no window is open
+                opened = found["gather"] or (world.goes_on and open_spans(found["spans"]))
+                if not exact or (world.all_read() and not opened):  # all is read, and no window will fire
                     break
         expected = world.fold() if exact else Counter(plans.source)
         if plans.added:

@@ -1,6 +1,7 @@
-"""Windows by processing time fire once, when their end has passed.
+"""Windows that fire though no tuple comes: once, when their end has passed, whatever fails.
 
-They do so also when no tuple comes, whatever fails, and whatever the host's clock does.
+Those by processing time do so whatever the host's clock does; those by the tuples' own time when
+their inputs are idle.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class Gather(BaseWindowedBolt):
 
     def now(self) -> float:
         return float(journal(self.journal).results.get("now", 0.0))
+
+    def elapsed(self) -> float:
+        return self.now()
 
     def execute_window(self, window: Window, collector: Any) -> None:
         journal(self.journal).happens("window", window)
@@ -506,6 +510,108 @@ def test_at_least_once_a_failed_result_is_lost_and_nothing_goes_back(tmp_path: P
     assert world.open() == {}
 
 
+# --- by the tuples' own time, when inputs are idle ------------------------------------------------
+
+
+def idle(length_s: float = 3, **more: float) -> TimeWindow:
+    """The time of a tuple of ``Feed`` is its number."""
+    return TimeWindow(length_s, "n", idle_s=5, **more)
+
+
+@pytest.mark.behaviour("5.5")
+def test_time_goes_on_when_nothing_has_come_for_idle_s(tmp_path: Path) -> None:
+    world = World(tmp_path, idle(20, lag_s=1))
+    world.start()
+    world.comes("aab", 0)
+    world.passes(4.9)
+    world.passes(18.9)  # 2 + 18.9 - 1 is before the end of the window
+    assert world.kept() == {}
+    world.passes(19)
+    assert world.kept() == {("a", 0.0, 20.0): [[0, 1]], ("b", 0.0, 20.0): [[2]]}
+    assert world.open() == {}
+
+
+@pytest.mark.behaviour("5.5")
+def test_windows_that_were_due_earlier_fire_when_all_inputs_become_idle(tmp_path: Path) -> None:
+    world = World(tmp_path, idle())
+    stepped = world.start()
+    world.comes("aab", 0)
+    world.passes(4.9)
+    assert world.kept() == {}
+    world.passes(5)
+    assert world.kept() == {("a", 0.0, 3.0): [[0, 1]], ("b", 0.0, 3.0): [[2]]}
+    before = stepped.record.last
+    journal(world.key).results["now"] = 1_000.0
+    stepped.step(20, seconds=10)
+    assert stepped.record.last == before  # windows that hold nothing cost nothing
+
+
+def test_time_stands_still_while_nothing_comes_unless_asked_for(tmp_path: Path) -> None:
+    world = World(tmp_path, TimeWindow(3, "n"))
+    world.start()
+    world.comes("aab", 0)
+    world.passes(1_000)
+    assert world.kept() == {}
+    assert world.open() == {(("a",), 0): 2, (("b",), 0): 1}
+
+
+@pytest.mark.behaviour("5.5")
+def test_time_does_not_go_on_while_nothing_runs(tmp_path: Path) -> None:
+    """What comes meanwhile is read after the start, and is not late."""
+    world = World(tmp_path, idle())
+    world.start()
+    world.comes("aa", 0)
+    journal(world.key).results["now"] = 1_000.0
+    world.start().settle()
+    world.comes("a", 1_004.9)
+    assert world.kept() == {}
+    world.passes(1_009.9)
+    assert world.kept() == {("a", 0.0, 3.0): [[0, 1, 2]]}
+
+
+@pytest.mark.rule("C34")
+@pytest.mark.behaviour("5.5")
+@pytest.mark.parametrize("what", ["window", "pass", "driver"])
+def test_a_window_that_fired_while_idle_fires_once_for_what_is_committed(tmp_path: Path, what: str) -> None:
+    world = World(tmp_path, idle())
+    stepped = world.start()
+    told: list[Window] = []
+    journal(world.key).on["window"] = told.append
+    world.comes("aab", 0)
+    if what == "driver":
+        journal(world.key).results["now"] = 5.0
+        stepped.step(1)
+        assert len(told) == 2
+        world.start()
+    else:
+        journal(world.key).on[what] = once(RuntimeError("died"))
+    world.passes(5)
+    world.passes(10)
+    world.passes(15)
+    assert world.kept() == {("a", 0.0, 3.0): [[0, 1]], ("b", 0.0, 3.0): [[2]]}
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("tasks", [(2, 1, 3), (1, 3, 2)])
+def test_windows_of_idle_inputs_fire_once_when_the_number_of_tasks_changes(
+    tmp_path: Path, tasks: Sequence[int]
+) -> None:
+    first, second, third = tasks
+    world = World(tmp_path, idle(100))
+    world.start(first)
+    world.comes("abcdef", 0)
+    world.passes(50)
+    world.start(second).settle()
+    assert world.kept() == {}
+    world.passes(150)
+    expected = {(user, 0.0, 100.0): [[number]] for number, user in enumerate("abcdef")}
+    assert world.kept() == expected
+    world.start(third)
+    world.comes("abcdef", 151)  # late
+    world.passes(1_000)
+    assert (world.kept(), world.open()) == (expected, {})
+
+
 # --- by the real clock ----------------------------------------------------------------------------
 
 
@@ -516,6 +622,13 @@ class Real(Gather):
 
     def now(self) -> float:
         return time.time() if self.stands is None else self.stands
+
+
+class Ticks(Gather):
+    """Gathers by the host's own clock."""
+
+    def elapsed(self) -> float:
+        return time.monotonic()
 
 
 @pytest.mark.behaviour("5.5")
@@ -548,11 +661,36 @@ def test_windows_fire_while_a_run_is_idle_and_stay_open_when_it_is_stopped(tmp_p
     assert all(len(each) == 1 for each in results.values())
 
 
+@pytest.mark.behaviour("5.5")
+def test_windows_by_the_tuples_own_time_fire_while_a_run_is_idle(tmp_path: Path) -> None:
+    key = f"p{uuid.uuid4().hex[:8]}"
+    builder = TopologyBuilder(key)
+    builder.set_spout("feed", Feed(key))
+    builder.set_bolt("gather", Ticks(key, TimeWindow(2, "n", idle_s=0.2)), 2).fields_grouping("feed", Fields("user"))
+    builder.set_bolt("keep", Keep()).fields_grouping("gather", Fields("user"))
+    fired: list[Window] = []
+    journal(key).on["window"] = fired.append
+    journal(key).emitted.extend("abc")
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    with submit(builder.build(), conf, store=store, executor="local") as run:
+        wait_until(lambda: len(fired) == 3, 30, "windows that end while nothing comes")
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, key, "keep") == {
+        ("a", 0.0, 2.0): [[0]],
+        ("b", 0.0, 2.0): [[1]],
+        ("c", 2.0, 4.0): [[2]],
+    }
+
+
 def test_windows_by_processing_time_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="are of tuples with a time of their own"):
         TimeWindow(10, lag_s=1)
     with pytest.raises(ConfigError, match="are of tuples with a time of their own"):
         TimeWindow(10, lateness_s=1)
+    with pytest.raises(ConfigError, match="are of tuples with a time of their own"):
+        TimeWindow(10, idle_s=1)
+    with pytest.raises(ConfigError, match="idle_s is 0: give seconds above 0"):
+        TimeWindow(10, "at", idle_s=0)
     with pytest.raises(ConfigError, match="no tuple is late by processing time"):
         Gather("w", TimeWindow(10), late=Fields(n=int))
 

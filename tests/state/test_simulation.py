@@ -24,7 +24,7 @@ from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
 from framework.state.windowing import MICROS, micros
-from framework.state.windows import _NEVER, Window, _Before, _ByClock
+from framework.state.windows import _NEVER, Window, _Before, _ByClock, _ByTime
 from tests.kit import state_world
 from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, SIZES, NamedSpout, simulate
 from tests.kit.targets import Often
@@ -298,6 +298,19 @@ def test_a_watermark_that_moves_to_other_tasks_is_caught(monkeypatch: pytest.Mon
     """Here windows that were due by the watermark of another task never fire."""
     monkeypatch.setattr(_Before, "of", lambda self, key: self.most)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
+
+
+def test_time_that_went_on_while_nothing_came_and_is_forgotten_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Here windows that fired then fire again after a restart."""
+
+    def careless(self: _ByTime) -> list[Window]:
+        self._watermark = max(self._watermark, self._reached())
+        return self._advance()
+
+    monkeypatch.setattr(_ByTime, "due", careless)
+    assert _wrong(seed, True, ("driver dies",), windows=True)
 
 
 @pytest.mark.rule("C34")

@@ -8,7 +8,7 @@ import datetime
 import random
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -482,6 +482,64 @@ def test_a_window_that_may_still_be_late_fires_again_when_the_lateness_is_raised
     assert fed(*opened(windows, state), *events) == [["ann", 0.0, 10.0, [1], 0], ["ann", 10.0, 20.0, [2], 0]]
     bolt, told = opened(replace(windows, lateness_s=50), state)
     assert fed(bolt, told, ("ann", 12.0, 4), ("ann", 2.0, 5)) == [["ann", 10.0, 20.0, [2, 4], 1], [5]]
+
+
+class Quiet(Gather):
+    """Two inputs; ``passed``: seconds that have passed."""
+
+    passed = 0.0
+
+    def elapsed(self) -> float:
+        return self.passed
+
+
+def quiet(windows: TimeWindow, state: Any) -> tuple[Quiet, Callable[[str, float], list[Any]], Callable[[], list[Any]]]:
+    """A windowed bolt; what it emits for a tuple of an input; and what at a tick."""
+    bolt, told = Quiet("quiet", windows, key=["user"], late=Fields(n=int)), Told()
+    grouping = FieldsGrouping(Fields("user"))
+    bolt.bind("gather", [Input(each, "default", EVENT, grouping) for each in ("one", "other")], 1)
+    bolt.prepare({}, TopologyContext("quiet", "gather", 0, 1), told)
+    bolt.init_state(state)
+
+    def emitted(tup: Tuple) -> list[Any]:
+        del told.emitted[:]
+        bolt.execute(tup)
+        return [each[1:4] if len(each) > 1 else each for each in told.emitted]
+
+    return (
+        bolt,
+        lambda source, at: emitted(Tuple(None, EVENT, ("ann", at, int(at)), source, "default")),
+        lambda: emitted(Tuple(None, Fields(), (), "__system", "__tick")),
+    )
+
+
+@pytest.mark.behaviour("5.2")
+def test_an_idle_input_does_not_hold_up_the_windows_of_the_others() -> None:
+    state = in_memory()
+    bolt, come, tick = quiet(TimeWindow(10, "at", lag_s=1, idle_s=5), state)
+    assert come("one", 1.0) == come("one", 30.0) == []  # nothing has come of the other yet
+    assert bolt.tick_in_s() == 5.0
+    bolt.passed = 4.0
+    assert come("one", 32.0) == tick() == []
+    assert bolt.tick_in_s() == 1.0
+    bolt.passed = 5.0
+    assert tick() == [[0.0, 10.0, [1]]]
+    assert come("one", 42.0) == [[30.0, 40.0, [30, 32]]]  # at once
+    assert come("other", 12.0) == [[12]]  # it is late
+    assert come("one", 71.0) == []  # from now on the other one counts again
+    assert come("other", 51.5) == [[40.0, 50.0, [42]]]
+    assert bolt.tick_in_s() == 5.0
+    bolt.passed = 9.0
+    assert come("one", 72.0) == []
+    bolt.passed = 14.0  # both are idle; two seconds after the latest, in which time went on
+    assert tick() == [[50.0, 60.0, [51]]]
+    assert bolt.tick_in_s() == 80 + 1 - (72 + 5)
+    bolt.passed = 18.0
+    assert tick() == [[70.0, 80.0, [71, 72]]]
+    assert bolt.tick_in_s() is None
+    again, _, tick = quiet(TimeWindow(10, "at", lag_s=1, idle_s=5), state)
+    again.passed = 100.0
+    assert (again.tick_in_s(), tick()) == (None, [])
 
 
 @pytest.mark.behaviour("5.2")
