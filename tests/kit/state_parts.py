@@ -61,6 +61,17 @@ def journal(key: str) -> Journal:
     return _journals.setdefault(key, Journal())
 
 
+def once(error: Exception) -> Callable[[Any], None]:
+    """An action that raises the first time."""
+    left = [error]
+
+    def act(_: Any) -> None:
+        if left:
+            raise left.pop()
+
+    return act
+
+
 class Source(BaseRichSpout):
     """Emits each word once, and failed ones again. It cannot go back to a position."""
 

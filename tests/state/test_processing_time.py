@@ -33,7 +33,7 @@ from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window
 from framework.transactions import MemoryStore
 from integration.server import wait_until
-from tests.kit.state_parts import Holding, SteppedState, checkpointed, committed, journal, lmdb
+from tests.kit.state_parts import Holding, SteppedState, checkpointed, committed, journal, lmdb, once
 
 RESULT = Fields(user=str, start=float, end=float, numbers=pa.list_(pa.int64()))
 
@@ -352,17 +352,6 @@ def _gathering(stepped: SteppedState) -> list[Any]:
 
 
 # --- what fails after a window has fired ----------------------------------------------------------
-
-
-def once(error: Exception) -> Any:
-    """An action that raises the first time."""
-    left = [error]
-
-    def act(_: Any) -> None:
-        if left:
-            raise left.pop()
-
-    return act
 
 
 @pytest.mark.rule("C34")

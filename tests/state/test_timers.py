@@ -35,7 +35,7 @@ from tests.kit.core_parts import Clock
 from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.pages import DOCS, snippets
-from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, committed, journal, lmdb
+from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, committed, journal, lmdb, once
 
 USERS = "abcdef"
 
@@ -202,17 +202,6 @@ def test_a_timer_fires_once_whenever_everything_dies(
             taken_back = rounds
     assert died_with
     assert taken_back  # at least once, it had fired in the run that died, and nothing of that counts
-
-
-def once(error: Exception) -> Callable[[Any], None]:
-    """An action that raises the first time."""
-    left = [error]
-
-    def act(_: Any) -> None:
-        if left:
-            raise left.pop()
-
-    return act
 
 
 @kinds

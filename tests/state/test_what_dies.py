@@ -17,7 +17,18 @@ from framework.core.rounds import HomeLostError, Round
 from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
-from tests.kit.state_parts import Count, Holding, Log, Source, SteppedState, committed, counting, journal, steps_of
+from tests.kit.state_parts import (
+    Count,
+    Holding,
+    Log,
+    Source,
+    SteppedState,
+    committed,
+    counting,
+    journal,
+    once,
+    steps_of,
+)
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
 MORE = [*WORDS, "and", "the", "cow"]
@@ -26,17 +37,6 @@ MORE = [*WORDS, "and", "the", "cow"]
 @pytest.fixture
 def key() -> str:
     return f"d{uuid.uuid4().hex[:8]}"
-
-
-def once(error: Exception) -> Callable[[Any], None]:
-    """An action that raises the first time."""
-    left = [error]
-
-    def act(_: Any) -> None:
-        if left:
-            raise left.pop()
-
-    return act
 
 
 def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float = 2.0) -> None:
