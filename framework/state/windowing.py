@@ -95,8 +95,8 @@ class TimeWindow:
             raise ConfigError(
                 f"{self} makes no windows: a step above 0 and up to the length, and neither lag nor lateness below 0"
             )
-        if self.idle_s is not None and not self.idle_s > 0:
-            raise ConfigError(f"{self}: idle_s is {self.idle_s}: give seconds above 0")
+        if self.idle_s is not None and not 0 < self.idle_s < math.inf:
+            raise ConfigError(f"{self}: idle_s is {self.idle_s}: give seconds above 0, or leave it out")
         if self.timestamp is None and (self.lag_s or self.lateness_s or self.idle_s):
             raise ConfigError(
                 f"{self}: lag, lateness and idle_s are of tuples with a time of their own: name its field, timestamp="

@@ -678,8 +678,9 @@ def test_windows_by_processing_time_that_make_no_sense_are_refused() -> None:
         TimeWindow(10, lateness_s=1)
     with pytest.raises(ConfigError, match="are of tuples with a time of their own"):
         TimeWindow(10, idle_s=1)
-    with pytest.raises(ConfigError, match="idle_s is 0: give seconds above 0"):
-        TimeWindow(10, "at", idle_s=0)
+    for wrong in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="idle_s is .*: give seconds above 0"):
+            TimeWindow(10, "at", idle_s=wrong)
     with pytest.raises(ConfigError, match="no tuple is late by processing time"):
         Gather("w", TimeWindow(10), late=Fields(n=int))
 

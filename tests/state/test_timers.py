@@ -20,7 +20,16 @@ from typing import Any
 
 import pytest
 
-from framework import BaseStatefulBolt, CoreTopology, FailedException, Fields, KeyValueState, TopologyBuilder, Tuple
+from framework import (
+    BaseStatefulBolt,
+    CoreTopology,
+    FailedException,
+    Fields,
+    KeyValueState,
+    TopologyBuilder,
+    Tuple,
+    submit,
+)
 from framework.config import Config
 from framework.core.checkpoints import CheckpointRecord, Checkpoints
 from framework.core.driver import RoundDriver
@@ -30,12 +39,13 @@ from framework.core.plan import CorePlan
 from framework.core.rescaling import layout_of
 from framework.core.stateful_run import stateful_components
 from framework.execution.plan import plan_execution
+from framework.transactions import MemoryStore
 from integration.server import wait_until
 from tests.kit.core_parts import Clock
 from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.pages import DOCS, snippets
-from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, committed, journal, lmdb, once
+from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, checkpointed, committed, journal, lmdb, once
 
 USERS = "abcdef"
 
@@ -306,6 +316,23 @@ def test_at_least_once_a_timer_fires_at_least_once(tmp_path: Path, kind: type[Ti
         world.passes(30.0)
         assert world.set() == {}
         assert set(world.told()) == set(USERS)
+
+
+def test_a_run_gives_stateful_bolts_the_ticks_that_are_configured(tmp_path: Path) -> None:
+    world = World(tmp_path, Timers)
+    conf = {**lmdb(tmp_path), "topology.tick.tuple.freq.secs": 0.05}
+    store, topology = MemoryStore(), world.topology(2)
+    for each in topology.components:
+        if each.id in ("between", "count"):
+            each.instance.tick_s = 3_600.0  # they take words alone
+    with submit(topology, conf, executor="local", store=store) as run:
+        run.wait_until_idle(30)
+        assert world.told() == []
+        journal(world.key).results["now"] = 10.0
+        wait_until(lambda: len(world.told()) == len(USERS), 30, "timers")
+        run.wait_until_idle(30)
+    assert checkpointed(conf, store, world.key) == ONCE
+    assert checkpointed(conf, store, world.key, "timers") == {}
 
 
 # --- on the page of the documentation -------------------------------------------------------------
