@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +20,22 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from spouts.codecs.codec import Values
 from spouts.kafka.format import METADATA_TYPES
+from spouts.kafka.partitions import TopicPartition
+
+Epochs = np.ndarray[Any, np.dtype[np.int32]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Run(NamedTuple):
+    """Rows of a chunk that follow each other and are of one partition."""
+
+    topic: str
+    partition: int
+    rows: int
+
+    @property
+    def tp(self) -> TopicPartition:
+        return self.topic, self.partition
 
 
 class RecordChunk(ABC):
@@ -48,9 +65,23 @@ class RecordChunk(ABC):
     def metadata(self, name: str) -> pa.Array:
         """A column of ``METADATA_TYPES``."""
 
+    @property
     @abstractmethod
-    def take(self, rows: Sequence[int]) -> Self:
-        """These rows."""
+    def epochs(self) -> Epochs:
+        """The leader epoch of each record; below 0 for an unknown one."""
+
+    @abstractmethod
+    def runs(self) -> list[Run]:
+        """The rows in order, by partition."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[int] | Rows) -> Self:
+        """These rows, in memory of their own."""
+
+    def without(self, tp: TopicPartition) -> Self:
+        """The records of the other partitions."""
+        runs = self.runs()
+        return self.take(np.flatnonzero(np.repeat([run.tp != tp for run in runs], [run.rows for run in runs])))
 
     def by_topic(self) -> Iterator[tuple[str, Self]]:
         """The records of each topic, in their order."""
@@ -87,7 +118,7 @@ class MessageChunk(RecordChunk):
         each other."""
         stamps, at = [], 0
         while at < len(self.messages):
-            last = bisect_right(self.messages, _partition_of(self.messages[at]), lo=at, key=_partition_of) - 1
+            last = bisect_right(self.messages, partition_of(self.messages[at]), lo=at, key=partition_of) - 1
             stamps += [self.messages[at].timestamp(), self.messages[last].timestamp()]
             at = last + 1
         known = [stamp for kind, stamp in stamps if kind != TIMESTAMP_NOT_AVAILABLE]
@@ -108,7 +139,15 @@ class MessageChunk(RecordChunk):
     def metadata(self, name: str) -> pa.Array:
         return pa.array(self._metadata(name), METADATA_TYPES[name])
 
-    def take(self, rows: Sequence[int]) -> MessageChunk:
+    @property
+    def epochs(self) -> Epochs:
+        found = (message.leader_epoch() for message in self.messages)
+        return np.fromiter((-1 if epoch is None else epoch for epoch in found), np.int32, len(self))
+
+    def runs(self) -> list[Run]:
+        return [Run(*tp, sum(1 for _ in its)) for tp, its in groupby(self.messages, key=partition_of)]
+
+    def take(self, rows: Sequence[int] | Rows) -> MessageChunk:
         return MessageChunk([self.messages[row] for row in rows])
 
     def _topics(self) -> tuple[list[str], Any]:
@@ -134,17 +173,9 @@ class MessageChunk(RecordChunk):
         ]
 
 
-class Run(NamedTuple):
-    """Rows of a chunk that follow each other and are of one partition."""
-
-    topic: str
-    partition: int
-    rows: int
-
-
 class ColumnChunk(RecordChunk):
-    """Arrow columns. ``keys``, ``headers`` and ``timestamps`` are None if they were not asked
-    for."""
+    """Arrow columns. ``keys``, ``headers``, ``timestamps`` and ``epochs`` are None if they were not
+    asked for."""
 
     def __init__(
         self,
@@ -156,6 +187,7 @@ class ColumnChunk(RecordChunk):
         keys: pa.BinaryArray | None = None,
         headers: pa.ListArray | None = None,
         timestamps: pa.Int64Array | None = None,
+        epochs: pa.Int32Array | None = None,
         run_of: Any = None,
         sampled_ms: tuple[int, int] | None = None,
     ) -> None:
@@ -166,6 +198,7 @@ class ColumnChunk(RecordChunk):
         self._keys = keys
         self._headers = headers
         self._timestamps = timestamps
+        self._epochs = epochs
         self._sampled_ms = sampled_ms
         self._run_of = run_of  # the run of each row; None while rows are where their runs say
 
@@ -197,8 +230,23 @@ class ColumnChunk(RecordChunk):
         columns = {"key": self._keys, "timestamp_ms": self._timestamps, "headers": self._headers}
         return _asked_for(columns[name], name)
 
-    def take(self, rows: Sequence[int]) -> ColumnChunk:
-        wanted = pa.array(rows, pa.int64())
+    @property
+    def epochs(self) -> Epochs:
+        found: Epochs = _asked_for(self._epochs, "leader epoch").to_numpy()
+        return found
+
+    def runs(self) -> list[Run]:
+        if self._run_of is None:
+            return list(self._runs)
+        of = self._run_of.to_numpy()
+        begins = np.concatenate(([0], np.flatnonzero(np.diff(of)) + 1)).tolist() if len(of) else []
+        return [
+            self._runs[of[begin]]._replace(rows=end - begin)
+            for begin, end in zip(begins, [*begins[1:], len(of)], strict=True)
+        ]
+
+    def take(self, rows: Sequence[int] | Rows) -> ColumnChunk:
+        wanted = pa.array(np.asarray(rows, np.int64))
 
         def taken(column: pa.Array | None) -> pa.Array | None:
             return None if column is None else column.take(wanted)
@@ -212,6 +260,7 @@ class ColumnChunk(RecordChunk):
             keys=taken(self._keys),
             headers=taken(self._headers),
             timestamps=taken(self._timestamps),
+            epochs=taken(self._epochs),
             run_of=self._rows_of().take(wanted),
             sampled_ms=self._sampled_ms,
         )
@@ -237,8 +286,13 @@ class ColumnChunk(RecordChunk):
         return each.field("value").take(pa.array(last, pa.int64(), mask=last < 0))
 
 
-def _partition_of(message: Message) -> tuple[str, int]:
+def partition_of(message: Message) -> TopicPartition:
     return message.topic() or "", message.partition() or 0
+
+
+def known_epoch(epoch: int) -> int | None:
+    """A leader epoch of a chunk; None for an unknown one."""
+    return epoch if epoch >= 0 else None
 
 
 def _asked_for(column: pa.Array | None, what: str) -> pa.Array:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -28,10 +28,12 @@ from framework.topology.tuples import rows_of
 from spouts.codecs.codec import Codec
 from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
 from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
-from spouts.kafka.chunk import MessageChunk
-from spouts.kafka.decoding import RecordDecoder, dead_letters
+from spouts.kafka.chunk import Epochs, RecordChunk, known_epoch
+from spouts.kafka.decoding import Decoded, RecordDecoder, dead_letters
+from spouts.kafka.format import EVERYTHING
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
+from spouts.kafka.sessions import reader_of, say_reader
 from spouts.kafka.streams import TopicStream, checked_source, checked_streams
 from spouts.kafka.tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
@@ -68,30 +70,44 @@ class _Row(NamedTuple):
 
 class _Records:
     """Records of one partition that follow each other. ``epochs``: their leader epochs; below 0 for
-    unknown. ``rows``: None for records that are left out. ``messages``: kept if they may become
-    dead letters."""
+    unknown. ``rows``: None for records that are left out. ``chunk``: what they were decoded from,
+    kept if they may become dead letters; they begin at its row ``first``."""
 
     def __init__(
-        self, offsets: Offsets, epochs: Offsets, rows: pa.RecordBatch | None, stream: str, messages: list[Any] | None
+        self,
+        offsets: Offsets,
+        epochs: Epochs,
+        rows: pa.RecordBatch | None,
+        stream: str,
+        chunk: RecordChunk | None,
+        first: int = 0,
     ) -> None:
         self.offsets = offsets
         self.epochs = epochs
         self.rows = rows
         self.stream = stream
-        self.messages = messages
+        self.chunk = chunk
+        self.first = first
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def part(self, start: int, stop: int) -> _Records:
         rows = self.rows.slice(start, stop - start) if self.rows is not None else None
-        messages = self.messages[start:stop] if self.messages is not None else None
-        return _Records(self.offsets[start:stop], self.epochs[start:stop], rows, self.stream, messages)
+        offsets, epochs = self.offsets[start:stop], self.epochs[start:stop]
+        return _Records(offsets, epochs, rows, self.stream, self.chunk, self.first + start)
 
     def row(self, at: int) -> _Row:
         if self.rows is None:
             raise InvariantViolation("a record without a row was emitted")
         return _Row(next(rows_of(self.rows.slice(at, 1))), self.stream)
+
+    def letter(self, at: int, reason: str) -> _Row | None:
+        """The dead letter of a record; None if they are not wanted."""
+        if self.chunk is None:
+            return None
+        letter = dead_letters("value", self.chunk.take([self.first + at]), [reason], {})
+        return _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
 
 
 class _RowIds(Sequence[MessageId]):
@@ -221,7 +237,7 @@ class KafkaSpout(ReplayableSpout):
         return self._streams.fields()
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        self._settings.with_conf(conf)
+        reader_of(self._settings.with_conf(conf))
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
         metadata = KafkaMetadata(self._settings.with_conf(conf), self._topics, self._pattern)
@@ -231,9 +247,13 @@ class KafkaSpout(ReplayableSpout):
             metadata.close()
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any) -> None:
+        settings = self._settings.with_conf(conf)
+        say_reader(settings)
+        decoder = RecordDecoder(self._streams)
+        keeps_records = self._on_exhausted == "dead_letter"  # a dead letter has all of a record
         self._task = _Task(
             KafkaTail(
-                self._settings.with_conf(conf),
+                settings,
                 self._group if self._group is not None else f"ratchet-{context.topology_id}",
                 topics=self._topics,
                 pattern=self._pattern,
@@ -241,12 +261,13 @@ class KafkaSpout(ReplayableSpout):
                 skip_lost=self._skip_lost,
                 task=context.task_index,
                 tasks=context.task_count,
+                parts=EVERYTHING if keeps_records else decoder.parts,
             ),
-            RecordDecoder(self._streams),
+            decoder,
             collector,
             guarantee=self._guarantee,
             retry=self._retry,
-            keeps_messages=self._on_exhausted == "dead_letter",
+            keeps_records=keeps_records,
             uncommitted_max=self._uncommitted_max,
             commit_every_s=self._commit_every_s,
         )
@@ -321,7 +342,7 @@ class _Partition:
         return sum(map(len, self.buffer))
 
     def id_of(self, tp: TopicPartition, records: Slice[_Records], at: int) -> MessageId:
-        return MessageId(*tp, int(records.offsets[at]), self.topic_id, _known(int(records.what.epochs[at])))
+        return MessageId(*tp, int(records.offsets[at]), self.topic_id, known_epoch(int(records.what.epochs[at])))
 
     def find(self, key: MessageId) -> Found[_Records] | None:
         """A record that was emitted and is not done; None for any other, and of another log."""
@@ -357,8 +378,8 @@ class _Partition:
         last = self._epochs[-1][1]
         if (records.epochs != (-1 if last is None else last)).any():
             for offset, epoch in zip(records.offsets.tolist(), records.epochs.tolist(), strict=True):
-                if _known(epoch) != self._epochs[-1][1]:
-                    self._epochs.append((offset + 1, _known(epoch)))
+                if known_epoch(epoch) != self._epochs[-1][1]:
+                    self._epochs.append((offset + 1, known_epoch(epoch)))
         return records
 
     def position(self) -> Position:
@@ -384,7 +405,7 @@ class _Task:
         *,
         guarantee: str,
         retry: RetryPolicy,
-        keeps_messages: bool,
+        keeps_records: bool,
         uncommitted_max: int,
         commit_every_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -394,7 +415,7 @@ class _Task:
         self._collector = collector
         self._tracked = guarantee == "at_least_once"
         self._commits_first = guarantee == "at_most_once"
-        self._keeps_messages = keeps_messages
+        self._keeps_records = keeps_records
         self._uncommitted_max = uncommitted_max
         self._commit_every_s = commit_every_s
         self._clock = clock
@@ -406,7 +427,7 @@ class _Task:
         self._checkpointed: Mapping[TopicPartition, Position] | None = (
             None  # the positions of the last checkpoint, if checkpoints hold the positions
         )
-        self._unsure: list[Any] = []  # read but not decoded: at most once, they wait for the commit
+        self._unsure: RecordChunk | None = None  # read but not decoded: at most once, they wait for the commit
         self._trouble: str | None = None
 
     def next_tuples(self, most: int) -> None:
@@ -446,10 +467,9 @@ class _Task:
         is_letter = key in self._letters or records.stream == DEAD_LETTER_STREAM
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
-        if self._keeps_messages and records.messages is not None:
-            message = records.messages[found.at]
-            letter = dead_letters("value", MessageChunk([message]), ["its tuple tree failed too often"], {})
-            self._letters[key] = _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
+        letter = records.letter(found.at, "its tuple tree failed too often")
+        if letter is not None:
+            self._letters[key] = letter
             self._retries.failed(key, self._clock(), for_ever=True)
             return
         self._collector.report_error(
@@ -460,7 +480,7 @@ class _Task:
         self.acked(key)
 
     def caught_up(self) -> bool:
-        waits = self._unsure or len(self._retries) or any(each.buffer for each in self._partitions.values())
+        waits = self._unsure is not None or len(self._retries) or any(each.buffer for each in self._partitions.values())
         return self._tail.at_ends and not waits
 
     def follow_checkpoints(self) -> None:
@@ -506,7 +526,7 @@ class _Task:
             if tp in self._partitions:  # its records in flight are of another log: ignore their acks
                 for key in [each for each in (*self._letters, *self._retries.keys()) if each.tp == tp]:
                     self._forget(key)
-                self._unsure = [each for each in self._unsure if (each.topic(), each.partition()) != tp]
+                self._unsure = (self._unsure.without(tp) or None) if self._unsure is not None else None
             else:
                 self._turn.append(tp)
             self._partitions[tp] = _Partition(position)
@@ -552,38 +572,54 @@ class _Task:
     def _read(self) -> None:
         """Fetch, decode and buffer records. Keeps them undecoded if decoding raises
         ``RetryableError``, for example because a schema registry does not answer."""
-        if not self._unsure:
+        if self._unsure is None:
             self._tail.pause(tp for tp, each in self._partitions.items() if each.buffered >= _BUFFERED_MAX)
             self._unsure = self._tail.poll()
-            if self._unsure and self._commits_first:
-                self._commit_first()
+            if self._unsure is not None and self._commits_first:
+                self._commit_first(self._unsure)
         else:
             self._tail.hear()
-        if not self._unsure or (self._commits_first and not self._may_emit()):
+        if self._unsure is None or (self._commits_first and not self._may_emit()):
             return
         arrived: dict[TopicPartition, list[_Records]] = {}
-        for decoded in self._decoder.decode(MessageChunk(_by_partition(self._unsure)), {}):
-            stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
-            messages = decoded.chunk.messages
-            at = 0
-            for tp, of_partition in groupby(messages, key=lambda each: (each.topic(), each.partition())):
-                its = list(of_partition)
-                offsets = np.fromiter((each.offset() for each in its), np.int64, len(its))
-                epochs = np.fromiter(map(_epoch_of, its), np.int64, len(its))
-                rows = decoded.rows.slice(at, len(its)) if decoded.rows is not None else None
-                at += len(its)
-                kept = its if self._keeps_messages else None
-                arrived.setdefault(tp, []).append(_Records(offsets, epochs, rows, stream, kept))
-        self._unsure = []
+        for decoded in self._decoder.decode(self._unsure, {}):
+            for tp, records in self._by_partition(decoded):
+                arrived.setdefault(tp, []).append(records)
+        self._unsure = None
         for tp, found in arrived.items():
             self._partitions[tp].buffer.extend(_in_order(found))
 
-    def _commit_first(self) -> None:
+    def _by_partition(self, decoded: Decoded[RecordChunk]) -> Iterator[tuple[TopicPartition, _Records]]:
+        """The records by partition. Those of several partitions are copied: what waits for one
+        partition must not hold the memory of the others."""
+        stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
+        chunk, rows = decoded.chunk, decoded.rows
+        offsets, epochs = chunk.metadata("offset").to_numpy(), chunk.epochs
+        kept = chunk if self._keeps_records else None
+        runs = chunk.runs()
+        if len(runs) == 1:
+            yield runs[0].tp, _Records(offsets, epochs, rows, stream, kept)
+            return
+        for run, end in zip(runs, accumulate(run.rows for run in runs), strict=True):
+            its = np.arange(end - run.rows, end)
+            yield (
+                run.tp,
+                _Records(
+                    offsets[its],
+                    epochs[its],
+                    rows.take(pa.array(its)) if rows is not None else None,
+                    stream,
+                    kept.take(its) if kept is not None else None,
+                ),
+            )
+
+    def _commit_first(self, chunk: RecordChunk) -> None:
         """Ask the group to commit the offsets after the records that were read. They are emitted
         when the group has them."""
-        for message in self._unsure:
-            its = self._partitions[(message.topic(), message.partition())]
-            its.asked = Position(message.offset() + 1, its.topic_id, _known(_epoch_of(message)))
+        offsets, epochs, runs = chunk.metadata("offset"), chunk.epochs, chunk.runs()
+        for run, end in zip(runs, accumulate(run.rows for run in runs), strict=True):
+            its = self._partitions[run.tp]
+            its.asked = Position(offsets[end - 1].as_py() + 1, its.topic_id, known_epoch(int(epochs[end - 1])))
         self._tail.publish(self._asked())
 
     def _may_emit(self) -> bool:
@@ -610,22 +646,6 @@ class _Task:
             self._tail.publish(self._asked())
         else:
             self._tail.publish({tp: each.done() for tp, each in self._partitions.items()})
-
-
-def _epoch_of(message: Any) -> int:
-    """The leader epoch of a message; below 0 if it is unknown."""
-    epoch = message.leader_epoch()
-    return -1 if epoch is None else int(epoch)
-
-
-def _known(epoch: int) -> int | None:
-    """A leader epoch; None for an unknown one."""
-    return epoch if epoch >= 0 else None
-
-
-def _by_partition(messages: list[Any]) -> list[Any]:
-    """Messages by partition, each partition in its order."""
-    return sorted(messages, key=lambda each: (each.topic(), each.partition()))
 
 
 def _in_order(records: list[_Records]) -> list[_Records]:

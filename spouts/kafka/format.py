@@ -27,6 +27,7 @@ class Parts(NamedTuple):
     keys: bool = True
     headers: bool = True
     timestamps: bool = True
+    epochs: bool = False
 
 
 EVERYTHING = Parts()

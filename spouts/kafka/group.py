@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -39,14 +39,14 @@ class GroupOffsets:
     """Commits offsets to one group. ``publish`` returns at once. While a request is in flight, only
     the latest offsets wait. Use it from one thread.
 
-    ``errors``: of the consumer that you then give to ``use``. Without it, the object creates its
-    own client."""
+    It creates its own client, unless you give it one with ``use``. ``errors``: where the client
+    reports why it cannot connect."""
 
     def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors | None = None) -> None:
         self._settings = settings
         self._group = group
         self._client: Consumer | None = None
-        self._lent = errors is not None
+        self._lent = False
         self._errors = errors if errors is not None else ConnectionErrors(settings.bootstrap_servers)
         self._published: dict[str, Position] = {}
         self._waiting: dict[str, Position] = {}
@@ -55,9 +55,27 @@ class GroupOffsets:
         self._failed_at: float | None = None
         self._problem: KafkaError | None = None
 
+    def consumer(self) -> Consumer:
+        """A new consumer that can commit: its callbacks are set. Raises ``ConfigError``."""
+        heard = {"error_cb": self._errors.on_error, "on_commit": self.answered}
+        settings = {**self._settings.consumer(self._group), **heard}
+        return self._errors.made(lambda: Consumer(settings))
+
     def use(self, consumer: Consumer) -> None:
-        """Use this consumer. Its ``on_commit`` must be ``answered``, and its owner must poll it."""
-        self._client = consumer
+        """Use this consumer, made by ``consumer``. Its owner must poll it."""
+        self._client, self._lent = consumer, True
+
+    def stored(self, partitions: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], Position]:
+        """The positions that the group has, of those of these partitions for which it has one.
+        Raises ``KafkaException``."""
+        asked = [TopicPartition(*tp) for tp in partitions]
+        found: dict[tuple[str, int], Position] = {}
+        for each in self._client_of_group().committed(asked, timeout=timeout_s) if asked else ():
+            if each.error is not None:
+                raise KafkaException(each.error)
+            if each.offset >= 0:
+                found[(each.topic, each.partition)] = position_of_group(each)
+        return found
 
     def publish(self, offsets: Mapping[str, int | Position], *, again: bool = False) -> None:
         """Publish committed offsets: partition -> next offset to read. ``again``: publish also
@@ -129,16 +147,18 @@ class GroupOffsets:
     def _rests(self) -> bool:
         return self._failed_at is not None and time.monotonic() - self._failed_at < _AGAIN_AFTER_S
 
+    def _client_of_group(self) -> Consumer:
+        if self._client is None:
+            self._client = self.consumer()
+        return self._client
+
     def _send(self) -> None:
         try:
-            if self._client is None:
-                heard = {"error_cb": self._errors.on_error, "on_commit": self.answered}
-                settings = {**self._settings.consumer(self._group), **heard}
-                self._client = self._errors.made(lambda: Consumer(settings))
+            client = self._client_of_group()
             wanted = [_stored(each, position) for each, position in self._waiting.items()]
             self._sent, self._waiting = self._waiting, {}
             self._sent_at = time.monotonic()
-            self._client.commit(offsets=wanted, asynchronous=True)
+            client.commit(offsets=wanted, asynchronous=True)
         except KafkaException as error:
             self._failed(self._sent, str(self._errors.explain(error)))
 

@@ -46,6 +46,9 @@ FETCHED_TOGETHER_MAX = 8
 QUEUES_MIN = 8
 _WAIT_MS = 50
 _SEEK_MS = 5_000
+#: The version of the compiled part that this module works with: ``INTERFACE`` in
+#: ``spouts/native/src/reader.rs``.
+_INTERFACE = 2
 #: How long a new consumer may take to ask for its first token.
 _TOKEN_S = 1.0
 #: Settings that only confluent-kafka's own consumer can carry out.
@@ -59,7 +62,7 @@ def why_not_native() -> str | None:
         compiled = native()
     except NotCompiledError as error:
         return str(error)
-    if not hasattr(compiled, "Consumer"):
+    if getattr(compiled, "INTERFACE", None) != _INTERFACE:
         return "the compiled part of the spouts is of another version"
     path = librdkafka()
     if path is None:
@@ -114,7 +117,7 @@ class NativeConsumer:
             self._heard(error)
         if wanted is not None:
             self._give_token(wanted)
-        return [(_error(code, text), topic, number) for topic, number, _, code, text in events], wanted is not None
+        return [(event_error(code, text), topic, number) for topic, number, _, code, text in events], wanted is not None
 
     def list_topics(self, topic: str | None = None, *, timeout: float) -> Any:
         self.poll()
@@ -146,6 +149,12 @@ class NativeConsumer:
             self.raw.token_failed(error.args[0].str())
         except Exception as error:  # noqa: BLE001 - the user's own code; librdkafka reports it and asks again
             self.raw.token_failed(f"oauth_cb raised {type(error).__name__}: {error}")
+
+
+def queues_for(partitions: int) -> int:
+    """For how many queues a consumer of so many partitions is made: a power of two, as
+    ``QUEUES_MAX`` is."""
+    return max(QUEUES_MIN, 1 << (partitions - 1).bit_length())
 
 
 @dataclass(slots=True)
@@ -242,24 +251,26 @@ class NativeSession:
         if len(ranges) + len(others) > self._queues:
             self._unassign(others)
         if len(ranges) > self._queues:
-            self._open_anew(1 << (len(ranges) - 1).bit_length())  # QUEUES_MAX is a power of two, too
+            self._open_anew(queues_for(len(ranges)))
 
     def _until_complete(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         left = sum(each.end - each.first for each in ranges.values())
-        chunk = _Chunk(self._consumer.raw, parts, left)
+        chunk = ChunkBuilder(self._consumer.raw, parts, left, limits.CHUNK_RECORDS)
         for tp, wanted in ranges.items():
             position, last_heard = wanted.first, time.monotonic()
             while not self._is_complete(tp, position):
-                rows, position, how, offset, number, text = chunk.fill(tp, position, wanted)
+                rows, position, how, offset, number, text = chunk.fill(
+                    tp, position, end=wanted.end, epoch_max=wanted.end_epoch, wait_ms=_WAIT_MS
+                )
                 if how == "complete":
                     break
                 if how == "full":
                     left -= len(chunk)
                     yield chunk.finish()
-                    chunk = _Chunk(self._consumer.raw, parts, left)
+                    chunk = ChunkBuilder(self._consumer.raw, parts, left, limits.CHUNK_RECORDS)
                     last_heard = time.monotonic()  # what the caller took to decode is nobody's silence
                 elif how == "event":
-                    self._event(tp, position, _error(number, text), offset)
+                    self._event(tp, position, event_error(number, text), offset)
                     last_heard = time.monotonic()
                 elif how == "replaced":
                     raise replaced(tp, wanted, offset, number)
@@ -331,33 +342,39 @@ class NativeSession:
             self._consumer.incremental_unassign([ClientPartition(*tp) for tp in known])
 
 
-class _Chunk:
-    """A chunk that is being filled."""
+class ChunkBuilder:
+    """A chunk that is being filled. ``expected``: room is made for so many records."""
 
-    def __init__(self, raw: Any, parts: Parts, expected: int) -> None:
+    def __init__(self, raw: Any, parts: Parts, expected: int, rows_max: int) -> None:
         self._raw = raw
         self._parts = parts
+        self._rows_max = rows_max
         self._runs: list[Run] = []
-        raw.begin(*parts, max(0, min(expected, limits.CHUNK_RECORDS)))
+        raw.begin(*parts, max(0, min(expected, rows_max)))
 
     def __len__(self) -> int:
         return sum(run.rows for run in self._runs)
 
-    def fill(self, tp: TopicPartition, position: int, wanted: Range) -> tuple[int, int, str, int, int, str]:
+    def fill(
+        self, tp: TopicPartition, position: int, *, end: int | None, epoch_max: int | None, wait_ms: int
+    ) -> tuple[int, int, str, int, int, str]:
         """``Consumer.fill`` of ``spouts/native/src/reader.rs``."""
         topic, number = tp
         filled: tuple[int, int, str, int, int, str] = self._raw.fill(
             topic=topic,
             partition=number,
             position=position,
-            end=wanted.end,
-            epoch_max=wanted.end_epoch,
-            rows_max=limits.CHUNK_RECORDS,
+            end=end,
+            epoch_max=epoch_max,
+            rows_max=self._rows_max,
             bytes_max=CHUNK_BYTES,
-            wait_ms=_WAIT_MS,
+            wait_ms=wait_ms,
         )
-        if filled[0]:
-            self._runs.append(Run(topic, number, filled[0]))
+        rows = filled[0]
+        if rows and self._runs and self._runs[-1].tp == tp:
+            rows += self._runs.pop().rows
+        if rows:
+            self._runs.append(Run(topic, number, rows))
         return filled
 
     def finish(self) -> ColumnChunk:
@@ -373,6 +390,7 @@ class _Chunk:
             keys=_binary(columns["keys"], rows) if self._parts.keys else None,
             headers=_headers(columns["headers"], rows) if self._parts.headers else None,
             timestamps=_timestamps(columns["timestamps"], rows) if self._parts.timestamps else None,
+            epochs=_epochs(columns["epochs"], rows) if self._parts.epochs else None,
             sampled_ms=columns.get("sampled_ms"),
         )
 
@@ -396,11 +414,15 @@ def _timestamps(column: Mapping[str, Any], rows: int) -> pa.Int64Array:
     return pa.Array.from_buffers(pa.int64(), rows, buffers, column["nulls"])
 
 
+def _epochs(column: Any, rows: int) -> pa.Int32Array:
+    return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(column)])
+
+
 def _optional(buffer: Any) -> pa.Buffer | None:
     return None if buffer is None else pa.py_buffer(buffer)
 
 
-def _error(code: int, text: str) -> KafkaError:
+def event_error(code: int, text: str) -> KafkaError:
     return KafkaError(code, text or None)
 
 

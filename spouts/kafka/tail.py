@@ -19,17 +19,19 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka import KafkaException
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
-from framework.errors import ConfigError, DataLossError, FailedException, RetryableError
+from framework.errors import DataLossError, FailedException, RetryableError
 from framework.observe.logs import get_logger
-from spouts.kafka.assignment import Assignment, placed
-from spouts.kafka.group import GroupOffsets, position_of_group
+from spouts.kafka.chunk import RecordChunk
+from spouts.kafka.feeds import ColumnFeed, Event, Feed, MessageFeed
+from spouts.kafka.format import EVERYTHING, Parts
+from spouts.kafka.group import GroupOffsets
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, topic_and_number
 from spouts.kafka.session import NOT_IN_LOG
+from spouts.kafka.sessions import reader_of
 
 _log = get_logger()
 
@@ -38,9 +40,6 @@ LOOK_UP_EVERY_S = 5.0
 #: The same after a look-up that failed, or was incomplete.
 AGAIN_AFTER_S = 0.25
 _REQUEST_S = 5.0
-CHUNK_RECORDS = 2_000
-#: Records to hold at most while an answer of the group is awaited.
-EARLY_MAX = 10_000
 _DECIDE = "say on_data_loss='skip' to go on with what is there"
 
 
@@ -50,11 +49,12 @@ def task_of(topic: str, partition: int, tasks: int) -> int:
 
 
 class KafkaTail:
-    """One consumer.
+    """One consumer, and what it commits to its group. ``kafka.reader`` says how it reads.
 
-    ``start``: where to begin a partition for which the group has no position: "earliest", "latest",
-    or milliseconds since 1970. ``skip_lost``: if a position is no longer in the log, continue at
-    the nearest offset that exists; otherwise raise ``DataLossError``. Every method may raise
+    ``parts``: the parts of a record to read, beside its value, offset and leader epoch. ``start``:
+    where to begin a partition for which the group has no position: "earliest", "latest", or
+    milliseconds since 1970. ``skip_lost``: if a position is no longer in the log, continue at the
+    nearest offset that exists; otherwise raise ``DataLossError``. Every method may raise
     ``RetryableError``, after which it may be called again, and ``ConfigError``."""
 
     def __init__(
@@ -68,6 +68,7 @@ class KafkaTail:
         skip_lost: bool,
         task: int,
         tasks: int,
+        parts: Parts = EVERYTHING,
     ) -> None:
         self._where = settings.bootstrap_servers
         self._start = start
@@ -76,18 +77,18 @@ class KafkaTail:
         self._errors = ConnectionErrors(self._where)
         self._metadata = KafkaMetadata(settings, topics, pattern)
         self._group = GroupOffsets(settings, group, self._errors)
-        heard = {"error_cb": self._errors.on_error, "on_commit": self._group.answered}
-        self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
-        self._group.use(self._consumer)
-        self._assignment = Assignment(self._consumer)
+        self._feed: Feed
+        if reader_of(settings)[0] == "native":
+            self._feed = ColumnFeed(settings, group, self._errors, parts)
+        else:  # one consumer reads and commits
+            consumer = self._group.consumer()
+            self._group.use(consumer)
+            self._feed = MessageFeed(consumer)
         self._assigned: dict[TopicPartition, Position] = {}  # where each began
         self._starting: dict[TopicPartition, Position] = {}  # they begin when the group has these positions
         self._lost: dict[
             TopicPartition, tuple[int, str]
         ] = {}  # (offset that the log does not hold, the text of the consumer's error)
-        self._paused: set[TopicPartition] = set()
-        self._ended: set[TopicPartition] = set()
-        self._early: list[Message] = []
         self._problem: Exception | None = None
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
@@ -161,49 +162,37 @@ class KafkaTail:
     @property
     def at_ends(self) -> bool:
         """Whether every known partition has been read to its end."""
-        return self._complete and not self._starting and not self._lost and self._assigned.keys() <= self._ended
+        return self._complete and not self._starting and not self._lost and self._assigned.keys() <= self._feed.ended
 
-    def poll(self) -> list[Message]:
-        """The records that have arrived, in the order of their partitions."""
-        if not self._early and self._problem is None:
-            self.hear()
-        if not self._early and self._problem is not None:
+    def poll(self) -> RecordChunk | None:
+        """The records that have arrived, by partition; None if there are none."""
+        if self._problem is None:
+            try:
+                records, events = self._feed.take()
+            except KafkaException as error:
+                raise kafka_error(error, f"Kafka at {self._where}") from error
+            self._process(events)
+            if records is not None:
+                self._unconfirmed = True
+                return records
+        if self._problem is not None:
             problem, self._problem = self._problem, None
             raise problem
-        records, self._early = self._early, []
-        return records
+        return None
 
     def hear(self) -> None:
-        """Process what has arrived, including answers of the group. Keeps records for the next
-        ``poll``."""
-        if len(self._early) >= EARLY_MAX:
-            self.pause(self._assigned)  # the next call of ``pause`` resumes them
+        """Process what has arrived, but keep records for the next ``poll``."""
         try:
-            heard = self._consumer.consume(CHUNK_RECORDS, 0)
+            self._process(self._feed.hear())
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        for message in heard:
-            if message.error() is None:
-                self._ended.discard((message.topic(), message.partition()))
-                self._early.append(message)
-                self._unconfirmed = True
-                continue
-            try:
-                self._event(message)
-            except (ConfigError, DataLossError, RetryableError) as error:
-                self._problem = self._problem or error
 
     def pause(self, wanted: Iterable[TopicPartition]) -> None:
         """Pause these partitions, and resume all others."""
-        now = self._assigned.keys() & set(wanted)
         try:
-            if now - self._paused:
-                self._consumer.pause([ClientPartition(*tp) for tp in now - self._paused])
-            if self._paused - now:
-                self._consumer.resume([ClientPartition(*tp) for tp in self._paused - now])
+            self._feed.pause(self._assigned.keys() & set(wanted))
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
-        self._paused = now
 
     def topic_id(self, tp: TopicPartition) -> str | None:
         """The id of the topic that an assigned partition is read from."""
@@ -230,7 +219,7 @@ class KafkaTail:
     def close(self, *, publish: bool = True) -> None:
         """Publish what waits, within a few seconds, if the cluster answers. Close the clients."""
         self._group.close(publish=publish)
-        self._consumer.close()
+        self._feed.close()
         self._metadata.close()
 
     # --- inside -----------------------------------------------------------------------------------
@@ -263,7 +252,7 @@ class KafkaTail:
         of the group; else where ``start`` says."""
         known = {tp: self.sought[tp] for tp in new if tp in self.sought}
         if not self.settled and not self._anew:
-            known.update(self._of_group([tp for tp in new if tp not in known]))
+            known.update(self._group.stored([tp for tp in new if tp not in known], _REQUEST_S))
         begins, replaced = {}, []
         for tp, position in known.items():
             current = topics.topic_ids[tp[0]]
@@ -284,17 +273,6 @@ class KafkaTail:
         self._group.publish({partition_id(*tp): at for tp, at in unsaid.items()}, again=True)
         self._starting.update(unsaid)
         return {tp: at for tp, at in begins.items() if tp in said}
-
-    def _of_group(self, wanted: list[TopicPartition]) -> dict[TopicPartition, Position]:
-        if not wanted:
-            return {}
-        found = {}
-        for each in self._consumer.committed([ClientPartition(*tp) for tp in wanted], timeout=_REQUEST_S):
-            if each.error is not None:
-                raise KafkaException(each.error)
-            if each.offset >= 0:
-                found[(each.topic, each.partition)] = position_of_group(each)
-        return found
 
     def _starts(
         self, wanted: list[TopicPartition], start: str | int, topics: KafkaTopics
@@ -353,10 +331,7 @@ class KafkaTail:
         if not begins:
             return
         try:
-            if not self._assigned.keys().isdisjoint(begins):
-                held = [each for each in self._consumer.assignment() if (each.topic, each.partition) in begins]
-                self._consumer.incremental_unassign(held)
-            self._assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in begins.items()])
+            self._feed.begin(begins)
         except KafkaException as error:
             self._complete, self._looked_up = False, _soon(time.monotonic())  # retry at the next look-up
             raise kafka_error(error, f"Kafka at {self._where}") from error
@@ -364,26 +339,16 @@ class KafkaTail:
             self._assigned[tp] = position
             self.sought.pop(tp, None)
             self._lost.pop(tp, None)
-            self._ended.discard(tp)
-            self._paused.discard(tp)
-        self._early = [each for each in self._early if (each.topic(), each.partition()) not in begins]
 
-    def _event(self, message: Message) -> None:
-        error, tp = message.error(), (message.topic(), message.partition())
-        if error.code() == KafkaError._PARTITION_EOF:
-            self._ended.add(tp)
-        elif error.code() in NOT_IN_LOG:
-            self._lost[tp] = self._next_offset(tp, message), error.str()
-            self._looked_up = None  # look up at once what has happened to it
-        elif error.fatal() or not error.retriable():
-            raise kafka_error(error, f"Kafka at {self._where}")
-
-    def _next_offset(self, tp: TopicPartition, event: Message) -> int:
-        """The offset that was requested. An event about another log does not contain it."""
-        if event.offset() is not None:
-            return int(event.offset())
-        after: int = self._consumer.position([ClientPartition(*tp)])[0].offset  # below 0 when nothing has come
-        return after if after >= 0 else self._assigned[tp].offset
+    def _process(self, events: Iterable[Event]) -> None:
+        """Process all events, and answers of the group. Keeps the first error for ``poll``."""
+        self._group.advance()
+        for tp, error, offset in events:
+            if error.code() in NOT_IN_LOG and tp in self._assigned:
+                self._lost[tp] = offset if offset is not None else self._assigned[tp].offset, error.str()
+                self._looked_up = None  # look up at once what has happened to it
+            elif error.fatal() or not error.retriable():
+                self._problem = self._problem or kafka_error(error, f"Kafka at {self._where}")
 
     def _data_lost(self, what: str) -> None:
         if not self._skip_lost:

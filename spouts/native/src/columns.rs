@@ -162,6 +162,7 @@ pub struct Wanted {
     pub keys: bool,
     pub headers: bool,
     pub timestamps: bool,
+    pub epochs: bool,
 }
 
 /// The columns of a chunk, row by row. The bytes of a record are copied once, into them.
@@ -170,6 +171,8 @@ pub struct Columns {
     keys: Option<Binary>,
     headers: Option<Headers>,
     timestamps: Option<Timestamps>,
+    /// Leader epochs; below 0 for unknown ones.
+    epochs: Option<Vec<i32>>,
     offsets: Vec<i64>,
     size: usize,
     /// The oldest and the newest timestamp of the records that `sample` was called with.
@@ -198,6 +201,7 @@ impl Columns {
                 stamps: Vec::with_capacity(rows),
                 validity: Validity::default(),
             }),
+            epochs: wanted.epochs.then(|| Vec::with_capacity(rows)),
             offsets: Vec::with_capacity(rows),
             size: 0,
             sampled_ms: None,
@@ -261,6 +265,9 @@ impl Columns {
             stamps.push(stamp.unwrap_or(0));
             validity.push(stamp.is_some());
         }
+        if let Some(epochs) = &mut self.epochs {
+            epochs.push(message.leader_epoch());
+        }
         self.offsets.push(message.offset());
     }
 
@@ -314,6 +321,14 @@ impl Columns {
                 },
             )?;
             found.set_item("timestamps", columns)?;
+        }
+        if let Some(epochs) = self.epochs {
+            found.set_item(
+                "epochs",
+                Buffer {
+                    data: Data::Int32(epochs),
+                },
+            )?;
         }
         Ok(found)
     }

@@ -260,12 +260,14 @@ impl Consumer {
     }
 
     /// Begin a chunk with these columns, of about so many records.
+    #[allow(clippy::too_many_arguments)] // a flag for each column
     fn begin(
         &self,
         py: Python<'_>,
         keys: bool,
         headers: bool,
         timestamps: bool,
+        epochs: bool,
         rows: usize,
     ) -> PyResult<()> {
         self.with(py, |state| {
@@ -277,6 +279,7 @@ impl Consumer {
                     keys,
                     headers,
                     timestamps,
+                    epochs,
                 },
                 rows,
                 size,
@@ -285,13 +288,15 @@ impl Consumer {
         })
     }
 
-    /// Add records of a partition to the chunk: those from `position` to `end`, until the chunk has
-    /// `rows_max` rows or `bytes_max` bytes. Waits up to `wait_ms` for what has not come yet.
+    /// Add records of a partition to the chunk: those from `position` to `end` (None: all that come),
+    /// until the chunk has `rows_max` rows or `bytes_max` bytes. Waits up to `wait_ms` for what has
+    /// not come yet.
     ///
     /// Returns how it ended: "complete" (a record at or after `end` was seen, or `end - 1` was
     /// added), "full", "waiting" (nothing more has come), "event" (with offset, code and text), or
     /// "replaced" (a record of a later leader epoch than `epoch_max`; with its offset and epoch). An
     /// event ends it after the records that came before it; that the log ended before `end` is none.
+    /// Without an `end`, it is one.
     #[allow(clippy::too_many_arguments)] // names of a range's parts; they are passed by keyword
     #[pyo3(signature = (*, topic, partition, position, end, epoch_max, rows_max, bytes_max, wait_ms))]
     fn fill(
@@ -300,7 +305,7 @@ impl Consumer {
         topic: String,
         partition: i32,
         position: i64,
-        end: i64,
+        end: Option<i64>,
         epoch_max: Option<i32>,
         rows_max: usize,
         bytes_max: usize,
@@ -394,8 +399,15 @@ impl Drop for Consumer {
 
 struct Range {
     next: i64,
-    end: i64,
+    /// None: the range has no end.
+    end: Option<i64>,
     epoch_max: Option<i32>,
+}
+
+impl Range {
+    fn ends_at_or_before(&self, offset: i64) -> bool {
+        self.end.is_some_and(|end| offset >= end)
+    }
 }
 
 struct Limits {
@@ -427,9 +439,9 @@ impl State {
                 break end;
             }
             // Never more than the range can hold, so that only gaps make it take too much.
-            let most = usize::try_from(range.end - range.next)
-                .unwrap_or(0)
-                .min(BATCH);
+            let most = range.end.map_or(BATCH, |end| {
+                usize::try_from(end - range.next).unwrap_or(0).min(BATCH)
+            });
             if partition.queue.take(0, most, &mut self.scratch)? == 0 {
                 let left = limits.deadline.saturating_duration_since(Instant::now());
                 let left_ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
@@ -475,7 +487,7 @@ fn add(
 ) -> Result<Option<End>, TooLargeAt> {
     let mut is_first = true;
     loop {
-        if range.next >= range.end {
+        if range.ends_at_or_before(range.next) {
             return Ok(Some(("complete", -1, 0, String::new())));
         }
         let Some(message) = ahead.front() else {
@@ -485,13 +497,13 @@ fn add(
         if message.is_event() {
             let (_, _, offset, code, text) = event(message);
             ahead.pop_front();
-            if code == PARTITION_EOF && offset < range.end {
+            if code == PARTITION_EOF && range.end.is_some_and(|end| offset < end) {
                 continue; // the log has grown since, or will; a consumer that waited has seen many
             }
             return Ok(Some(("event", offset, code, text)));
         }
         if offset >= range.next {
-            if offset >= range.end {
+            if range.ends_at_or_before(offset) {
                 return Ok(Some(("complete", -1, 0, String::new())));
             }
             let epoch = message.leader_epoch();
@@ -506,7 +518,7 @@ fn add(
             }
             columns.push(message);
             range.next = offset + 1;
-            if is_first || ahead.len() == 1 || range.next >= range.end {
+            if is_first || ahead.len() == 1 || range.ends_at_or_before(range.next) {
                 columns.sample(message);
                 is_first = false;
             }
@@ -533,7 +545,11 @@ fn load_librdkafka(path: &str) -> PyResult<i32> {
     librdkafka::load(path).map_err(PyRuntimeError::new_err)
 }
 
+/// The version of what this file shows to Python. `spouts/kafka/native_session.py` expects it.
+const INTERFACE: i32 = 2;
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("INTERFACE", INTERFACE)?;
     module.add_class::<Consumer>()?;
     module.add_function(wrap_pyfunction!(load_librdkafka, module)?)
 }

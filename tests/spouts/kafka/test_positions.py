@@ -23,7 +23,11 @@ from tests.kit.state_parts import Count, checkpointed, journal, lmdb
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.9", "5.5")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.behaviour("4.9", "5.5"),
+    pytest.mark.usefixtures("reader"),
+]
 
 
 def spout(topics: Topics, topic: str, **more: Any) -> KafkaSpout:

@@ -17,6 +17,7 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import DataLossError, RetryableError
 from integration import KafkaBroker
+from spouts.kafka.chunk import RecordChunk
 from spouts.kafka.partitions import Position
 from spouts.kafka.sessions import sessions
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, tail_of
@@ -168,11 +169,11 @@ def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_o
     truncate(broker, (log_file(broker, name), kept))
     topics.send(name, [b"new"] * 40)
 
-    def first_records(skip_lost: bool) -> list[Any]:
+    def first_records(skip_lost: bool) -> RecordChunk:
         tail = tail_of(broker.address, name, skip_lost=skip_lost)
         try:
             if known:
-                tail._consumer.list_topics(name, timeout=30)
+                tail._feed._consumer.list_topics(name, timeout=30)
             tail.seek({(name, 0): Position(30, None, leader_epoch=0)})
             deadline = time.monotonic() + TIMEOUT_S
             while time.monotonic() < deadline:
@@ -187,4 +188,4 @@ def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_o
 
     with pytest.raises(DataLossError, match="no longer holds offset 30: .*truncation"):
         first_records(skip_lost=False)
-    assert first_records(skip_lost=True)[0].offset() == 30
+    assert first_records(skip_lost=True).metadata("offset")[0].as_py() == 30

@@ -284,6 +284,7 @@ fn read(state: &mut State, sent: &[Vec<Row>], dice: &mut Dice, ranges: usize) {
             keys: dice.below(2) == 0,
             headers: dice.below(2) == 0,
             timestamps: dice.below(2) == 0,
+            epochs: dice.below(2) == 0,
         };
         let mut position = begin;
         while position < end {
@@ -295,7 +296,7 @@ fn read(state: &mut State, sent: &[Vec<Row>], dice: &mut Dice, ranges: usize) {
                 assert!(Instant::now() < deadline, "nothing came");
                 let range = Range {
                     next: position,
-                    end,
+                    end: Some(end),
                     epoch_max: None,
                 };
                 let limits = Limits {

@@ -1,0 +1,248 @@
+"""Consumers that follow partitions for ``KafkaTail``: as Arrow columns, by the compiled part of the
+spouts, or message by message, by confluent-kafka's consumer.
+
+What they share is how partitions are read on and on. What an event means, and where a partition
+begins, is decided in ``KafkaTail``.
+
+Invariants:
+
+1. A record is handed out once, in the order of its partition, also if an event or an error came
+   with it.
+2. Nothing that was fetched before ``begin`` is handed out for a partition that began there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Set
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as ClientPartition
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
+from spouts.kafka.format import Parts
+from spouts.kafka.native_session import ChunkBuilder, NativeConsumer, event_error, queues_for
+from spouts.kafka.partitions import Position, TopicPartition
+
+#: Records of one chunk.
+CHUNK_RECORDS = 2_000
+#: Messages to hold at most while nobody takes them.
+EARLY_MAX = 10_000
+
+
+class Event(NamedTuple):
+    """What a consumer reports beside records. ``tp`` is of no meaning if the error is of the whole
+    consumer. ``offset``: the offset that was requested, if it is known."""
+
+    tp: TopicPartition
+    error: KafkaError
+    offset: int | None = None
+
+
+class Feed(ABC):
+    """One consumer, used by one thread. Methods raise ``KafkaException``."""
+
+    def __init__(self) -> None:
+        #: The partitions that have been read to their ends.
+        self.ended: set[TopicPartition] = set()
+
+    @abstractmethod
+    def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Read these partitions from these positions, whether they are read already or not. If it
+        raises, none of them is read; the other partitions go on."""
+
+    @abstractmethod
+    def pause(self, wanted: Set[TopicPartition]) -> None:
+        """Take no records of these partitions, and of all others again."""
+
+    @abstractmethod
+    def take(self) -> tuple[RecordChunk | None, list[Event]]:
+        """Up to about ``CHUNK_RECORDS`` records that have arrived, by partition, and the events.
+        Never waits."""
+
+    @abstractmethod
+    def hear(self) -> list[Event]:
+        """Let the consumer work while no records are taken. Never waits."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class MessageFeed(Feed):
+    """confluent-kafka's consumer. All partitions share one queue, so records that arrive while none
+    are wanted are kept here."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        super().__init__()
+        self._consumer = consumer
+        self._assignment = Assignment(consumer)
+        self._assigned: set[TopicPartition] = set()
+        self._paused: Set[TopicPartition] = set()
+        self._early: list[Message] = []
+
+    def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
+        if not self._assigned.isdisjoint(positions):
+            held = [each for each in self._consumer.assignment() if (each.topic, each.partition) in positions]
+            self._consumer.incremental_unassign(held)
+        self._assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in positions.items()])
+        self._assigned.update(positions)
+        self._paused -= positions.keys()
+        self.ended -= positions.keys()
+        self._early = [each for each in self._early if partition_of(each) not in positions]
+
+    def pause(self, wanted: Set[TopicPartition]) -> None:
+        if wanted - self._paused:
+            self._consumer.pause([ClientPartition(*tp) for tp in wanted - self._paused])
+        if self._paused - wanted:
+            self._consumer.resume([ClientPartition(*tp) for tp in self._paused - wanted])
+        self._paused = wanted
+
+    def take(self) -> tuple[MessageChunk | None, list[Event]]:
+        events = self.hear() if not self._early else []
+        # Stable: each partition in its order.
+        records, self._early = sorted(self._early, key=partition_of), []
+        return MessageChunk(records) if records else None, events
+
+    def hear(self) -> list[Event]:
+        if len(self._early) >= EARLY_MAX:
+            self.pause(frozenset(self._assigned))  # the next call of ``pause`` resumes them
+        events = []
+        for message in self._consumer.consume(CHUNK_RECORDS, 0):
+            tp, error = partition_of(message), message.error()
+            if error is None:
+                self.ended.discard(tp)
+                self._early.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.ended.add(tp)
+            else:
+                events.append(Event(tp, error, self._requested(tp, message)))
+        return events
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _requested(self, tp: TopicPartition, message: Message) -> int | None:
+        """An event about another log does not contain the offset: it is the one after the last
+        record."""
+        if message.offset() is not None:
+            return int(message.offset())
+        if tp not in self._assigned:
+            return None
+        after: int = self._consumer.position([ClientPartition(*tp)])[0].offset  # below 0 when nothing has come
+        return after if after >= 0 else None
+
+
+class ColumnFeed(Feed):
+    """A consumer that reads into columns. Each partition has a queue of its own: what is not wanted
+    stays there."""
+
+    def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors, parts: Parts) -> None:
+        super().__init__()
+        self._settings = settings
+        self._group = group
+        self._errors = errors
+        self._parts = parts._replace(epochs=True)
+        self._next: dict[TopicPartition, Position] = {}  # after what was taken
+        self._turn: deque[TopicPartition] = deque()
+        self._paused: Set[TopicPartition] = frozenset()
+        self._consumer, self._queues = self._opened(1)
+        self._assignment = Assignment(self._consumer)
+        self._chunk = self._begun()
+
+    def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
+        again = self._next.keys() & positions.keys()
+        if again:
+            for tp in again:
+                del self._next[tp]
+                self._turn.remove(tp)
+            self._consumer.incremental_unassign([ClientPartition(*tp) for tp in again])
+        if len(self._next) + len(positions) > self._queues:
+            self._open_wider(positions)
+        else:
+            self._place(self._assignment, positions)
+        self._next.update({tp: Position(at.offset, None, at.leader_epoch) for tp, at in positions.items()})
+        self._turn.extend(positions)
+        self._paused -= positions.keys()
+        self.ended -= positions.keys()
+
+    def pause(self, wanted: Set[TopicPartition]) -> None:
+        self._paused = wanted
+
+    def take(self) -> tuple[ColumnChunk | None, list[Event]]:
+        events = self.hear()
+        for _ in range(len(self._turn)):
+            tp = self._turn[0]
+            self._turn.rotate(-1)
+            if tp not in self._paused and self._fill(tp, events):
+                break
+        if not len(self._chunk):
+            return None, events
+        chunk, self._chunk = self._chunk.finish(), self._begun()
+        at = 0
+        for run in chunk.runs():
+            at += run.rows
+            self._next[run.tp].leader_epoch = known_epoch(int(chunk.epochs[at - 1]))
+        return chunk, events
+
+    def hear(self) -> list[Event]:
+        events = []
+        for error, topic, number in self._consumer.poll()[0]:
+            position = self._next.get((topic or "", number))
+            events.append(Event((topic or "", number), error, position.offset if position is not None else None))
+        return events
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _fill(self, tp: TopicPartition, events: list[Event]) -> bool:
+        """Add to the chunk what has arrived of a partition. Returns whether the chunk is full."""
+        position = self._next[tp]
+        while True:
+            try:
+                rows, offset, how, at, code, text = self._chunk.fill(
+                    tp, position.offset, end=None, epoch_max=None, wait_ms=0
+                )
+            except KafkaException as error:  # what was added before is handed out
+                events.append(Event(tp, error.args[0]))
+                return False
+            position.offset = offset
+            if rows:
+                self.ended.discard(tp)
+            if how != "event":
+                return how == "full"
+            if code == KafkaError._PARTITION_EOF:
+                self.ended.add(tp)
+            else:
+                events.append(Event(tp, event_error(code, text), at if at >= 0 else offset))
+
+    def _opened(self, partitions: int) -> tuple[NativeConsumer, int]:
+        queues = queues_for(partitions)
+        conf = self._settings.consumer(self._group, queues=queues)
+        return self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error)), queues
+
+    def _open_wider(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Go on with a consumer that is made for more partitions, or with the former one if that
+        fails."""
+        wider, queues = self._opened(len(self._next) + len(positions))
+        assignment = Assignment(wider)
+        try:
+            self._place(assignment, {**self._next, **positions})
+        except BaseException:
+            wider.close()
+            raise
+        former = self._consumer
+        self._consumer, self._queues, self._assignment = wider, queues, assignment
+        self._chunk = self._begun()
+        self.ended.clear()
+        former.close()
+
+    def _begun(self) -> ChunkBuilder:
+        return ChunkBuilder(self._consumer.raw, self._parts, CHUNK_RECORDS, CHUNK_RECORDS)
+
+    @staticmethod
+    def _place(assignment: Assignment, positions: Mapping[TopicPartition, Position]) -> None:
+        assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in positions.items()])
