@@ -239,11 +239,9 @@ class ColumnChunk(RecordChunk):
         if self._run_of is None:
             return list(self._runs)
         of = self._run_of.to_numpy()
-        begins = np.concatenate(([0], np.flatnonzero(np.diff(of)) + 1)).tolist() if len(of) else []
-        return [
-            self._runs[of[begin]]._replace(rows=end - begin)
-            for begin, end in zip(begins, [*begins[1:], len(of)], strict=True)
-        ]
+        begins = np.flatnonzero(np.diff(of, prepend=-1))
+        rows = np.diff(begins, append=len(of)).tolist()
+        return [self._runs[run]._replace(rows=count) for run, count in zip(of[begins].tolist(), rows, strict=True)]
 
     def take(self, rows: Sequence[int] | Rows) -> ColumnChunk:
         wanted = pa.array(np.asarray(rows, np.int64))

@@ -75,10 +75,12 @@ class KafkaRuns:
             return connection.execute(query).fetchall()
 
 
-def tail_of(bootstrap_servers: str, topic: str, *, skip_lost: bool = False) -> KafkaTail:
+def tail_of(
+    bootstrap_servers: str, topic: str, *, skip_lost: bool = False, settings: Mapping[str, Any] | None = None
+) -> KafkaTail:
     """The consumer of a core spout's only task, which reads one topic from its beginning."""
     only = {"topics": (topic,), "pattern": None, "task": 0, "tasks": 1, "start": "earliest"}
-    return KafkaTail(KafkaSettings(bootstrap_servers, None), topic, **only, skip_lost=skip_lost)  # type: ignore[arg-type]
+    return KafkaTail(KafkaSettings(bootstrap_servers, settings), topic, **only, skip_lost=skip_lost)  # type: ignore[arg-type]
 
 
 def values_in(bootstrap_servers: str, topic: str) -> Counter[str]:

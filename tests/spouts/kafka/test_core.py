@@ -156,7 +156,12 @@ def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
     topics: Topics, name: str, exhausted: Any
 ) -> None:
     topics.create(name)
-    topics.send(name, [b"good", b"poison", b"fine"])
+    topics.send(name, [b"good"])
+    producer = topics.producer()
+    at_ms = 1_700_000_000_123
+    producer.produce(name, b"poison", key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=at_ms)
+    producer.arrived()
+    topics.send(name, [b"fine"])
 
     def refuse(bolt: Any, tup: Tuple, collector: Any) -> None:
         (collector.fail if tup[0] == "poison" else collector.ack)(tup)
@@ -191,6 +196,9 @@ def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
         letter = dict(zip(fields.names, seen(letters.key).executed[0], strict=True))
         assert (letter["topic"], letter["partition"], letter["offset"]) == (name, 0, 1)
         assert (letter["value"], letter["error"]) == (b"poison", "its tuple tree failed too often")
+        # The codec needs the value alone; a dead letter has all of the record.
+        assert (letter["key"], letter["timestamp_ms"]) == (b"k", at_ms)
+        assert [(each["key"], each["value"]) for each in letter["headers"]] == [("h", b"1"), ("h", None)]
     else:
         assert f"{name}/0, offset 1: given up after its retries" in str(run.driver.status().last_error)
 

@@ -23,6 +23,7 @@ from spouts.kafka.sessions import sessions
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, tail_of
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.6"), pytest.mark.rule("C26")]
 CONTEXT = TopologyContext("t", "spout", 0, 1)
@@ -189,3 +190,31 @@ def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_o
     with pytest.raises(DataLossError, match="no longer holds offset 30: .*truncation"):
         first_records(skip_lost=False)
     assert first_records(skip_lost=True).metadata("offset")[0].as_py() == 30
+
+
+def test_records_of_a_core_spout_carry_the_leader_epochs_that_they_were_written_in(
+    runs: KafkaRuns, broker: KafkaBroker
+) -> None:
+    """Message ids and committed positions have them from there."""
+    topics, name = runs.topics, runs.name
+    topics.send(topics.create(name), [b"old"] * 5)
+    truncate(broker)  # nothing is cut off, but epochs rise
+    topics.send(name, [b"new"] * 5)
+    tail = tail_of(broker.address, name)
+    epochs: list[int] = []
+
+    def came() -> bool:
+        with contextlib.suppress(RetryableError):
+            tail.look_up()
+            if records := tail.poll():
+                epochs.extend(records.epochs.tolist())
+        return len(epochs) == 10
+
+    try:
+        tail.seek({(name, 0): Position(0, None)})
+        wait_for(came, TIMEOUT_S)
+    finally:
+        tail.close()
+    first, second = epochs[0], epochs[-1]
+    assert 0 <= first < second
+    assert epochs == [first] * 5 + [second] * 5
