@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measures W1, W2, W3, the spout's reading alone, topics of many
+"""``python -m benchmarks``: measures W1, W2, W3, the spouts' reading alone, topics of many
 partitions, the states' writing alone, the cost of being watched, a rebuild and an explanation, and
 prints JSON lines."""
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import plots, ranges, reading, states, steady, trust, watched, wide, workload
+from benchmarks import acked, plots, ranges, reading, states, steady, trust, watched, wide, workload
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "wide", "states", "watched", "page", "rebuild"]
+WORKLOADS = ["w1", "w2", "w3", "reading", "ranges", "acked", "wide", "states", "watched", "page", "rebuild"]
 #: Takes many minutes, so only when it is named.
 LONG = ["explain"]
 
@@ -46,6 +46,8 @@ def main() -> int:
             _print(reading.measure(servers.bootstrap_servers, limit, arguments.messages, arguments.repeat))
         if "ranges" in arguments.workloads:
             _print(ranges.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
+        if "acked" in arguments.workloads:
+            _print(acked.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
         if "wide" in arguments.workloads:
             for partitions in arguments.partitions:
                 _print(wide.measure(servers.bootstrap_servers, servers.zookeeper, partitions))
@@ -185,7 +187,7 @@ def _arguments() -> argparse.Namespace:
         "--messages",
         type=int,
         default=2_000_000,
-        help="W1, W3, reading, ranges, rebuild, explain: messages in the topic",
+        help="W1, W3, reading, ranges, acked, rebuild, explain: messages in the topic",
     )
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument(

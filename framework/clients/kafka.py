@@ -147,7 +147,7 @@ class KafkaSettings:
 
     @property
     def reader(self) -> str:
-        """The reader of transactional spouts: "auto", "native" or "python"."""
+        """The reader of spouts: "auto", "native" or "python"."""
         return str(self._settings.get("reader", "auto"))
 
     def consumer(self, group: str, *, queues: int | None = None) -> dict[str, Any]:

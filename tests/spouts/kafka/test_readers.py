@@ -635,7 +635,7 @@ def test_a_partition_that_is_not_assigned_is_no_crash() -> None:
     session = NativeSession(KafkaSettings("127.0.0.1:1", None), "g")
     raw = session._consumer.raw
     where = {"topic": "t", "partition": 0, "position": 0, "end": 1, "epoch_max": None}
-    raw.begin(True, True, True, 10)
+    raw.begin(*EVERYTHING, 10)
     with pytest.raises(RuntimeError, match="not assigned"):
         raw.fill(**where, rows_max=1, bytes_max=1, wait_ms=0)
     raw.finish()
