@@ -69,8 +69,13 @@ class GroupOffsets:
         """The positions that the group has, of those of these partitions for which it has one.
         Raises ``KafkaException``."""
         asked = [TopicPartition(*tp) for tp in partitions]
+        if not asked:
+            return {}
+        client = self._client_of_group()
+        if not self._lent:
+            client.poll(0)  # runs the callbacks, such as for a new token
         found: dict[tuple[str, int], Position] = {}
-        for each in self._client_of_group().committed(asked, timeout=timeout_s) if asked else ():
+        for each in client.committed(asked, timeout=timeout_s):
             if each.error is not None:
                 raise KafkaException(each.error)
             if each.offset >= 0:

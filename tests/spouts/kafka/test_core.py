@@ -151,9 +151,11 @@ def test_a_topology_is_not_idle_while_a_failed_record_waits_for_its_next_try(top
 
 
 @pytest.mark.behaviour("4.9")
-@pytest.mark.parametrize("exhausted", ["dead_letter", "drop"])
+@pytest.mark.parametrize(
+    ("exhausted", "pending"), [("dead_letter", 1_000), ("dead_letter", 1), ("drop", 1_000)], ids=str
+)
 def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
-    topics: Topics, name: str, exhausted: Any
+    topics: Topics, name: str, exhausted: Any, pending: int
 ) -> None:
     topics.create(name)
     topics.send(name, [b"good"])
@@ -178,7 +180,7 @@ def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
         on_exhausted=exhausted,
     )
     letters = Rich(f"{name}-letters", refuse_once) if exhausted == "dead_letter" else None
-    run = stepped(spout, Rich(name, refuse), letters=letters)
+    run = stepped(spout, Rich(name, refuse), letters=letters, pending=pending)
     until(
         run,
         lambda: (
