@@ -189,6 +189,21 @@ def test_records_that_arrive_while_nobody_takes_them_come_later(
     assert places(taken(feed, lambda rows: len(rows) == 1_000)) == [(0, offset) for offset in range(1_000)]
 
 
+def test_a_partition_with_more_to_take_is_not_read_to_its_end(
+    small: None, feed: Feed, topics: Topics, name: str
+) -> None:
+    topics.create(name)
+    feed.begin({(name, 0): START})
+    wait_for(lambda: feed.take() == (None, []) and feed.ended == {(name, 0)})
+    topics.send(name, [b"x"] * 1_000)
+    had = 0
+    while had < 1_000 - 60:  # the next call could have taken the rest, and the end
+        chunk, _ = feed.take()
+        had += len(chunk) if chunk is not None else 0
+        assert chunk is None or had == 1_000 or not feed.ended
+    wait_for(lambda: feed.take()[0] is None and feed.ended == {(name, 0)})
+
+
 def test_an_offset_that_is_not_in_the_log_is_an_event_after_the_records_before_it(
     feed: Feed, topics: Topics, name: str
 ) -> None:
@@ -225,6 +240,8 @@ def test_a_consumer_is_made_anew_for_more_partitions_and_goes_on_where_it_was(to
         former = feed._consumer
         feed.begin({(name, number): Position(5, None) for number in range(QUEUES_MIN, count)})
         assert feed._consumer is not former
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            former.poll()
         wanted = QUEUES_MIN * 20 + (count - QUEUES_MIN) * 15
         rest = taken(feed, lambda rows: len(first) + len(rows) == wanted)
         found = Counter(places(first + rest))
