@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
@@ -147,7 +146,8 @@ class ColumnFeed(Feed):
         self._errors = errors
         self._parts = parts._replace(epochs=True)
         self._next: dict[TopicPartition, Position] = {}  # after what was taken
-        self._turn: deque[TopicPartition] = deque()
+        self._served: dict[TopicPartition, int] = {}  # in which call of ``take`` it was last asked
+        self._calls = 0
         self._paused: Set[TopicPartition] = frozenset()
         self._consumer, self._queues = self._opened(1)
         self._assignment = Assignment(self._consumer)
@@ -158,14 +158,14 @@ class ColumnFeed(Feed):
         if again:
             for tp in again:
                 del self._next[tp]
-                self._turn.remove(tp)
+                del self._served[tp]
             self._consumer.incremental_unassign([ClientPartition(*tp) for tp in again])
         if len(self._next) + len(positions) > self._queues:
             self._open_wider(positions)
         else:
             self._place(self._assignment, positions)
         self._next.update({tp: Position(at.offset, None, at.leader_epoch) for tp, at in positions.items()})
-        self._turn.extend(positions)
+        self._served.update(dict.fromkeys(positions, 0))
         self._paused -= positions.keys()
         self.ended -= positions.keys()
 
@@ -174,10 +174,11 @@ class ColumnFeed(Feed):
 
     def take(self) -> tuple[ColumnChunk | None, list[Event]]:
         events = self.hear()
-        for _ in range(len(self._turn)):
-            tp = self._turn[0]
-            self._turn.rotate(-1)
-            if tp not in self._paused and self._fill(tp, events):
+        self._calls += 1
+        arrived = [tp for tp in self._consumer.raw.arrived() if tp in self._next and tp not in self._paused]
+        for tp in sorted(arrived, key=self._served.__getitem__):  # who has waited longest comes first
+            self._served[tp] = self._calls
+            if self._fill(tp, events):
                 break
         if not len(self._chunk):
             return None, events

@@ -147,6 +147,7 @@ api! {
     fn rd_kafka_queue_get_partition(*mut RawClient, *const c_char, i32) -> *mut RawQueue;
     fn rd_kafka_queue_forward(*mut RawQueue, *mut RawQueue);
     fn rd_kafka_queue_destroy(*mut RawQueue);
+    fn rd_kafka_queue_length(*mut RawQueue) -> usize;
     fn rd_kafka_consume_batch_queue(*mut RawQueue, c_int, *mut *mut RawMessage, usize) -> isize;
     fn rd_kafka_message_destroy(*mut RawMessage);
     fn rd_kafka_message_errstr(*const RawMessage) -> *const c_char;
@@ -620,6 +621,12 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Queue {
+    /// Whether there is neither a record nor an event in it.
+    pub fn is_empty(&self) -> bool {
+        // SAFETY: invariant 2.
+        unsafe { (api().rd_kafka_queue_length)(self.0.as_ptr()) == 0 }
+    }
+
     /// Append up to `most` messages to `into`. Waits until there are `most`, or for `timeout_ms`.
     pub fn take(
         &self,

@@ -259,6 +259,17 @@ impl Consumer {
         })
     }
 
+    /// The partitions of which a record or an event has arrived. Never waits.
+    fn arrived(&self, py: Python<'_>) -> PyResult<Vec<(String, i32)>> {
+        self.with(py, |state| {
+            let arrived = state
+                .partitions
+                .iter()
+                .filter(|(_, each)| !each.ahead.is_empty() || !each.queue.is_empty());
+            Ok(arrived.map(|(tp, _)| tp.clone()).collect())
+        })
+    }
+
     /// Begin a chunk with these columns, of about so many records.
     #[allow(clippy::too_many_arguments)] // a flag for each column
     fn begin(
