@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,9 @@ from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka.assignment import Assignment
+from spouts.kafka.chunk import ColumnChunk, Run
+from spouts.kafka.core import _Task
+from spouts.kafka.decoding import Decoded
 from spouts.kafka.partitions import Position
 from spouts.kafka.tail import task_of
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
@@ -466,6 +470,24 @@ def test_a_broker_that_is_away_delays_new_records_and_loses_none(tmp_path: Path,
         run.rounds.close()
         assert committed(topics, name, name) == [200]
         assert run.driver.status().components["kafka"].died == 0
+
+
+def test_a_record_that_waits_does_not_hold_the_memory_of_other_partitions() -> None:
+    values = pa.array([b"x" * 1_000] * 1_000, pa.binary())
+    offsets = pa.array([7, *range(999)], pa.int64())
+    epochs = pa.array([3] * 1_000, pa.int32())
+    chunk = ColumnChunk([Run("t", 0, 1), Run("t", 1, 999)], values, offsets, value_bytes=10**6, epochs=epochs)
+    decoded = Decoded(chunk, pa.record_batch([values], names=["value"]), "default")
+    task: Any = SimpleNamespace(_keeps_records=True)
+    found = dict(_Task._by_partition(task, decoded))
+    assert [len(records) for records in found.values()] == [1, 999]
+    one = found[("t", 0)]
+    assert (one.offsets.tolist(), one.epochs.tolist(), one.first) == ([7], [3], 0)
+    assert one.rows is not None and one.rows.to_pydict() == {"value": [b"x" * 1_000]}
+    assert one.chunk is not None and len(one.chunk) == 1
+    held = one.rows.get_total_buffer_size() + one.chunk.raw("value").get_total_buffer_size()  # type: ignore[union-attr]
+    assert held < 10_000
+    assert one.offsets.base is None
 
 
 @pytest.mark.parametrize("how", ["on_exhausted", "on_bad_record"])

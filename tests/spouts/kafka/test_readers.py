@@ -47,9 +47,10 @@ from spouts.kafka import session as python_session
 from spouts.kafka.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.format import EVERYTHING, METADATA_TYPES, Parts
 from spouts.kafka.native_session import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
-from spouts.kafka.partitions import TopicPartition
+from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.session import KafkaSession, Range
 from spouts.kafka.sessions import KafkaSessions, reader_of, say_reader
+from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
@@ -812,6 +813,49 @@ def test_tokens_of_oauth_cb_open_the_connection_and_are_renewed(oauth_broker: Ka
     finally:
         session.close()
     assert set(asked) == {"scope=a"}
+
+
+@pytest.mark.integration
+@pytest.mark.behaviour("2.11", "4.9")
+@pytest.mark.parametrize("reader", [pytest.param("native", marks=needs_native), "python"])
+def test_all_clients_of_a_core_spout_get_new_tokens(
+    oauth_broker: KafkaBroker, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one that asks for the group's offsets, which it does seldom."""
+    monkeypatch.setattr("spouts.kafka.tail.LOOK_UP_EVERY_S", 0.5)
+    expired = time.monotonic() + 4.0  # then the first tokens have expired
+
+    def oauth(_: object) -> tuple[str, float, str, dict[str, str]]:
+        return (*unsigned_token(3.0), "alice", {})
+
+    conf = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": oauth}
+    topics = Topics(oauth_broker.address)
+    topics.send(topics.create(name), [b"a"] * 5)
+    tail = tail_of(oauth_broker.secure_address, name, settings={**conf, "reader": reader})
+    at: dict[TopicPartition, Position] = {}
+
+    def stepped() -> None:
+        with suppress(RetryableError):
+            tail.look_up()
+            tail.advance()
+            if records := tail.poll():
+                offsets = records.metadata("offset").to_pylist()
+                for row, number in enumerate(records.metadata("partition").to_pylist()):
+                    at[(name, number)] = Position(offsets[row] + 1, tail.topic_id((name, number)))
+            tail.publish(at)
+
+    def read(wanted: dict[TopicPartition, int]) -> bool:
+        stepped()
+        return {tp: each.offset for tp, each in at.items()} == wanted and tail.published(at)
+
+    try:
+        wait_for(lambda: read({(name, 0): 5}), 60)
+        wait_for(lambda: stepped() is None and time.monotonic() > expired, 60)
+        topics.add_partitions(name, 2)
+        topics.send(name, [b"b"] * 5, 1)
+        wait_for(lambda: read({(name, 0): 5, (name, 1): 5}), 60)
+    finally:
+        tail.close()
 
 
 @needs_native
