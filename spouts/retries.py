@@ -81,6 +81,11 @@ class Retries(Generic[K]):
         return None
 
     @property
+    def limited(self) -> bool:
+        """Whether a key may use up its retries."""
+        return self._policy.retries_max is not None
+
+    @property
     def any_failed(self) -> bool:
         """Whether any key has failed and is not done."""
         return bool(self._failures)

@@ -16,7 +16,7 @@ from framework.core.budget import Budget
 from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class
 from framework.core.outcome import Surroundings
 from framework.core.roots_column import are_single, flat_roots, roots_of
-from framework.errors import FailedException, TopologyError
+from framework.errors import FailedException, RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -113,8 +113,8 @@ class BoltCollector:
         found = received(tup)
         with self._lock:
             if self._bolt.settle(found):
-                self._bolt.counts.failed += 1
-                self._bolt.outcome.ledger.failed(found.roots)
+                self._bolt.fail(found)
+                self._bolt.outcome.blame(found.roots)
 
     def reset_timeout(self, tup: Tuple) -> None:
         with self._lock:
@@ -130,6 +130,8 @@ class BoltCollector:
         for each in found:
             self._bolt.bind(each)
         if len(found) == 1:
+            if self._bolt.may_add_tree:
+                return self._bolt.roots_for(found[0])
             return found[0].roots or self._bolt.roots_of_nothing()
         return tuple(dict.fromkeys(root for each in found for root in each.roots)) or self._bolt.roots_of_nothing()
 
@@ -161,6 +163,8 @@ class BoltTask(ComponentTask):
         tick_s: float | None = None,
     ) -> None:
         super().__init__(topology, component, task, surroundings)
+        #: Whether ``roots_for`` says which trees a row that is anchored to one tuple is part of.
+        self.may_add_tree = False
         self._tick_s = tick_s
         self._ticked_at = surroundings.clock()
         self._rich = BoltCollector(self, surroundings.lock)
@@ -201,6 +205,24 @@ class BoltTask(ComponentTask):
         tup.edge ^= number
         tup.bound_to = outcome.serial
         outcome.ledger.bound(tup.roots, number)
+
+    def fail(self, tup: AnchoredTuple) -> None:
+        """Tell the ackers that the tuple has failed."""
+        self.counts.failed += 1
+        self.outcome.ledger.failed(tup.roots)
+
+    def raised(self, tup: AnchoredTuple, error: BaseException) -> None:
+        """The bolt has raised for a tuple, which fails unless it was acked before."""
+        with self._surroundings.lock:
+            if self.settle(tup):
+                self.fail(tup)
+            self._blame(tup.roots, error)
+
+    def _blame(self, roots: Sequence[int], error: BaseException) -> None:
+        """The tuple is to blame, unless something did not answer, or the error is of rows that
+        other tuples may have been made into."""
+        if not (isinstance(error, RetryableError) or self.out.failed):
+            self.outcome.blame(roots)
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers that the tuple is acked."""
@@ -261,6 +283,10 @@ class BoltTask(ComponentTask):
         """The roots of the trees that a tick is part of."""
         return ()
 
+    def roots_for(self, tup: AnchoredTuple) -> Sequence[int]:
+        """The roots of the trees that a row is part of that is anchored to a tuple."""
+        return tup.roots or self.roots_of_nothing()
+
     def roots_of_nothing(self) -> Sequence[int]:
         """The roots of the trees that a row without anchors is part of."""
         return ()
@@ -283,7 +309,7 @@ class BoltTask(ComponentTask):
         try:
             bolt.execute(tup)
         except USER_ERRORS as error:
-            self._rich.fail(tup)
+            self.raised(tup, error)
             self.died(error)
 
     def _execute_basic(self, bolt: BaseBasicBolt, tuples: Iterable[AnchoredTuple]) -> None:
@@ -296,10 +322,10 @@ class BoltTask(ComponentTask):
             collector.roots = tup.roots
             try:
                 execute(tup, collector)
-            except FailedException:
-                self._rich.fail(tup)
+            except FailedException as error:
+                self.raised(tup, error)
             except USER_ERRORS as error:
-                self._rich.fail(tup)
+                self.raised(tup, error)
                 self.died(error)
                 break
             else:
@@ -317,23 +343,28 @@ class BoltTask(ComponentTask):
         execute, collector, made = bolt.execute, self._basic, rows.made
         new, clock, until = made.__new__, budget.clock, budget.until
         first, failed = rows.taken, []
+        raised: BaseException | None = None
         with collector.over(rows) as row_is_done:
             for values in rows.untaken:
                 tup = new(made)
                 tup.values = values
                 try:
                     execute(tup, collector)
-                except FailedException:
+                except FailedException as error:
                     failed.append(rows.taken)
+                    self._blame(collector.roots, error)
                 except USER_ERRORS as error:
                     failed.append(rows.taken)
+                    self._blame(collector.roots, error)
                     row_is_done()
-                    self.died(error)
+                    raised = error
                     break
                 row_is_done()
                 if clock() >= until:
                     break
         self._settle_rows(rows, first, failed)
+        if raised is not None:
+            self.died(raised)  # what it emits now is not anchored to a row
 
     def _settle_rows(self, rows: Rows, first: int, failed: Sequence[int]) -> None:
         """Ack the rows that were taken from ``first`` on, except those that failed."""

@@ -22,28 +22,47 @@ Invariants:
    When a checkpoint is prepared, every emitted tree is complete, and no new one is emitted before
    the round has passed: the states hold exactly the input up to the positions. After any failure,
    states and spouts go back to the last checkpoint together.
+5. Exactly-once: a record that has failed more often than its spout retries it is given up. Every
+   spout task knows that before it gives anything, and the record says so before. It says so until a
+   checkpoint holds what became of the record.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from framework.acking.ledger import Roots
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.topology.stateful import StateSize
 
 FORMAT = 1
+#: The most records whose failures are counted at a time. Where more fail, it is no matter of single
+#: records.
+SUSPECTS_MAX = 1_000
 _LAYOUTS = ("layouts", "assigned", "pending_layouts")
 _NOTHING_PENDING: dict[str, Any] = {
     "pending": None,
     "prepared": False,
     "pending_positions": None,
     "pending_layouts": {},
+    "pending_passed": {},
 }
 Positions = Mapping[str, Sequence[Any]]
+#: Spout -> record -> how often it has failed. A record is named by ``name_of``.
+Suspects = Mapping[str, Mapping[str, int]]
+
+
+def name_of(message_id: Any) -> str | None:
+    """The name of a record, by its message id; None where the id is none that lasts."""
+    try:
+        return None if message_id is None else json.dumps(message_id, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
 
 
 class CheckpointAction(Enum):
@@ -92,7 +111,9 @@ class CheckpointMarker:
     components whose state is part of the checkpoint; the others begin empty. ``positions``: where
     spouts go back to. ``exact``: all spouts go back; otherwise only new instances do.
     ``forgotten``: spouts that begin anew if they have no position. ``durable``: what is committed
-    survives its process."""
+    survives its process. ``failed``: trees of spouts whose records are asked for. ``suspects``:
+    spout -> records that have failed, and are to come again; True for one that is given up.
+    ``gives_up``: whether any spout gives records up."""
 
     action: CheckpointAction
     txid: int
@@ -105,18 +126,24 @@ class CheckpointMarker:
     exact: bool = False
     forgotten: frozenset[str] = frozenset()
     durable: bool = False
+    failed: Roots = field(default_factory=Roots)
+    suspects: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    gives_up: bool = False
 
 
 class CheckpointReport(NamedTuple):
     """What a task says after a round with a marker. ``txid``: the checkpoint that its state has;
     None when the state does not know. ``position``: of a spout that can go back. ``size``: of a
-    state that has committed, and knows."""
+    state that has committed, and knows. ``failed``: in a recovery, the records of the trees that it
+    asks for. ``passed``: the suspects that this spout task has emitted, or given up."""
 
     component_id: str
     task: int
     txid: int | None = None
     position: Any = None
     size: StateSize | None = None
+    failed: Sequence[str] = ()
+    passed: Sequence[str] = ()
 
 
 def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
@@ -136,7 +163,8 @@ class CheckpointRecord:
     components that were part of ``txid``. ``assigned``: of all components of the topology.
     ``last``: the highest id ever used. ``base``: the positions at which the run began, for states
     that do not survive. ``forgotten``: spouts whose positions were forgotten on request, and that
-    have no new ones yet."""
+    have no new ones yet. ``suspects``: the records after ``txid`` that have failed, those that
+    failed last at the end. ``pending_passed``: those of them that are before what is prepared."""
 
     txid: int = 0
     positions: Positions | None = None
@@ -149,6 +177,8 @@ class CheckpointRecord:
     base: Positions | None = None
     pending_layouts: Mapping[str, Layout] = field(default_factory=dict)
     forgotten: Sequence[str] = ()
+    suspects: Suspects = field(default_factory=dict)
+    pending_passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The record as a JSON-able document."""
@@ -164,8 +194,9 @@ class CheckpointRecord:
                 found = document["format"]
                 raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
             # Earlier versions did not record the layouts of what is pending: they were the assigned
-            # ones.
-            known = {"pending_layouts": document["assigned"], "forgotten": [], **document}
+            # ones. They gave no record up.
+            lacking = {"pending_layouts": document["assigned"], "forgotten": [], "suspects": {}, "pending_passed": {}}
+            known = {**lacking, **document}
             fields = {name: known[name] for name in cls.__dataclass_fields__}
             for name in _LAYOUTS:
                 fields[name] = {key: Layout(*each) for key, each in fields[name].items()}
@@ -184,6 +215,10 @@ class CheckpointRecord:
             positions=positions,
             layouts=self.pending_layouts,
             forgotten=[each for each in self.forgotten if each not in (positions or ())],
+            suspects={
+                spout: {each: times for each, times in its.items() if each not in self.pending_passed.get(spout, ())}
+                for spout, its in self.suspects.items()
+            },
             **_NOTHING_PENDING,
         )
 
@@ -219,12 +254,17 @@ class CheckpointStatus:
     states: Mapping[str, StateSize] = field(default_factory=dict)
 
 
+def _given_up(suspects: Mapping[str, Mapping[str, bool]]) -> set[tuple[str, str]]:
+    return {(spout, name) for spout, its in suspects.items() for name, given_up in its.items() if given_up}
+
+
 class Checkpoints:
     """Checkpoints of one run. ``stateful`` and ``spouts``: component -> number of tasks.
     ``layouts``: component -> the layout that it should have. ``exact``: all spouts can go back.
     ``durable``: the states survive their processes. ``save``: makes a record durable, or raises.
     ``attempts_max``: the topology has failed when components have failed, or processes have ended,
-    this often in a row without a checkpoint in between."""
+    this often in a row without a checkpoint in between. ``retries``: spout -> how often it retries
+    a record before it gives it up; failures of such records do not count for ``attempts_max``."""
 
     def __init__(
         self,
@@ -238,6 +278,7 @@ class Checkpoints:
         attempts_max: int,
         save: Callable[[CheckpointRecord], None],
         layouts: Mapping[str, Layout] = MappingProxyType({}),
+        retries: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._stateful = stateful
         self._all_spouts = spouts
@@ -245,6 +286,7 @@ class Checkpoints:
         self._exact = exact
         self._durable = durable
         self._interval_s = interval_s
+        self._retries = retries if exact else {}
         self._attempts_max = attempts_max
         self._save = save
         self._layouts: dict[str, Layout] = {}
@@ -254,13 +296,17 @@ class Checkpoints:
             # Otherwise take a number that no namespace of this component can have: it may have been
             # part of the topology before.
             self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
-        self.record = replace(record, assigned=dict(self._layouts))
+        suspects = {spout: its for spout, its in record.suspects.items() if spout in self._retries}
+        self.record = replace(record, assigned=dict(self._layouts), suspects=suspects)
         self._recovering = True
         self._dirty = False
         self._wanted = False
         self._taken_at: float | None = None
         self._failures = 0
         self._ended = 0
+        self._blamed: set[int] = set()  # trees whose records are not known yet
+        self._new_suspects = 0  # since the last checkpoint
+        self._times = 0  # how often the record has failed that failed last
         self._recoveries = 0
         self._last_failure: str | None = None
         self._sizes: dict[str, StateSize] = {}
@@ -292,8 +338,17 @@ class Checkpoints:
 
     @property
     def failures(self) -> int:
-        """How often in a row components have failed."""
-        return self._failures
+        """How often in a row components have failed, or the same record."""
+        return max(self._failures, self._times)
+
+    def gives_up(self, spout: str) -> bool:
+        """Whether records of a spout are given up when they fail too often."""
+        return spout in self._retries
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a record has failed since the last checkpoint."""
+        return self._new_suspects > 0 or self._times > 0
 
     def want(self) -> None:
         """Take a checkpoint as soon as there is something new."""
@@ -306,7 +361,9 @@ class Checkpoints:
             return 0.0
         if not self._dirty:
             return None
-        return 0.0 if self._wanted or self._taken_at is None else max(self._taken_at + self._interval_s - now, 0.0)
+        if self._wanted or self._taken_at is None or self.suspects:
+            return 0.0
+        return max(self._taken_at + self._interval_s - now, 0.0)
 
     def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> CheckpointStep:
         """What the next round must be like. ``quiet``: every tree is complete, and no round is
@@ -345,11 +402,14 @@ class Checkpoints:
             self._ended += 1
         self._recover(why)
 
-    def failed(self, why: str, *, recovers: bool = False) -> None:
+    def failed(self, why: str, *, recovers: bool = False, blamed: Collection[int] = ()) -> None:
         """Note that a component died, or that a tree failed where none may. ``recovers``: this
-        happened in the round of a recovery, which is then repeated."""
-        if recovers or not self._recovering:
+        happened in the round of a recovery, which is then repeated. ``blamed``: trees whose records
+        are at fault, of spouts that give records up. What follows is decided when the records are
+        known."""
+        if recovers or not (blamed or self._recovering):
             self._failures += 1
+        self._blamed.update(blamed)
         self._recover(why)
 
     def end_round(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> None:
@@ -376,10 +436,11 @@ class Checkpoints:
             # gave.
             positions = {**(self.record.positions or {}), **told} if self._exact else None
             forgotten = self.record.forgotten if self._exact else self._still_to_begin(found)
-            self._put(replace(self.record, prepared=True, pending_positions=positions, forgotten=forgotten))
+            prepared = replace(self.record, prepared=True, pending_positions=positions, forgotten=forgotten)
+            self._put(replace(prepared, pending_passed=self._passed(reports)))
             self._dirty = False
         else:
-            self._failures = self._ended = 0
+            self._failures = self._ended = self._new_suspects = self._times = 0
             self._put(self._committed())
             self._sizes = {}
             for each in reports:
@@ -435,7 +496,45 @@ class Checkpoints:
             positions=aim.positions,
             exact=self._exact,
             forgotten=frozenset(self.record.forgotten),
+            failed=Roots.of(self._blamed),
+            suspects=self._told(),
+            gives_up=bool(self._retries),
         )
+
+    def _told(self) -> Mapping[str, Mapping[str, bool]]:
+        """The suspects, and which of them are given up."""
+        return {
+            spout: {each: times > self._retries[spout] for each, times in its.items()}
+            for spout, its in self.record.suspects.items()
+            if its and spout in self._retries
+        }
+
+    def _passed(self, reports: Sequence[CheckpointReport]) -> Mapping[str, Sequence[str]]:
+        """The suspects that are before the positions of the checkpoint that is prepared."""
+        found: dict[str, list[str]] = {}
+        for each in reports:
+            its = self.record.suspects.get(each.component_id, {})
+            if passed := [name for name in each.passed if name in its]:
+                found.setdefault(each.component_id, []).extend(passed)
+        return found
+
+    def _counted(self, reports: Sequence[CheckpointReport]) -> Suspects | None:
+        """The suspects, with the failures of the records that tasks have named; None where none is
+        named. Those that have not failed for longest make room for new ones: what they have done is
+        found out again. But where too many are new, it is no matter of single records."""
+        suspects = {spout: dict(its) for spout, its in self.record.suspects.items()}
+        named = False
+        for spout, name in ((each.component_id, name) for each in reports for name in dict.fromkeys(each.failed)):
+            its = suspects.setdefault(spout, {})
+            if name not in its:
+                self._new_suspects += 1
+                if self._new_suspects > SUSPECTS_MAX:
+                    continue
+            its[name] = times = its.pop(name, 0) + 1
+            self._times, named = times, True
+            while len(its) > SUSPECTS_MAX:
+                del its[next(iter(its))]
+        return suspects if named else None
 
     def _moved(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> str | None:
         """Describe a state that is not where this run has left it, if there is one: its store went
@@ -460,8 +559,18 @@ class Checkpoints:
                 self._begin_anew()
                 return
         aim = self._committed() if marker.prepared else self.record.abandoned()
+        if self._blamed:
+            self._blamed.clear()
+            suspects = self._counted(reports)
+            if suspects is None:
+                self._failures += 1
+                self._last_failure = f"{self._last_failure}; which record is at fault is not known"
+            else:
+                aim = replace(aim, suspects=suspects)
         if aim != self.record:
             self._put(aim)
+        if _given_up(self._told()) != _given_up(marker.suspects):
+            return  # the spouts must know what is given up before they give anything
         self._recovering = False
         self._dirty = False
 
@@ -477,6 +586,7 @@ class Checkpoints:
                 last=self.record.last,
                 base=base,
                 forgotten=self.record.forgotten,
+                suspects=self.record.suspects,
             )
         )
         self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"

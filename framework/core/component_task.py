@@ -21,7 +21,7 @@ from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
-from framework.core.roots_column import edges_of, flat_roots, no_roots, untracked
+from framework.core.roots_column import edges_of, flat_roots, no_roots, roots_of, untracked
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -99,6 +99,8 @@ class Outflow:
             self._edges[edge.stream].append(edge)
         self._turn = task
         self._surroundings = surroundings
+        #: Whether rows could not be sent. They may be of tuples before the one that is executed.
+        self.failed = False
 
     def emit(self, values: Sequence[Any], roots: Sequence[int], stream: str, task: int | None) -> None:
         rows = self.unsent(stream, task)
@@ -162,23 +164,38 @@ class Outflow:
         made.counts.emitted += len(rows)
         if not rows.values or not self._edges[stream]:
             return
-        trees = rows.roots.column()
-        with self._failing(trees):
+        trees, width = rows.roots.column(), rows.width
+
+        def of_part(start: int, stop: int) -> None:
+            self._streams.batch(stream, rows.values[start * width : stop * width])
+
+        with self._failing(trees, of_part):
             batch = self._streams.batch(stream, rows.values)
         self._give(stream, task, batch, trees)
 
     def _give(self, stream: str, task: int | None, batch: pa.RecordBatch, trees: pa.Array) -> None:
-        with self._failing(trees):
-            self._cut(stream, task, batch.append_column(ROOTS, trees))
+        rows = batch.append_column(ROOTS, trees)
+
+        def cut_part(start: int, stop: int) -> None:
+            for edge in self._edges[stream]:
+                list(edge.cut(rows.slice(start, stop - start), self._turn, task))
+
+        with self._failing(trees, cut_part):
+            self._cut(stream, task, rows)
 
     @contextlib.contextmanager
-    def _failing(self, trees: pa.Array) -> Iterator[None]:
+    def _failing(self, trees: pa.Array, attempt: Callable[[int, int], None]) -> Iterator[None]:
         """Fail the trees of rows that cannot be sent. Nobody will receive them, and their emitter
-        may have acked the tuples that they were made of."""
+        may have acked the tuples that they were made of. ``attempt``: does the same with some of
+        the rows only; those with which it fails are to blame."""
         try:
             yield
         except USER_ERRORS:
+            self.failed = True
             outcome = self._surroundings.outcome
+            roots = list(roots_of(trees))
+            for at in _failing_rows(attempt, 0, len(roots)):
+                outcome.blame(roots[at])
             outcome.ledger.failed(flat_roots(trees).tolist())
             outcome.of[self._component_id].counts.failed += untracked(trees)
             raise
@@ -194,6 +211,19 @@ class Outflow:
         self._surroundings.outcome.sent[edge.index] += part.num_rows
         self._surroundings.outcome.ledger.emitted(*edges_of(part.column(ROOTS), ids))
         self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
+
+
+def _failing_rows(attempt: Callable[[int, int], None], start: int, stop: int) -> Iterator[int]:
+    """The rows with each of which ``attempt`` fails."""
+    try:
+        attempt(start, stop)
+    except USER_ERRORS:
+        if stop - start == 1:
+            yield start
+        else:
+            middle = (start + stop) // 2
+            yield from _failing_rows(attempt, start, middle)
+            yield from _failing_rows(attempt, middle, stop)
 
 
 class ComponentTask:

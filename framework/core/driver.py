@@ -18,11 +18,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
+from framework.acking.ledger import spout_task_of
 from framework.core.budget import Share
 from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
@@ -62,6 +63,8 @@ _QUIET_POLL_S = 0.02
 _RECOVERY_PAUSE_S = 0.5
 #: How often a driver checks that it leads: more often than any session can end.
 _CONFIRM_S = 1.0
+#: The most tuples that a spout task gives in a round while a record is tried again.
+SUSPECT_TUPLES_MAX = 100
 #: How long tuples under way may take when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
 
@@ -74,7 +77,8 @@ def _pause_s(times: int) -> float:
 class _Found(NamedTuple):
     """What a round says. ``busy``: something happened, or tuples wait. ``failed``: which tree,
     tuple or component failed. ``silent``: a task that said nothing, or that is new and knows of no
-    checkpoint. ``died``: components that died, with their tasks."""
+    checkpoint. ``died``: components that died, with their tasks. ``blamed``: trees whose records
+    are at fault, of spouts that give records up."""
 
     busy: bool
     failed: str | None
@@ -82,6 +86,7 @@ class _Found(NamedTuple):
     checkpoint_reports: Sequence[CheckpointReport]
     silent: str | None
     died: Sequence[tuple[str, int]]
+    blamed: Collection[int]
 
 
 class RoundDriver:
@@ -254,7 +259,7 @@ class RoundDriver:
             follows=follows,
             at_once=self._executor.rounds_max,
             checkpoint=step.marker,
-            share=self._share.tuples,
+            share=self._share_now(),
             lost=self._lost,
             settles=step.drain,
         )
@@ -390,7 +395,33 @@ class RoundDriver:
         busy = busy or bool(errors) or self._waiting() > 0
         gone = None if first is None else f"{first[0]}[{first[1]}]"
         failed = self._failure(records) if self._checkpoints is not None else None  # only checkpoints ask
-        return _Found(busy, failed, errors=errors, checkpoint_reports=checkpoint_reports, silent=gone, died=died)
+        blamed = self._blamed(records, self._checkpoints) if self._checkpoints is not None else ()
+        return _Found(
+            busy,
+            failed,
+            errors=errors,
+            checkpoint_reports=checkpoint_reports,
+            silent=gone,
+            died=died,
+            blamed=blamed,
+        )
+
+    def _blamed(self, records: Sequence[RoundRecord], checkpoints: Checkpoints) -> set[int]:
+        """The trees whose records are at fault, of spouts that give records up: a tuple that is
+        part of no other tree failed by itself, or the tree timed out."""
+        found: set[int] = set()
+        for each in records:
+            if isinstance(each, RoundReport):
+                found.update(each.blamed.ids())
+            elif isinstance(each, Decisions):
+                found.update(each.expired.ids())
+        return {root for root in found if checkpoints.gives_up(self._rooted[spout_task_of(root)][0])}
+
+    def _share_now(self) -> int:
+        """The most tuples that a spout task gives in the next round: few while a record is tried
+        again, since all that comes before the next checkpoint goes back with it."""
+        few = self._checkpoints is not None and self._checkpoints.suspects
+        return min(self._share.tuples, SUSPECT_TUPLES_MAX) if few else self._share.tuples
 
     def _show_errors(self, errors: Sequence[ComponentError]) -> None:
         for error in errors:
@@ -453,7 +484,7 @@ class RoundDriver:
             # While something fails, nothing is prepared or recovered.
             checkpoints.end_round(marker, found.checkpoint_reports)
         if why is not None:
-            checkpoints.failed(why, recovers=recovers)
+            checkpoints.failed(why, recovers=recovers, blamed=found.blamed)
             self._stopping.wait(_pause_s(checkpoints.failures))
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)

@@ -58,7 +58,8 @@ class Made:
 
 class Outcome:
     """``exits``: what goes on to the next level, each with its partition there. ``sent``: edge ->
-    rows. ``serial``: a number above 0 that no other outcome of this process has."""
+    rows. ``serial``: a number above 0 that no other outcome of this process has. ``blamed``: as in
+    ``RoundReport``."""
 
     _serials = count(1)
 
@@ -69,7 +70,14 @@ class Outcome:
         self.sent: dict[int, int] = defaultdict(int)
         self.ledger = Ledger()
         self.errors: list[ComponentError] = []
+        self.blamed: list[int] = []
         self.checkpoint_reports: list[CheckpointReport] = []
+
+    def blame(self, roots: Sequence[int]) -> None:
+        """A tuple has failed, and it was its own fault. Where it is part of several trees, nobody
+        knows whose."""
+        if len(roots) == 1:
+            self.blamed.append(roots[0])
 
     def add_error(self, error: ComponentError) -> None:
         """Keep the first few errors, the first death, and errors that decide about the topology.

@@ -149,7 +149,7 @@ class RoundReport(NamedTuple):
     """What a task tells the driver after round ``round``. ``checkpoint_reports``: of its components
     that a checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery.
     ``tick_in_s``: seconds until one of its components wants a tick. ``sent``: edge -> rows that
-    went over it."""
+    went over it. ``blamed``: trees that failed because of a tuple that is part of no other tree."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
@@ -158,6 +158,7 @@ class RoundReport(NamedTuple):
     unrecovered: bool = False
     tick_in_s: float | None = None
     sent: Mapping[int, int] = {}
+    blamed: Roots = Roots()
 
 
 RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]

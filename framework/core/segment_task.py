@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from framework.acking.ledger import LedgerPart
+from framework.acking.ledger import LedgerPart, Roots
 from framework.core.bolt_task import BoltTask
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker
@@ -232,6 +232,7 @@ class SegmentTask:
                 unrecovered=self._unrecovered,
                 tick_in_s=tick_in_s,
                 sent=dict(outcome.sent),
+                blamed=Roots.of(outcome.blamed),
             )
         )
         self.outcome = Outcome(self._component_tasks)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
-from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.acking.ledger import SEQUENCES_PER_ROUND, Roots, root_of
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, name_of
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
 from framework.core.outcome import Surroundings
 from framework.core.pending import Emitted, EmittedRows, Pending, Told
@@ -27,6 +27,8 @@ from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
 #: How long a spout task gives tuples in one round.
 ROUND_SPOUT_S = 0.25
+#: The most records that a task names in one recovery. Others are named when they fail again.
+NAMED_MAX = 100
 #: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
 #: process each time fails in the end.
 LOSSES_MAX = 5
@@ -91,6 +93,10 @@ class SpoutTask(ComponentTask):
         self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
+        self._failed_ids: dict[int, Any] = {}  # tree -> message id, until the recovery that follows
+        self._suspects: dict[str, bool] = {}  # records that have failed; True: is given up
+        self._passed: set[str] = set()  # those of them that came
+        self._named: Sequence[str] = ()  # the records that the recovery has asked for
         self._said: Any = None  # its position in the checkpoint that is prepared
         self._begins: CheckpointMarker | None = None  # the checkpoint to begin as of, until it has begun for good
 
@@ -128,6 +134,8 @@ class SpoutTask(ComponentTask):
     def emitted(self, values: Sequence[Any], message_id: Any, stream: str, task: int | None) -> None:
         """Called by the collector. Raises ``TopologyError`` in a thread of the spout."""
         self._check_thread()
+        if self._suspects and self._gives_up(message_id):
+            return
         self._emitted += 1
         if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)
@@ -149,6 +157,30 @@ class SpoutTask(ComponentTask):
         count = batch.num_rows
         if not count:
             return
+        if self._suspects and message_ids is not None:
+            gone = [at for at, message_id in enumerate(message_ids) if self._gives_up(message_id)]
+            for start, stop in zip([0, *(at + 1 for at in gone)], [*gone, count], strict=True):
+                if start < stop:
+                    self._emit_rows(batch.slice(start, stop - start), message_ids[start:stop], stream)
+        else:
+            self._emit_rows(batch, message_ids, stream)
+
+    def _gives_up(self, message_id: Any) -> bool:
+        """Have the spout give a record up, where it has failed too often. Returns whether it
+        did."""
+        name = name_of(message_id)
+        if name is None or name not in self._suspects:
+            return False
+        self._passed.add(name)
+        if not self._suspects[name]:
+            return False
+        self._emitted += 1
+        self.counts.completed += 1
+        self._instance.give_up(message_id)
+        return True
+
+    def _emit_rows(self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str) -> None:
+        count = batch.num_rows
         self._emitted += count
         if (message_ids is None and not self._exact) or not self._tracked:
             self.out.emit_rows(batch, None, stream)
@@ -193,8 +225,8 @@ class SpoutTask(ComponentTask):
                 self._complete(told)
             for told in self._pending.settle(outcomes.failed):
                 self._unsure.difference_update(told.roots)
-                for entry in told.each():
-                    self._failed(entry.message_id)
+                for root, entry in zip(told.roots, told.each(), strict=True):
+                    self._failed(root, entry.message_id)
             for told in self._pending.settle(outcomes.expired):
                 self._expire(told)
             self._pending.touch(outcomes.reset)
@@ -238,15 +270,29 @@ class SpoutTask(ComponentTask):
             self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        """Go to the positions of a checkpoint. Where state is at-least-once, take over the object
-        that was here before, and what it had under way. That is emitted again, once the object has
-        heard what had become of it before."""
+        """Go to the positions of a checkpoint, and name the records of trees that the driver asks
+        for. Where state is at-least-once, take over the object that was here before, and what it
+        had under way. That is emitted again, once the object has heard what had become of it
+        before."""
         self._exact = marker.exact
+        if marker.exact:
+            asked = before.message_ids(marker.failed) if isinstance(before, SpoutTask) else {}
+            self._failed_ids = asked
+            named = (name_of(message_id) for _, message_id in sorted(asked.items()))
+            self._named = [name for name in named if name is not None][:NAMED_MAX]
+            self._suspects = {**dict.fromkeys(self._named, False), **marker.suspects.get(self.component.id, {})}
         if isinstance(before, SpoutTask) and before._instance is not None:
             self._go_on_from(before)
             return
         self._begins = marker
         super().instance()
+
+    def message_ids(self, roots: Roots) -> dict[int, Any]:
+        """The message ids of those of its trees that are among ``roots``."""
+        found = {root: self._failed_ids[root] for root in roots.ids() if root in self._failed_ids}
+        for told in self._pending.settle(roots):
+            found.update((root, each.message_id) for root, each in zip(told.roots, told.each(), strict=True))
+        return found
 
     def _place(self, spout: ReplayableSpout, marker: CheckpointMarker) -> None:
         """Tell a spout where to begin, if that is recorded."""
@@ -260,6 +306,8 @@ class SpoutTask(ComponentTask):
 
     def commit(self, marker: CheckpointMarker) -> None:
         said, self._said = self._said, None
+        self._suspects = {name: gone for name, gone in self._suspects.items() if name not in self._passed}
+        self._passed.clear()
         if marker.durable and said is not None and isinstance(self._instance, ReplayableSpout):
             try:
                 self._instance.committed(said)
@@ -290,7 +338,14 @@ class SpoutTask(ComponentTask):
         except USER_ERRORS as error:
             self.died(error)
             return None
-        return CheckpointReport(self.component.id, self.task, position=position)
+        recovers, prepares = (marker.action is each for each in (CheckpointAction.RECOVER, CheckpointAction.PREPARE))
+        return CheckpointReport(
+            self.component.id,
+            self.task,
+            position=position,
+            failed=self._named if recovers else (),
+            passed=sorted(self._passed) if prepares else (),
+        )
 
     def look(self) -> None:
         self.counts.pending = len(self._pending) + len(self._again)
@@ -336,11 +391,14 @@ class SpoutTask(ComponentTask):
                 if entry.losses < LOSSES_MAX:
                     self._again.append(entry._replace(losses=entry.losses + 1))
                     continue
-            self._failed(entry.message_id)
+            self._failed(root, entry.message_id)
 
-    def _failed(self, message_id: Any) -> None:
+    def _failed(self, root: int, message_id: Any) -> None:
         """Count a failure and tell the spout. Where state is exactly-once, the spout is not told: a
         recovery follows and takes it back."""
         self.counts.failed += 1
-        if message_id is not None and not self._exact:
+        if self._exact:
+            self._failed_ids[root] = message_id
+            self.outcome.blame((root,))
+        elif message_id is not None:
             self._instance.fail(message_id)

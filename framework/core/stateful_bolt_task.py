@@ -63,6 +63,7 @@ class StatefulBoltTask(BoltTask):
         self._done: CheckpointAction | None = None
         self._in_hook = False
         self._hook_roots: Sequence[int] = ()
+        self._own_roots: Sequence[int] = ()
         self._held = 0  # tuples that were executed, and neither acked nor failed
         self._no_tick = False
 
@@ -132,6 +133,20 @@ class StatefulBoltTask(BoltTask):
         self._ticks.put(root, None)
         return (root,)
 
+    def roots_for(self, tup: AnchoredTuple) -> Sequence[int]:
+        """A row that is made of more than its tuple is part of a tree of this task, too. Whatever
+        is made of the row then fails two trees, and its record is not given up for others'."""
+        roots = super().roots_for(tup)
+        if not self._instance.serves_several:
+            return roots
+        if not self._own_roots:
+            self._own_roots = self.tick_roots()
+        return (*roots, *self._own_roots)
+
+    def _blame(self, roots: Sequence[int], error: BaseException) -> None:
+        if not self._instance.serves_several:
+            super()._blame(roots, error)
+
     def roots_of_nothing(self) -> Sequence[int]:
         if self._in_hook and not self._hook_roots:
             self._hook_roots = self.tick_roots()
@@ -167,7 +182,7 @@ class StatefulBoltTask(BoltTask):
         self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        self._marker, self._exact = marker, marker.exact
+        self._marker, self._exact, self.may_add_tree = marker, marker.exact, marker.gives_up
         BoltTask.instance(self)
         self._done = CheckpointAction.RECOVER if self._instance is not None else None
 
@@ -233,6 +248,7 @@ class StatefulBoltTask(BoltTask):
     def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
         self._held += 1
         super()._execute(bolt, tup)
+        self._own_roots = ()
 
     def _tick_failed(self, root: int, _: None = None) -> None:
         """Count a failure. The driver then takes everything back."""

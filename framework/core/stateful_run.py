@@ -32,6 +32,13 @@ def stateful_components(topology: CoreTopology) -> dict[str, Component]:
     return {each.id: each for each in topology.components if isinstance(each.instance, BaseStatefulBolt)}
 
 
+def retries_of(topology: CoreTopology) -> dict[str, int]:
+    """How often spouts try a record again before they give it up: of those that do."""
+    spouts = {each.id: each.instance for each in topology.spouts}
+    retries = {name: each.retries_max for name, each in spouts.items() if isinstance(each, ReplayableSpout)}
+    return {name: each for name, each in retries.items() if each is not None}
+
+
 def check_stateful(topology: CoreTopology, config: Config) -> None:
     """Check what can be known before anything starts. Raises ``ConfigError``."""
     stateful = stateful_components(topology)
@@ -269,6 +276,7 @@ class CoreTerms:
             attempts_max=self._config.max_attempts,
             save=save,
             layouts={name: layout_of(each, 0) for name, each in components.items()},
+            retries=retries_of(self._topology),
         )
 
 

@@ -207,11 +207,13 @@ class BaseWindowedBolt(BaseStatefulBolt):
                 for window in self._gathering.due():
                     self.execute_window(window, WindowCollector(self._collector, tup))
             return
+        self.serves_several = False
         key = tuple(tup[name] for name in self.key_fields)
         late, due = self._gathering.add(key, tup)
         collector = WindowCollector(self._collector, tup)
         if late and self.late is not None:
             self._collector.emit([tup[name] for name in self.late], anchors=tup, stream=LATE_STREAM)
+        self.serves_several = bool(due)
         for window in due:
             self.execute_window(window, collector)
         self._collector.ack(tup)

@@ -235,6 +235,10 @@ class BaseStatefulBolt(BaseRichBolt):
     #: ``KeyValueState``. None: keys stay.
     state_ttl_s: float | None = None
 
+    #: Set while ``execute`` works for more than its tuple: what fails then is not the fault of the
+    #: record that the tuple was made of.
+    serves_several = False
+
     def tick_in_s(self) -> float | None:
         """Seconds until this task wants a tick, in addition to those of ``tick_s``. 0 or less: at
         once. None: no such tick for now. Asked again in each round.
@@ -280,7 +284,9 @@ class ReplayableSpout(BaseRichSpout):
     this kind.
 
     Checkpoints hold the positions. When anything fails, all states go back to the last checkpoint,
-    and new instances of the spouts to its positions; ``fail`` is not called.
+    and new instances of the spouts to its positions; ``fail`` is not called. A record that fails
+    again and again ends the topology, unless the spout says what becomes of it: ``retries_max`` and
+    ``give_up``.
 
     Life, before the first ``next_tuple``::
 
@@ -305,6 +311,20 @@ class ReplayableSpout(BaseRichSpout):
     def committed(self, position: Any) -> None:
         """A checkpoint with this task's ``position`` is committed, and will survive this
         process."""
+
+    @property
+    def retries_max(self) -> int | None:
+        """How often a record is tried again before it is given up. None: no record is given up, and
+        one that fails ``topology.max.attempts`` times ends the topology. The message id of a record
+        must be JSON-able then, and the same whenever the record is read. Asked on the driver
+        too."""
+        return None
+
+    def give_up(self, message_id: Any) -> None:
+        """Called while the spout emits a record that has failed too often: in the place of its
+        tuple, which goes nowhere. Emit the record on another stream, without a message id, or
+        report that it is dropped. Called again for the same record whenever it is read again."""
+        raise NotImplementedError(f"{type(self).__name__} has retries_max, and no give_up")
 
     @abstractmethod
     def position(self) -> Any:

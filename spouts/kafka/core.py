@@ -133,6 +133,28 @@ class _RowIds(Sequence[MessageId]):
         return self.partition.id_of(self.tp, self.records, self.places[at])
 
 
+class _ReadIds(Sequence[MessageId]):
+    """The ids of records that were read and emitted at once, where checkpoints track them."""
+
+    def __init__(self, tp: TopicPartition, topic_id: str | None, records: _Records) -> None:
+        self._tp = tp
+        self._topic_id = topic_id
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, at: int) -> MessageId: ...
+    @overload
+    def __getitem__(self, at: slice) -> _ReadIds: ...
+    def __getitem__(self, at: int | slice) -> MessageId | _ReadIds:
+        if isinstance(at, slice):
+            return _ReadIds(self._tp, self._topic_id, self._records.part(*at.indices(len(self))[:2]))
+        records = self._records
+        return MessageId(*self._tp, int(records.offsets[at]), self._topic_id, _known(int(records.epochs[at])))
+
+
 class KafkaSpout(ReplayableSpout):
     """Reads topics in the tasks of a core topology. Records do not pass through the driver.
 
@@ -301,11 +323,20 @@ class KafkaSpout(ReplayableSpout):
     def committed(self, position: Any) -> None:
         self._task.committed(_recorded(position))
 
+    @property
+    def retries_max(self) -> int | None:
+        return self._retry.retries_max
+
+    def give_up(self, message_id: MessageId) -> None:
+        self._task.give_up(message_id)
+
     def ack(self, message_id: MessageId) -> None:
         self._task.acked(message_id)
 
     def ack_all(self, message_ids: Sequence[MessageId]) -> None:
-        if isinstance(message_ids, _RowIds) and type(self).ack is KafkaSpout.ack:
+        if type(self).ack is KafkaSpout.ack and isinstance(message_ids, _ReadIds):
+            return
+        if type(self).ack is KafkaSpout.ack and isinstance(message_ids, _RowIds):
             self._task.acked_rows(message_ids)
         else:
             super().ack_all(message_ids)
@@ -429,6 +460,8 @@ class _Task:
         )
         self._unsure: RecordChunk | None = None  # read but not decoded: at most once, they wait for the commit
         self._trouble: str | None = None
+        self._emitting: _Records | None = None
+        self._may_give_up = False  # whether checkpoints track the records, and may give one up
 
     def next_tuples(self, most: int) -> None:
         """Emit a record that is due for a retry, or up to ``most`` records of some partition."""
@@ -467,17 +500,33 @@ class _Task:
         is_letter = key in self._letters or records.stream == DEAD_LETTER_STREAM
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
-        letter = records.letter(found.at, "its tuple tree failed too often")
+        letter = self._given_up(key, records, found.at)
         if letter is not None:
             self._letters[key] = letter
             self._retries.failed(key, self._clock(), for_ever=True)
             return
+        self.acked(key)
+
+    def give_up(self, key: MessageId) -> None:
+        records = self._emitting
+        if records is None:
+            raise InvariantViolation(f"{key} is given up, and was not emitted")
+        letter = self._given_up(key, records, int(np.searchsorted(records.offsets, key.offset)))
+        if letter is not None:
+            self._collector.emit(letter.values, stream=letter.stream)
+
+    def _given_up(self, key: MessageId, records: _Records, at: int) -> _Row | None:
+        """The dead letter of a record that has failed too often. None, with a report, where it is
+        dropped."""
+        letter = records.letter(at, "its tuple tree failed too often")
+        if letter is not None:
+            return letter
         self._collector.report_error(
             RuntimeError(
                 f"{partition_id(*key.tp)}, offset {key.offset}: given up after its retries; the record is dropped"
             )
         )
-        self.acked(key)
+        return None
 
     def caught_up(self) -> bool:
         waits = self._unsure is not None or len(self._retries) or any(each.buffer for each in self._partitions.values())
@@ -487,6 +536,7 @@ class _Task:
         self._tail.follow_checkpoints()
         self._checkpointed = {}
         self._tracked = self._commits_first = False  # checkpoints track the records instead
+        self._may_give_up = self._retries.limited
 
     def begin_anew(self) -> None:
         self._tail.begin_anew()
@@ -559,12 +609,16 @@ class _Task:
             partition = self._partitions[tp]
             records = partition.take(most, self._uncommitted_max if self._tracked else None)
             if records is not None:
-                ids = None
+                ids: _RowIds | _ReadIds | None = None
                 if self._tracked:
                     emitted = partition.offsets.emitted(records.offsets, records)
                     ids = _RowIds(tp, partition, emitted, range(len(records)))
                 else:
                     partition.offsets.passed(int(records.offsets[-1]))
+                    # A dead letter has no other place to go: it is not given up.
+                    if self._may_give_up and records.stream != DEAD_LETTER_STREAM:
+                        ids = _ReadIds(tp, partition.topic_id, records)
+                self._emitting = records
                 self._collector.emit_arrow(records.rows, message_ids=ids, stream=records.stream)
                 return True
         return False

@@ -18,11 +18,15 @@ of hosts differ, and jump forwards and backwards. Words are also gathered in win
 in their log, of which a bolt with state keeps all firings; in every second world they fire though
 nothing comes any more.
 
+Some words cannot be processed (``POISON``), each in a way of its own. A spout gives them up after
+its retries, and a bolt with state keeps their dead letters.
+
 The oracle. Exactly-once: the committed counts are a fold over the words of each log, from the first
 position in the record to the last one; those of a bolt that was added are the same fold, from where
 it was added. The windows by processing time together are the same fold, and each fired once, after
 its end had passed. What windows by offset have fired, what was late for them, and what they still
-hold is the same fold, too, and they hold nothing that was due. At-least-once: no word counts less
+hold is the same fold, too, and they hold nothing that was due. Words that cannot be processed are
+in no state, and each has one dead letter; no other word has one. At-least-once: no word counts less
 often than it came.
 """
 
@@ -53,14 +57,21 @@ from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoints import CheckpointRecord, Checkpoints
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
-from framework.core.stateful_run import CHECKPOINT, forget_state, read_record, restore_state, stateful_components
+from framework.core.stateful_run import (
+    CHECKPOINT,
+    forget_state,
+    read_record,
+    restore_state,
+    retries_of,
+    stateful_components,
+)
 from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryBytes
 from framework.state.windowing import micros
 from framework.state.windows import _NEVER
-from framework.topology import State, StateProvider
+from framework.topology import DEAD_LETTER_STREAM, State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.spans import Fired, KeepFired, Spans
 from tests.kit.state_parts import Count, Impatient, Source
@@ -84,6 +95,11 @@ CHANGES = ("spout added", "bolt added", "tasks changed", "state forgotten", "sta
 #: goes wrong concerns one checkpoint, or a few: so most worlds are short.
 SIZES = [*[(12, 15)] * 5, *[(24, 30)] * 4, (40, 60), (80, 120)]
 ALPHABET = "abcdefg"
+#: Words for each of which something fails: "A" and "B" in a bolt without state, which dies of "A";
+#: the values made of "C" do not fit their stream; a bolt with state dies of "D" and of "E".
+POISON = "ABCDE"
+#: How often a spout tries one again.
+RETRIES = 2
 LENGTH_S = 3.0
 #: Of the windows by offset.
 SPAN, LAG, LATENESS = 3, 2, 2
@@ -109,7 +125,7 @@ class NamedLog:
         return self.visible >= len(self.words)
 
 
-COMPONENTS = ("count", "again", "added", "gather", "keeps", "spans", "fired")
+COMPONENTS = ("count", "again", "added", "gather", "keeps", "spans", "fired", "letters")
 
 
 @dataclass(frozen=True)
@@ -185,8 +201,17 @@ class StateWorld(Chances):
     def fold(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for place, (first, end) in self.recorded.items():
-            found.update(self.lives[place][first:end])
+            found.update(each for each in self.lives[place][first:end] if each not in POISON)
         return found
+
+    def poisoned(self) -> Counter[str]:
+        """The words up to the positions in the record that cannot be processed, by their places."""
+        return Counter(
+            place_of(*place, offset)
+            for place, (first, end) in self.recorded.items()
+            for offset in range(first, end)
+            if self.lives[place][offset] in POISON
+        )
 
     def committed(self, topology_id: str) -> dict[str, dict[Any, Any]]:
         """The committed state of each component, all tasks together."""
@@ -233,6 +258,10 @@ class StateWorld(Chances):
         if self.strikes(f"{what} fails after", probability):
             raise RetryableError(f"the answer of the {what} is lost")
         return result
+
+
+def place_of(spout: str, partition: int, life: int, offset: int) -> str:
+    return f"{spout}/{partition}/{life}/{offset}"
 
 
 def check_due(kept: Mapping[Any, Any], place: tuple[int, int]) -> None:
@@ -317,7 +346,11 @@ class Splits(BaseBasicBolt):
 
     def execute(self, tup: Tuple, collector: Any) -> None:
         self.world.slow()
-        wrong = self.world.strikes("value does not fit", 0.01)
+        if tup["word"] == "A":
+            raise ValueError("A")
+        if tup["word"] == "B":
+            raise FailedException("B")
+        wrong = tup["word"] == "C" or self.world.strikes("value does not fit", 0.01)
         collector.emit(["none" if wrong else len(tup["word"])], stream="lengths")
         collector.emit([tup["word"], tup["number"] if "number" in tup.fields else 0])
 
@@ -330,7 +363,11 @@ class Splits(BaseBasicBolt):
 
 
 class Counts(Count):
-    """Counts words."""
+    """Counts words. ``dies_of``: a word that cannot be counted."""
+
+    def __init__(self, key: str, dies_of: str = "") -> None:
+        super().__init__(key)
+        self.dies_of = dies_of
 
     def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any) -> None:  # type: ignore[override]
         super().prepare(conf, context, collector)
@@ -339,6 +376,19 @@ class Counts(Count):
     def execute(self, tup: Tuple) -> None:
         self.world.slow()
         super().execute(tup)
+        if tup["word"] == self.dies_of:
+            raise ValueError(self.dies_of)
+
+
+class Letters(Counts):
+    """Counts the dead letters of each place."""
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        """Nothing."""
+
+    def execute(self, tup: Tuple) -> None:
+        self.counts.put(tup["word"], (self.counts.get(tup["word"]) or 0) + 1)
+        self.collector.ack(tup)
 
 
 class Lengths(BaseBasicBolt):
@@ -445,9 +495,13 @@ def chained(
     for spout_id, (spout, parallelism) in spouts.items():
         builder.set_spout(spout_id, spout, parallelism)
         split.shuffle_grouping(spout_id)
+    letters = builder.set_bolt("letters", Letters(name), others)
+    for spout_id, (spout, _) in spouts.items():
+        if isinstance(spout, NamedSpout):
+            letters.fields_grouping(spout_id, Fields("word"), DEAD_LETTER_STREAM)
     builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
-    builder.set_bolt("count", Counts(name), tasks).fields_grouping("split", Fields("word"))
-    builder.set_bolt("again", Counts(name), others).fields_grouping("count", Fields("word"))
+    builder.set_bolt("count", Counts(name, "D"), tasks).fields_grouping("split", Fields("word"))
+    builder.set_bolt("again", Counts(name, "E"), others).fields_grouping("count", Fields("word"))
     if added:
         builder.set_bolt("added", Counts(name), tasks).fields_grouping("again", Fields("word"))
     if windows:
@@ -507,6 +561,13 @@ class NamedSpout(ReplayableSpout):
                 known = None if self.anew else self.world.group.get((self.name, partition))
                 self.at[partition] = known if known is not None and known[0] == log.life else start
 
+    @property
+    def retries_max(self) -> int | None:
+        return RETRIES if any(each in POISON for each in itertools.chain(*_worlds[self.key].lives.values())) else None
+
+    def give_up(self, message_id: Any) -> None:
+        self.collector.emit([place_of(self.name, *message_id)], stream=DEAD_LETTER_STREAM)
+
     def confirm(self) -> None:
         for partition, (life, _) in self.at.items():
             if self.world.logs[self.name][partition].life != life:
@@ -547,6 +608,7 @@ class NamedSpout(ReplayableSpout):
 
     def declare_output_fields(self, declarer: Any) -> None:
         declarer.declare(Fields(word=str, number=int))
+        declarer.declare(Fields(word=str), DEAD_LETTER_STREAM)
 
 
 class Drives:
@@ -575,6 +637,7 @@ class Drives:
             interval_s=1.0,
             attempts_max=10**6,
             save=self.save,
+            retries=retries_of(topology),
         )
         self.stepped.driver._stopping = Impatient()
         self.rounds = TroubledRounds(world, self.stepped)
@@ -622,18 +685,27 @@ class Plans:
         changes: Sequence[str],
         windows: bool,
         tasks: int,
+        poison: float,
     ) -> None:
+        self.poison = poison
         self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
         self.windows, self.added = windows, False
         self.saved: Saved | None = None
         self.spouts, self.tasks, self.others = {"words": tasks}, tasks, tasks
         self.source: list[str] = []
-        logs = [[world.chance.choice(ALPHABET) for _ in range(words // 2)] for _ in range(2)]
+        logs = [self.some_words() for _ in range(2)]
         if exact:
             for partition, each in enumerate(logs):
                 world.add_log("words", partition, NamedLog(each, 0 if changes or windows else len(each)))
         else:
             self.source = list(itertools.chain(*logs))
+
+    def some_words(self) -> list[str]:
+        chance = self.world.chance
+        return [
+            chance.choice(POISON if self.poison and chance.random() < self.poison else ALPHABET)
+            for _ in range(self.words // 2)
+        ]
 
     def topology(self) -> CoreTopology:
         named: dict[str, tuple[BaseRichSpout, int]] = {"words": (Source(self.name, self.source), self.others)}
@@ -648,7 +720,7 @@ class Plans:
         if self.happens("spout added", 0.5) and len(self.spouts) < 3:
             added = f"more{len(self.spouts)}"
             self.spouts[added] = 1
-            log = NamedLog([self.world.chance.choice(ALPHABET) for _ in range(self.words // 2)])
+            log = NamedLog(self.some_words())
             self.world.add_log(added, 0, log)
         if self.happens("tasks changed", 0.5):
             self.tasks = self.world.chance.choice([1, 2, 3])
@@ -718,7 +790,7 @@ class Plans:
             for partition, log in enumerate(its):
                 log.visible = min(log.visible + self.world.chance.randrange(3), len(log.words))
                 if self.happens("log made again", 0.005):
-                    words = [self.world.chance.choice(ALPHABET) for _ in range(self.words // 2)]
+                    words = self.some_words()
                     self.world.add_log(spout, partition, NamedLog(words, log.visible // 2, log.life + 1))
 
     def happens(self, change: str, probability: float) -> bool:
@@ -736,16 +808,19 @@ def simulate(
     windows: bool = False,
     rounds: int = 400,
     tasks: int = 2,
+    poison: float = 0.0,
 ) -> StateWorld:
     """Run one world to its end: trouble for ``rounds`` rounds, then none.
 
     ``changes``: only where state is exactly-once. ``tasks``: of each component; where it is one,
-    components are fused. Raises ``AssertionError`` when the counts are wrong, or when the world
+    components are fused. ``poison``: the share of words that cannot be processed.
+
+    Raises ``AssertionError`` when the counts are wrong, or when the world
     does not come to an end.
     """
     name = uuid.uuid4().hex
     world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash)
-    plans = Plans(name, world, words=words, exact=exact, changes=changes, windows=windows, tasks=tasks)
+    plans = Plans(name, world, words=words, exact=exact, changes=changes, windows=windows, tasks=tasks, poison=poison)
     drives: Drives | None = plans.next_driver()
     zombies: list[Drives] = []
     try:
@@ -775,6 +850,8 @@ def simulate(
                 if not exact or (world.all_read() and not opened):  # all is read, and no window will fire
                     break
         expected = world.fold() if exact else Counter(plans.source)
+        letters = Counter(found["letters"])
+        assert letters == world.poisoned(), f"seed {seed}: dead letters {letters} instead of {world.poisoned()}"
         if plans.added:
             since, found_since = expected - (world.added or Counter()), Counter(found["added"])
             assert found_since == since, f"seed {seed}: the bolt that was added has {found_since} instead of {since}"
@@ -798,7 +875,7 @@ def simulate(
                 assert not Fired(*values).wrong, f"seed {seed}: span {word, start} has fired out of turn: {values}"
                 spans[word] += Fired(*values).tuples
             assert spans == expected, f"seed {seed}: {spans} in spans instead of {expected}"
-        if set(troubles) <= {"slow bolt"} and crash is None and not changes:  # slowness is no failure
+        if set(troubles) <= {"slow bolt"} and crash is None and not (changes or poison):  # slowness is no failure
             status = driver.status()
             assert status.checkpoint is not None
             assert (status.components["words"].timed_out, status.checkpoint.recoveries) == (0, 0), f"seed {seed}"
