@@ -28,7 +28,7 @@ from framework import (
 from framework.config import Config
 from framework.core.checkpoints import CheckpointRecord, Checkpoints, Layout
 from framework.core.rescaling import Namespaces, layout_of, namespace_of, rescaled
-from framework.core.stateful_run import read_record, stateful_components
+from framework.core.stateful_run import read_record, retries_of, stateful_components
 from framework.state import LmdbKeyValueStateProvider
 from framework.state.settings import provider_of
 from framework.transactions import CoordinationStore
@@ -266,6 +266,7 @@ class SteppedState(Stepped):
             attempts_max=5,
             save=self._save,
             layouts={name: layout_of(each, 0) for name, each in components.items()},
+            retries=retries_of(topology),
         )
         self.driver._stopping = Impatient()
 

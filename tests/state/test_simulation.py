@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from framework.acking.ledger import Roots
 from framework.core import rescaling, stateful_run
 from framework.core.bolt_task import BoltTask, Inbox
 from framework.core.budget import Budget
@@ -26,13 +27,27 @@ from framework.errors import CorruptStateError, InvariantViolation, RetryableErr
 from framework.state.windowing import MICROS, micros
 from framework.state.windows import _NEVER, Window, _Before, _ByClock, _ByTime
 from tests.kit import state_world
-from tests.kit.state_world import ALL_TROUBLES, CHANGES, CLOCK_JUMPS, CRASHES, LENGTH_S, SIZES, NamedSpout, simulate
+from tests.kit.state_world import (
+    ALL_TROUBLES,
+    CHANGES,
+    CLOCK_JUMPS,
+    CRASHES,
+    LENGTH_S,
+    RETRIES,
+    SIZES,
+    NamedSpout,
+    simulate,
+)
 from tests.kit.targets import Often
 
 #: The rarest trouble comes in one world of five.
 WORLDS_MAX = 300
 #: The mutation that shows least (a position that is recorded late) shows in one of eighty.
 WORLDS_PER_MUTATION = 3_000
+#: Troubles in which no word times out again and again, as one that cannot be processed may.
+NO_LOSSES = tuple(
+    each for each in ALL_TROUBLES if each not in ("lost output", "late records", "doubled ledger", "flipped bit")
+)
 
 
 @pytest.mark.behaviour("5.4", "5.5")
@@ -158,14 +173,77 @@ def test_windows_by_processing_time_fire_once_when_the_topology_and_its_logs_cha
         struck.update(simulate(seed + number, exact=True, troubles=troubles, changes=CHANGES, windows=True).struck)
 
 
+@pytest.mark.rule("C36")
+@pytest.mark.behaviour("5.4")
+@pytest.mark.parametrize("trouble", [*NO_LOSSES, "all", "none"])
+def test_words_that_cannot_be_processed_are_dead_letters_once_and_no_other_word_is_under_each_trouble(
+    trouble: str, seed: int, often: Often
+) -> None:
+    troubles = NO_LOSSES if trouble == "all" else () if trouble == "none" else (trouble,)
+    struck: Counter[str] = Counter()
+    letters = 0
+    expected = set() if trouble == "all" else set(troubles) - {"failed tuple"}
+    for number in itertools.count():
+        if number >= often(2, 30) and letters and expected <= set(+struck):
+            break
+        assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
+        world = simulate(
+            seed + number, exact=True, words=24, rounds=60, troubles=troubles, poison=0.1, tasks=1 + number % 2
+        )
+        letters += world.poisoned().total()
+        struck.update(world.struck)
+
+
+@pytest.mark.rule("C35", "C36", "C39")
+@pytest.mark.parametrize("windows", [False, True])
+def test_dead_letters_are_exact_when_the_topology_and_its_logs_change(windows: bool, seed: int, often: Often) -> None:
+    struck: Counter[str] = Counter()
+    letters = 0
+    for number in itertools.count():
+        if number >= often(2, 30) and letters and "tasks changed" in +struck:
+            break
+        assert number < WORLDS_MAX, f"{+struck} came"
+        world = simulate(
+            seed + number,
+            exact=True,
+            words=24,
+            rounds=60,
+            troubles=("driver dies", "task dies"),
+            changes=CHANGES,
+            windows=windows,
+            poison=0.1,
+        )
+        letters += world.poisoned().total()
+        struck.update(world.struck)
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.parametrize("how", CRASHES)
+def test_dead_letters_are_exact_after_a_crash_at_any_step(how: str, seed: int, often: Often) -> None:
+    met: Counter[str] = Counter()
+    every = often(12, 1)
+    for step in itertools.count(1 + seed % every, every):
+        world = simulate(seed, exact=True, words=16, troubles=(), crash=(step, how), poison=0.2)
+        if world.crashed is None:
+            break
+        met[world.crashed] += 1
+    assert met["store"] >= 1
+
+
 def _wrong(
-    first_seed: int, exact: bool, troubles: tuple[str, ...], changes: tuple[str, ...] = (), windows: bool = False
+    first_seed: int,
+    exact: bool,
+    troubles: tuple[str, ...],
+    changes: tuple[str, ...] = (),
+    windows: bool = False,
+    poison: float = 0.0,
 ) -> bool:
     """Whether any of ``WORLDS_PER_MUTATION`` worlds comes out wrong."""
     sizes = itertools.islice(itertools.cycle(SIZES), WORLDS_PER_MUTATION)
+    options: dict[str, Any] = {"troubles": troubles, "changes": changes, "windows": windows, "poison": poison}
     for seed, (words, rounds) in enumerate(sizes, first_seed):
         try:
-            simulate(seed, exact=exact, words=words, troubles=troubles, changes=changes, windows=windows, rounds=rounds)
+            simulate(seed, exact=exact, words=words, rounds=rounds, **options)
         except (AssertionError, CorruptStateError, InvariantViolation):
             return True
     return False
@@ -416,3 +494,33 @@ def test_ticks_in_the_round_that_prepares_a_checkpoint_are_caught(monkeypatch: p
     monkeypatch.setattr(StatefulBoltTask, "tick", lambda self, *, settles: BoltTask.tick(self, settles=settles))
     monkeypatch.setattr(RoundDriver, "_left_open", lambda self: None)
     assert _wrong(seed, True, ("failed tuple",), windows=True)
+
+
+@pytest.mark.rule("C36")
+def test_words_that_are_blamed_for_being_under_way_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    ids = SpoutTask.message_ids
+
+    def all_of_them(self: SpoutTask, roots: Roots) -> dict[int, Any]:
+        return ids(self, Roots.of([*roots.ids(), *self._pending.roots()]) if len(roots) else roots)
+
+    monkeypatch.setattr(SpoutTask, "message_ids", all_of_them)
+    assert _wrong(seed, True, (), poison=0.1)
+
+
+def test_a_word_that_is_given_up_and_processed_too_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Here some bolt fails a word only so often, as one that another system refuses for a while."""
+    gives_up, execute = SpoutTask._gives_up, state_world.Splits.execute
+    tries: Counter[Any] = Counter()
+
+    def too(self: SpoutTask, message_id: Any) -> bool:
+        gives_up(self, message_id)
+        return False
+
+    def mended(self: Any, tup: Any, collector: Any) -> None:
+        tries[(id(self.world), tup["word"])] += 1
+        if tries[(id(self.world), tup["word"])] <= RETRIES + 1:
+            execute(self, tup, collector)
+
+    monkeypatch.setattr(SpoutTask, "_gives_up", too)
+    monkeypatch.setattr(state_world.Splits, "execute", mended)
+    assert _wrong(seed, True, (), poison=0.1)
