@@ -113,7 +113,8 @@ class CheckpointMarker:
     ``forgotten``: spouts that begin anew if they have no position. ``durable``: what is committed
     survives its process. ``failed``: trees of spouts whose records are asked for. ``suspects``:
     spout -> records that have failed, and are to come again; True for one that is given up.
-    ``gives_up``: whether any spout gives records up."""
+    ``gives_up``: whether any spout gives records up. ``few``: the most records that a spout task
+    names in a recovery; others are named when they fail again."""
 
     action: CheckpointAction
     txid: int
@@ -129,6 +130,7 @@ class CheckpointMarker:
     failed: Roots = field(default_factory=Roots)
     suspects: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     gives_up: bool = False
+    few: int = 1
 
 
 class CheckpointReport(NamedTuple):
@@ -287,6 +289,9 @@ class Checkpoints:
         self._durable = durable
         self._interval_s = interval_s
         self._retries = retries if exact else {}
+        #: How many tuples a spout task should give in a round while there are suspects: all that
+        #: comes before the next checkpoint goes back with them, and fewer new ones come at a time.
+        self.few = max(SUSPECTS_MAX // 4 // max(sum(spouts.values()), 1), 1)
         self._attempts_max = attempts_max
         self._save = save
         self._layouts: dict[str, Layout] = {}
@@ -499,6 +504,7 @@ class Checkpoints:
             failed=Roots.of(self._blamed),
             suspects=self._told(),
             gives_up=bool(self._retries),
+            few=self.few,
         )
 
     def _told(self) -> Mapping[str, Mapping[str, bool]]:

@@ -63,8 +63,6 @@ _QUIET_POLL_S = 0.02
 _RECOVERY_PAUSE_S = 0.5
 #: How often a driver checks that it leads: more often than any session can end.
 _CONFIRM_S = 1.0
-#: The most tuples that a spout task gives in a round while a record is tried again.
-SUSPECT_TUPLES_MAX = 100
 #: How long tuples under way may take when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
 
@@ -418,10 +416,11 @@ class RoundDriver:
         return {root for root in found if checkpoints.gives_up(self._rooted[spout_task_of(root)][0])}
 
     def _share_now(self) -> int:
-        """The most tuples that a spout task gives in the next round: few while a record is tried
-        again, since all that comes before the next checkpoint goes back with it."""
-        few = self._checkpoints is not None and self._checkpoints.suspects
-        return min(self._share.tuples, SUSPECT_TUPLES_MAX) if few else self._share.tuples
+        """The most tuples that a spout task gives in the next round."""
+        checkpoints = self._checkpoints
+        if checkpoints is None or not checkpoints.suspects:
+            return self._share.tuples
+        return min(self._share.tuples, checkpoints.few)
 
     def _show_errors(self, errors: Sequence[ComponentError]) -> None:
         for error in errors:

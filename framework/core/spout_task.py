@@ -27,8 +27,6 @@ from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
 #: How long a spout task gives tuples in one round.
 ROUND_SPOUT_S = 0.25
-#: The most records that a task names in one recovery. Others are named when they fail again.
-NAMED_MAX = 100
 #: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
 #: process each time fails in the end.
 LOSSES_MAX = 5
@@ -279,7 +277,7 @@ class SpoutTask(ComponentTask):
             asked = before.message_ids(marker.failed) if isinstance(before, SpoutTask) else {}
             self._failed_ids = asked
             named = (name_of(message_id) for _, message_id in sorted(asked.items()))
-            self._named = [name for name in named if name is not None][:NAMED_MAX]
+            self._named = [name for name in named if name is not None][: marker.few]
             self._suspects = {**dict.fromkeys(self._named, False), **marker.suspects.get(self.component.id, {})}
         if isinstance(before, SpoutTask) and before._instance is not None:
             self._go_on_from(before)
