@@ -181,10 +181,14 @@ class KafkaSpout(ReplayableSpout):
       end. Records may be lost or come twice.
 
     **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them. The
-    state is exactly-once; ``guarantee``, ``retry`` and ``on_exhausted`` have no effect. The group
-    only decides where the spout begins when it starts for the first time. After that, its offsets
-    tell other tools how far the last committed checkpoint is, and the spout does not read them. A
-    partition that appears after the first checkpoint is read from its earliest offset.
+    state is exactly-once; ``guarantee`` has no effect. After a failure everything goes back to the
+    last checkpoint, and is read again. A record whose own tuple has failed, or timed out, more than
+    ``retry.retries_max`` times goes the way of ``on_exhausted`` then, and its other tuples nowhere.
+    The delays of ``retry`` have no effect: the topology pauses. Without ``retries_max``, a record
+    that fails ``topology.max.attempts`` times in a row ends the topology. The group only decides
+    where the spout begins when it starts for the first time. After that, its offsets tell other
+    tools how far the last committed checkpoint is, and the spout does not read them. A partition
+    that appears after the first checkpoint is read from its earliest offset.
 
     **How far ahead.** ``topology.max.spout.pending`` bounds the pending tuples of a task.
     ``uncommitted_max`` bounds, for each partition, the offsets between the committable offset and
