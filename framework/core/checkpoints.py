@@ -524,11 +524,11 @@ class Checkpoints:
                 found.setdefault(each.component_id, []).extend(passed)
         return found
 
-    def _counted(self, reports: Sequence[CheckpointReport]) -> Suspects | None:
-        """The suspects, with the failures of the records that tasks have named; None where none is
-        named. Those that have not failed for longest make room for new ones: what they have done is
-        found out again. But where too many are new, it is no matter of single records."""
-        suspects = {spout: dict(its) for spout, its in self.record.suspects.items()}
+    def _counted(self, known: Suspects, reports: Sequence[CheckpointReport]) -> Suspects | None:
+        """The ``known`` suspects, with the failures of the records that tasks have named; None
+        where none is named. Those that have not failed for longest make room for new ones: what they have
+        done is found out again. But where too many are new, it is no matter of single records."""
+        suspects = {spout: dict(its) for spout, its in known.items()}
         named = False
         for spout, name in ((each.component_id, name) for each in reports for name in dict.fromkeys(each.failed)):
             its = suspects.setdefault(spout, {})
@@ -567,7 +567,7 @@ class Checkpoints:
         aim = self._committed() if marker.prepared else self.record.abandoned()
         if self._blamed:
             self._blamed.clear()
-            suspects = self._counted(reports)
+            suspects = self._counted(aim.suspects, reports)
             if suspects is None:
                 self._failures += 1
                 self._last_failure = f"{self._last_failure}; which record is at fault is not known"
@@ -575,7 +575,7 @@ class Checkpoints:
                 aim = replace(aim, suspects=suspects)
         if aim != self.record:
             self._put(aim)
-        if _given_up(self._told()) != _given_up(marker.suspects):
+        if not _given_up(self._told()) <= _given_up(marker.suspects):
             return  # the spouts must know what is given up before they give anything
         self._recovering = False
         self._dirty = False

@@ -232,7 +232,7 @@ class SegmentTask:
                 unrecovered=self._unrecovered,
                 tick_in_s=tick_in_s,
                 sent=dict(outcome.sent),
-                blamed=Roots.of(outcome.blamed),
+                blamed=Roots.of(outcome.blamed) if self._plan.stateful else Roots(),
             )
         )
         self.outcome = Outcome(self._component_tasks)

@@ -137,15 +137,19 @@ class StatefulBoltTask(BoltTask):
         """A row that is made of more than its tuple is part of a tree of this task, too. Whatever
         is made of the row then fails two trees, and its record is not given up for others'."""
         roots = super().roots_for(tup)
-        if not self._instance.serves_several:
+        if not self._serves_several:
             return roots
         if not self._own_roots:
             self._own_roots = self.tick_roots()
         return (*roots, *self._own_roots)
 
     def _blame(self, roots: Sequence[int], error: BaseException) -> None:
-        if not self._instance.serves_several:
+        if not self._serves_several:
             super()._blame(roots, error)
+
+    @property
+    def _serves_several(self) -> bool:
+        return self._instance is not None and self._instance.serves_several
 
     def roots_of_nothing(self) -> Sequence[int]:
         if self._in_hook and not self._hook_roots:
