@@ -526,8 +526,9 @@ class Checkpoints:
 
     def _counted(self, known: Suspects, reports: Sequence[CheckpointReport]) -> Suspects | None:
         """The ``known`` suspects, with the failures of the records that tasks have named; None
-        where none is named. Those that have not failed for longest make room for new ones: what they have
-        done is found out again. But where too many are new, it is no matter of single records."""
+        where none is named. Those that have not failed for longest make room for new ones: what
+        they have done is found out again. But where too many are new, it is no matter of single
+        records."""
         suspects = {spout: dict(its) for spout, its in known.items()}
         named = False
         for spout, name in ((each.component_id, name) for each in reports for name in dict.fromkeys(each.failed)):
