@@ -44,6 +44,8 @@ FORMAT = 1
 #: The most records whose failures are counted at a time. Where more fail, it is no matter of single
 #: records.
 SUSPECTS_MAX = 1_000
+#: The longest name that is kept of a record.
+_NAME_MAX = 500
 _LAYOUTS = ("layouts", "assigned", "pending_layouts")
 _NOTHING_PENDING: dict[str, Any] = {
     "pending": None,
@@ -58,11 +60,12 @@ Suspects = Mapping[str, Mapping[str, int]]
 
 
 def name_of(message_id: Any) -> str | None:
-    """The name of a record, by its message id; None where the id is none that lasts."""
+    """The name of a record, by its message id; None where the id is none that can be kept."""
     try:
-        return None if message_id is None else json.dumps(message_id, sort_keys=True)
+        name = None if message_id is None else json.dumps(message_id, sort_keys=True)
     except (TypeError, ValueError):
         return None
+    return name if name is None or len(name) <= _NAME_MAX else None
 
 
 class CheckpointAction(Enum):

@@ -46,6 +46,10 @@ class GivesUp(Log):
         super().__init__(key, words, **more)
         self.retries = retries
 
+    def open(self, conf: Any, context: Any, collector: Any) -> None:
+        journal(self.key).happens("open", context.task_index)
+        super().open(conf, context, collector)
+
     @property
     def retries_max(self) -> int | None:
         return self.retries
@@ -231,6 +235,39 @@ def test_what_was_counted_and_given_up_outlives_the_driver(key: str, tmp_path: P
     assert tries(key) == RETRIES + 1
     assert committed(str(tmp_path), stepped.record, key, "count") == GOOD
     assert committed(str(tmp_path), stepped.record, key, "letters") == {"poison": 1}
+
+
+@pytest.mark.rule("C36")
+def test_a_failure_counts_once_though_the_recovery_is_repeated(key: str, tmp_path: Path) -> None:
+    """Here the source does not answer when the spouts begin again."""
+    opened: list[int] = []
+
+    def away(task: int) -> None:
+        opened.append(task)
+        if tries(key) and len(opened) % 3:
+            raise RetryableError("the source does not answer")
+
+    journal(key).on["open"] = away
+    topology = gives_up(key, ActsBasic(poison(key, ValueError("poison"))), GivesUp(key, [WORDS]), tasks=1)
+    stepped = SteppedState(topology, tmp_path).settle()
+    assert tries(key) == RETRIES + 1
+    assert committed(str(tmp_path), stepped.record, key, "letters") == {"poison": 1}
+
+
+@pytest.mark.rule("C36")
+@pytest.mark.parametrize("message_id", [object(), "x" * 1_000, None])
+def test_a_record_without_an_id_that_lasts_ends_the_topology(key: str, message_id: Any) -> None:
+    class Nameless(GivesUp):
+        def next_tuple(self) -> None:
+            if self.offsets.get(0) == 0:
+                self.offsets[0] += 1
+                self.collector.emit(["poison"], message_id=message_id if message_id is None else [message_id])
+
+    topology = gives_up(key, ActsBasic(poison(key, ValueError("poison"))), Nameless(key, [WORDS]))
+    conf = {"topology.state.checkpoint.interval.ms": 20}
+    with submit(topology, conf, executor="local") as run, pytest.raises(CoreTopologyFailed, match="is not known"):
+        run.wait_until_idle(60)
+    assert tries(key) == 5
 
 
 class Pairs(BaseRichBolt):
