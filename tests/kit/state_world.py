@@ -87,6 +87,8 @@ STATE_TROUBLES = (
     "source is away",
 )
 ALL_TROUBLES = (*TROUBLES, *STATE_TROUBLES)
+#: Troubles in which words time out though nothing is wrong with them.
+LOSSES = ("lost output", "late records", "doubled ledger", "flipped bit")
 #: A trouble for topologies with windows.
 CLOCK_JUMPS = "clock jumps"
 #: What may change, only where state is exactly-once.
@@ -495,9 +497,10 @@ def chained(
     for spout_id, (spout, parallelism) in spouts.items():
         builder.set_spout(spout_id, spout, parallelism)
         split.shuffle_grouping(spout_id)
-    letters = builder.set_bolt("letters", Letters(name), others)
-    for spout_id, (spout, _) in spouts.items():
-        if isinstance(spout, NamedSpout):
+    named = [spout_id for spout_id, (spout, _) in spouts.items() if isinstance(spout, NamedSpout)]
+    if named:
+        letters = builder.set_bolt("letters", Letters(name), others)
+        for spout_id in named:
             letters.fields_grouping(spout_id, Fields("word"), DEAD_LETTER_STREAM)
     builder.set_bolt("lengths", Lengths()).shuffle_grouping("split", "lengths")
     builder.set_bolt("count", Counts(name, "D"), tasks).fields_grouping("split", Fields("word"))

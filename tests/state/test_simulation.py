@@ -33,6 +33,7 @@ from tests.kit.state_world import (
     CLOCK_JUMPS,
     CRASHES,
     LENGTH_S,
+    LOSSES,
     RETRIES,
     SIZES,
     NamedSpout,
@@ -45,9 +46,7 @@ WORLDS_MAX = 300
 #: The mutation that shows least (a position that is recorded late) shows in one of eighty.
 WORLDS_PER_MUTATION = 3_000
 #: Troubles in which no word times out again and again, as one that cannot be processed may.
-NO_LOSSES = tuple(
-    each for each in ALL_TROUBLES if each not in ("lost output", "late records", "doubled ledger", "flipped bit")
-)
+NO_LOSSES = tuple(each for each in ALL_TROUBLES if each not in LOSSES)
 
 
 @pytest.mark.behaviour("5.4", "5.5")
