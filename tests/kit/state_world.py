@@ -148,7 +148,8 @@ class StateWorld(Chances):
     -> its partitions. ``lives``: (spout, partition, life) -> all its words. ``recorded``: (spout,
     partition, life) -> the first and the last position in the record. ``added``: the fold when the
     bolt that is added took part in its first checkpoint. ``group``: (spout, partition) -> the
-    position that the spout published, as (life, offset).
+    position that the spout published, as (life, offset). ``poison``: the share of words that cannot
+    be processed.
     """
 
     stores: dict[str, MemoryBytes] = field(default_factory=dict)
@@ -159,6 +160,7 @@ class StateWorld(Chances):
     group: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     record: CheckpointRecord = field(default_factory=CheckpointRecord)
     epoch: int = 0
+    poison: float = 0.0
     steps: int = 0
     crash: tuple[int, str] | None = None
     crashed: str | None = None
@@ -566,7 +568,7 @@ class NamedSpout(ReplayableSpout):
 
     @property
     def retries_max(self) -> int | None:
-        return RETRIES if any(each in POISON for each in itertools.chain(*_worlds[self.key].lives.values())) else None
+        return RETRIES if _worlds[self.key].poison else None
 
     def give_up(self, message_id: Any) -> None:
         self.collector.emit([place_of(self.name, *message_id)], stream=DEAD_LETTER_STREAM)
@@ -688,9 +690,7 @@ class Plans:
         changes: Sequence[str],
         windows: bool,
         tasks: int,
-        poison: float,
     ) -> None:
-        self.poison = poison
         self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
         self.windows, self.added = windows, False
         self.saved: Saved | None = None
@@ -706,7 +706,7 @@ class Plans:
     def some_words(self) -> list[str]:
         chance = self.world.chance
         return [
-            chance.choice(POISON if self.poison and chance.random() < self.poison else ALPHABET)
+            chance.choice(POISON if self.world.poison and chance.random() < self.world.poison else ALPHABET)
             for _ in range(self.words // 2)
         ]
 
@@ -822,8 +822,8 @@ def simulate(
     does not come to an end.
     """
     name = uuid.uuid4().hex
-    world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash)
-    plans = Plans(name, world, words=words, exact=exact, changes=changes, windows=windows, tasks=tasks, poison=poison)
+    world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash, poison=poison)
+    plans = Plans(name, world, words=words, exact=exact, changes=changes, windows=windows, tasks=tasks)
     drives: Drives | None = plans.next_driver()
     zombies: list[Drives] = []
     try:

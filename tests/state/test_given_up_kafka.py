@@ -115,6 +115,7 @@ def test_records_that_fail_too_often_are_given_up_and_the_others_counted_once(
 @pytest.mark.behaviour("5.4")
 @pytest.mark.spark
 @pytest.mark.kills
+@pytest.mark.slow
 def test_records_are_given_up_once_though_homes_are_killed_meanwhile(
     tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int
 ) -> None:
