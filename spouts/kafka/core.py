@@ -152,7 +152,7 @@ class _ReadIds(Sequence[MessageId]):
         if isinstance(at, slice):
             return _ReadIds(self._tp, self._topic_id, self._records.part(*at.indices(len(self))[:2]))
         records = self._records
-        return MessageId(*self._tp, int(records.offsets[at]), self._topic_id, _known(int(records.epochs[at])))
+        return MessageId(*self._tp, int(records.offsets[at]), self._topic_id, known_epoch(int(records.epochs[at])))
 
 
 class KafkaSpout(ReplayableSpout):
