@@ -89,7 +89,8 @@ class MessageFeed(Feed):
             self._consumer.incremental_unassign(held)
         self._assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in positions.items()])
         self._assigned.update(positions)
-        self._paused -= positions.keys()
+        # librdkafka remembers a pause of a partition that was unassigned meanwhile.
+        self.pause(self._paused - positions.keys())
         self.ended -= positions.keys()
         self._early = [each for each in self._early if partition_of(each) not in positions]
 

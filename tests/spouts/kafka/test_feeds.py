@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -225,6 +226,55 @@ def test_an_offset_that_is_not_in_the_log_is_an_event_after_the_records_before_i
     wait_for(both)
     assert [(each.tp, each.offset) for each in events] == [((name, 0), 500)]
     assert events[0].error.code() in native_session.NOT_IN_LOG
+
+
+def test_after_any_steps_each_partition_goes_on_where_it_was(
+    small: None, feed: Feed, topics: Topics, name: str, seed: int
+) -> None:
+    """Random sends, beginnings, pauses and takes; more partitions than a consumer is made for at
+    first."""
+    chance, count = random.Random(seed), QUEUES_MIN + 4
+    topics.create(name, count)
+    ends = dict.fromkeys(range(count), 0)
+    expected: dict[int, int] = {}  # the next offset of each partition that has begun
+    paused: set[int] = set()
+
+    def send() -> None:
+        number, many = chance.randrange(count), chance.randint(1, 150)
+        topics.send(name, [b"x"] * many, number)
+        ends[number] += many
+
+    def begin() -> None:
+        begun = chance.sample(range(count), chance.randint(1, 3))
+        expected.update({number: chance.randint(0, ends[number]) for number in begun})
+        paused.difference_update(begun)
+        feed.begin({(name, number): Position(expected[number], None) for number in begun})
+
+    def pause() -> None:
+        paused.clear()
+        paused.update(chance.sample(sorted(expected), chance.randint(0, min(3, len(expected)))))
+        feed.pause({(name, number) for number in paused})
+
+    def take() -> None:
+        chunk, events = feed.take()
+        assert not events
+        for number, offset in places(rows_of(chunk)) if chunk is not None else ():
+            assert offset == expected[number]
+            # What was kept before the pause may still come from the consumer with one queue.
+            assert number not in paused or isinstance(feed, MessageFeed)
+            expected[number] += 1
+
+    for _ in range(150):
+        chance.choices([send, begin, pause, take, feed.hear], [2, 1, 1, 5, 1])[0]()
+    feed.pause(set())
+    paused.clear()
+
+    def all_is_read() -> bool:
+        take()
+        return all(at == ends[number] for number, at in expected.items())
+
+    wait_for(all_is_read)
+    wait_for(lambda: take() is None and feed.ended == {(name, number) for number in expected})
 
 
 # --- columns --------------------------------------------------------------------------------------
