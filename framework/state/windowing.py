@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Union
 
 from framework.errors import BadRecordError, ConfigError
@@ -87,6 +87,7 @@ class TimeWindow:
     step_s: float | None = None
     lag_s: float = 0.0
     lateness_s: float = 0.0
+    _: KW_ONLY
     idle_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -80,6 +80,7 @@ class _Records:
         rows: pa.RecordBatch | None,
         stream: str,
         chunk: RecordChunk | None,
+        *,
         first: int = 0,
     ) -> None:
         self.offsets = offsets
@@ -95,7 +96,7 @@ class _Records:
     def part(self, start: int, stop: int) -> _Records:
         rows = self.rows.slice(start, stop - start) if self.rows is not None else None
         offsets, epochs = self.offsets[start:stop], self.epochs[start:stop]
-        return _Records(offsets, epochs, rows, self.stream, self.chunk, self.first + start)
+        return _Records(offsets, epochs, rows, self.stream, self.chunk, first=self.first + start)
 
     def row(self, at: int) -> _Row:
         if self.rows is None:

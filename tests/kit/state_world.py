@@ -693,6 +693,7 @@ class Plans:
     ) -> None:
         self.name, self.world, self.words, self.exact, self.changes = name, world, words, exact, changes
         self.windows, self.added = windows, False
+        self.before: Counter[str] = Counter()  # the fold when the bolt was added
         self.saved: Saved | None = None
         self.spouts, self.tasks, self.others = {"words": tasks}, tasks, tasks
         self.source: list[str] = []
@@ -728,7 +729,7 @@ class Plans:
         if self.happens("tasks changed", 0.5):
             self.tasks = self.world.chance.choice([1, 2, 3])
         if not self.added and self.happens("bolt added", 0.5):
-            self.added = True
+            self.added, self.before = True, self.world.fold()
         self.world.skews.clear()
         try:
             if self.happens("state forgotten", 0.1):
@@ -855,7 +856,9 @@ def simulate(
         expected = world.fold() if exact else Counter(plans.source)
         letters = Counter(found["letters"])
         assert letters == world.poisoned(), f"seed {seed}: dead letters {letters} instead of {world.poisoned()}"
-        if plans.added:
+        if plans.added and "added" not in world.record.layouts:  # nothing has come since: there was no checkpoint
+            assert expected == plans.before, f"seed {seed}: no checkpoint has the bolt that was added"
+        elif plans.added:
             since, found_since = expected - (world.added or Counter()), Counter(found["added"])
             assert found_since == since, f"seed {seed}: the bolt that was added has {found_since} instead of {since}"
         for component_id in ("count", "again"):
