@@ -130,9 +130,7 @@ class BoltCollector:
         for each in found:
             self._bolt.bind(each)
         if len(found) == 1:
-            if self._bolt.may_add_tree:
-                return self._bolt.roots_for(found[0])
-            return found[0].roots or self._bolt.roots_of_nothing()
+            return self._bolt.roots_for(found[0])
         return tuple(dict.fromkeys(root for each in found for root in each.roots)) or self._bolt.roots_of_nothing()
 
 
@@ -163,8 +161,6 @@ class BoltTask(ComponentTask):
         tick_s: float | None = None,
     ) -> None:
         super().__init__(topology, component, task, surroundings)
-        #: Whether ``roots_for`` says which trees a row that is anchored to one tuple is part of.
-        self.may_add_tree = False
         self._tick_s = tick_s
         self._ticked_at = surroundings.clock()
         self._rich = BoltCollector(self, surroundings.lock)

@@ -193,9 +193,10 @@ class Outflow:
         except USER_ERRORS:
             self.failed = True
             outcome = self._surroundings.outcome
-            roots = list(roots_of(trees))
-            for at in _failing_rows(attempt, 0, len(roots)):
-                outcome.blame(roots[at])
+            if self._surroundings.blames:
+                roots = list(roots_of(trees))
+                for at in _failing_rows(attempt, 0, len(roots)):
+                    outcome.blame(roots[at])
             outcome.ledger.failed(flat_roots(trees).tolist())
             outcome.of[self._component_id].counts.failed += untracked(trees)
             raise

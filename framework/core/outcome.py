@@ -95,12 +95,14 @@ class Surroundings(Protocol):
     """The task that a component lives in, as the component sees it. ``outcome``: of the round that
     is under way, or of the next one. ``lock``: held while something is added to the outcome by user
     code that may run in a thread of its own, and while the outcome is handed over. ``thread``: the
-    one that does the task's part of a round. ``clock``: seconds that only rise."""
+    one that does the task's part of a round. ``clock``: seconds that only rise. ``blames``: whether
+    anybody asks which tuples are to blame for a failure."""
 
     outcome: Outcome
     lock: threading.RLock
     thread: int
     clock: Callable[[], float]
+    blames: bool
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
         """Send rows of one edge to one task."""

@@ -50,6 +50,7 @@ class SegmentTask:
         self.clock = clock
         self.lock = threading.RLock()
         self.thread = threading.get_ident()
+        self.blames = bool(plan.stateful)
         self._plan = plan
         self._level = level
         self._partition = partition
@@ -232,7 +233,7 @@ class SegmentTask:
                 unrecovered=self._unrecovered,
                 tick_in_s=tick_in_s,
                 sent=dict(outcome.sent),
-                blamed=Roots.of(outcome.blamed) if self._plan.stateful else Roots(),
+                blamed=Roots.of(outcome.blamed) if self.blames and outcome.blamed else Roots(),
             )
         )
         self.outcome = Outcome(self._component_tasks)

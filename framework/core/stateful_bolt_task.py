@@ -64,6 +64,7 @@ class StatefulBoltTask(BoltTask):
         self._in_hook = False
         self._hook_roots: Sequence[int] = ()
         self._own_roots: Sequence[int] = ()
+        self._gives_up = False  # whether a record may be given up
         self._held = 0  # tuples that were executed, and neither acked nor failed
         self._no_tick = False
 
@@ -137,7 +138,7 @@ class StatefulBoltTask(BoltTask):
         """A row that is made of more than its tuple is part of a tree of this task, too. Whatever
         is made of the row then fails two trees, and its record is not given up for others'."""
         roots = super().roots_for(tup)
-        if not self._serves_several:
+        if not (self._gives_up and self._serves_several):
             return roots
         if not self._own_roots:
             self._own_roots = self.tick_roots()
@@ -186,7 +187,7 @@ class StatefulBoltTask(BoltTask):
         self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        self._marker, self._exact, self.may_add_tree = marker, marker.exact, marker.gives_up
+        self._marker, self._exact, self._gives_up = marker, marker.exact, marker.gives_up
         BoltTask.instance(self)
         self._done = CheckpointAction.RECOVER if self._instance is not None else None
 

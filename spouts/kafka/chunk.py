@@ -74,6 +74,13 @@ class RecordChunk(ABC):
     def runs(self) -> list[Run]:
         """The rows in order, by partition."""
 
+    def places(self) -> Iterator[tuple[TopicPartition, range]]:
+        """The partition of each run, and which rows these are."""
+        end = 0
+        for run in self.runs():
+            begin, end = end, end + run.rows
+            yield run.tp, range(begin, end)
+
     @abstractmethod
     def take(self, rows: Sequence[int] | Rows) -> Self:
         """These rows, in memory of their own."""

@@ -5,12 +5,12 @@ Source: storm-kafka-client's ``KafkaSpout``.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Self, overload
 
 import numpy as np
 import pyarrow as pa
@@ -98,6 +98,9 @@ class _Records:
         offsets, epochs = self.offsets[start:stop], self.epochs[start:stop]
         return _Records(offsets, epochs, rows, self.stream, self.chunk, first=self.first + start)
 
+    def id_of(self, tp: TopicPartition, topic_id: str | None, at: int) -> MessageId:
+        return MessageId(*tp, int(self.offsets[at]), topic_id, known_epoch(int(self.epochs[at])))
+
     def row(self, at: int) -> _Row:
         if self.rows is None:
             raise InvariantViolation("a record without a row was emitted")
@@ -111,15 +114,15 @@ class _Records:
         return _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
 
 
-class _RowIds(Sequence[MessageId]):
-    """The ids of records that were emitted at once. A slice of it names a part of them: the part is
-    done by one call."""
+class _Ids(Sequence[MessageId]):
+    """The ids of records that were emitted at once, where checkpoints track them. ``places``: which
+    of ``records`` they are of; a slice names a part of them. ``topic_id``: as in the ids."""
 
-    def __init__(self, tp: TopicPartition, partition: _Partition, records: Slice[_Records], places: range) -> None:
+    def __init__(self, tp: TopicPartition, topic_id: str | None, records: _Records) -> None:
         self.tp = tp
-        self.partition = partition
+        self.topic_id = topic_id
         self.records = records
-        self.places = places
+        self.places = range(len(records))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -127,33 +130,23 @@ class _RowIds(Sequence[MessageId]):
     @overload
     def __getitem__(self, at: int) -> MessageId: ...
     @overload
-    def __getitem__(self, at: slice) -> _RowIds: ...
-    def __getitem__(self, at: int | slice) -> MessageId | _RowIds:
+    def __getitem__(self, at: slice) -> Self: ...
+    def __getitem__(self, at: int | slice) -> MessageId | Self:
         if isinstance(at, slice):
-            return _RowIds(self.tp, self.partition, self.records, self.places[at])
-        return self.partition.id_of(self.tp, self.records, self.places[at])
+            part = copy.copy(self)
+            part.places = self.places[at]
+            return part
+        return self.records.id_of(self.tp, self.topic_id, self.places[at])
 
 
-class _ReadIds(Sequence[MessageId]):
-    """The ids of records that were read and emitted at once, where checkpoints track them."""
+class _RowIds(_Ids):
+    """The same where acks track them: a part is done by one call. ``emitted``: what ``partition``
+    knows of them."""
 
-    def __init__(self, tp: TopicPartition, topic_id: str | None, records: _Records) -> None:
-        self._tp = tp
-        self._topic_id = topic_id
-        self._records = records
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @overload
-    def __getitem__(self, at: int) -> MessageId: ...
-    @overload
-    def __getitem__(self, at: slice) -> _ReadIds: ...
-    def __getitem__(self, at: int | slice) -> MessageId | _ReadIds:
-        if isinstance(at, slice):
-            return _ReadIds(self._tp, self._topic_id, self._records.part(*at.indices(len(self))[:2]))
-        records = self._records
-        return MessageId(*self._tp, int(records.offsets[at]), self._topic_id, known_epoch(int(records.epochs[at])))
+    def __init__(self, tp: TopicPartition, partition: _Partition, emitted: Slice[_Records]) -> None:
+        super().__init__(tp, partition.topic_id, emitted.what)
+        self.partition = partition
+        self.emitted = emitted
 
 
 class KafkaSpout(ReplayableSpout):
@@ -339,12 +332,10 @@ class KafkaSpout(ReplayableSpout):
         self._task.acked(message_id)
 
     def ack_all(self, message_ids: Sequence[MessageId]) -> None:
-        if type(self).ack is KafkaSpout.ack and isinstance(message_ids, _ReadIds):
-            return
-        if type(self).ack is KafkaSpout.ack and isinstance(message_ids, _RowIds):
-            self._task.acked_rows(message_ids)
-        else:
+        if type(self).ack is not KafkaSpout.ack or not isinstance(message_ids, _Ids):
             super().ack_all(message_ids)
+        elif isinstance(message_ids, _RowIds):
+            self._task.acked_rows(message_ids)
 
     def fail(self, message_id: MessageId) -> None:
         self._task.failed(message_id)
@@ -377,13 +368,12 @@ class _Partition:
     def buffered(self) -> int:
         return sum(map(len, self.buffer))
 
-    def id_of(self, tp: TopicPartition, records: Slice[_Records], at: int) -> MessageId:
-        return MessageId(*tp, int(records.offsets[at]), self.topic_id, known_epoch(int(records.what.epochs[at])))
-
     def find(self, key: MessageId) -> Found[_Records] | None:
         """A record that was emitted and is not done; None for any other, and of another log."""
         found = self.offsets.find(key.offset) if key.topic_id == self.topic_id else None
-        return found if found is not None and self.id_of(key.tp, found.slice, found.at) == key else None
+        if found is None or found.slice.what.id_of(key.tp, self.topic_id, found.at) != key:
+            return None
+        return found
 
     def pass_left_out(self) -> None:
         """Pass the records at the beginning of the buffer that are left out."""
@@ -491,7 +481,7 @@ class _Task:
             self._forget(key)
 
     def acked_rows(self, ids: _RowIds) -> None:
-        ids.partition.offsets.settle(ids.records, ids.places.start, ids.places.stop)
+        ids.partition.offsets.settle(ids.emitted, ids.places.start, ids.places.stop)
         if self._retries.any_failed:
             for key in ids:
                 self._forget(key)
@@ -614,15 +604,14 @@ class _Task:
             partition = self._partitions[tp]
             records = partition.take(most, self._uncommitted_max if self._tracked else None)
             if records is not None:
-                ids: _RowIds | _ReadIds | None = None
+                ids: _Ids | None = None
                 if self._tracked:
-                    emitted = partition.offsets.emitted(records.offsets, records)
-                    ids = _RowIds(tp, partition, emitted, range(len(records)))
+                    ids = _RowIds(tp, partition, partition.offsets.emitted(records.offsets, records))
                 else:
                     partition.offsets.passed(int(records.offsets[-1]))
                     # A dead letter has no other place to go: it is not given up.
                     if self._may_give_up and records.stream != DEAD_LETTER_STREAM:
-                        ids = _ReadIds(tp, partition.topic_id, records)
+                        ids = _Ids(tp, partition.topic_id, records)
                 self._emitting = records
                 self._collector.emit_arrow(records.rows, message_ids=ids, stream=records.stream)
                 return True
@@ -655,14 +644,14 @@ class _Task:
         chunk, rows = decoded.chunk, decoded.rows
         offsets, epochs = chunk.metadata("offset").to_numpy(), chunk.epochs
         kept = chunk if self._keeps_records else None
-        runs = chunk.runs()
-        if len(runs) == 1:
-            yield runs[0].tp, _Records(offsets, epochs, rows, stream, kept)
+        places = list(chunk.places())
+        if len(places) == 1:
+            yield places[0][0], _Records(offsets, epochs, rows, stream, kept)
             return
-        for run, end in zip(runs, accumulate(run.rows for run in runs), strict=True):
-            its = np.arange(end - run.rows, end)
+        for tp, place in places:
+            its = np.arange(place.start, place.stop)
             yield (
-                run.tp,
+                tp,
                 _Records(
                     offsets[its],
                     epochs[its],
@@ -675,10 +664,10 @@ class _Task:
     def _commit_first(self, chunk: RecordChunk) -> None:
         """Ask the group to commit the offsets after the records that were read. They are emitted
         when the group has them."""
-        offsets, epochs, runs = chunk.metadata("offset"), chunk.epochs, chunk.runs()
-        for run, end in zip(runs, accumulate(run.rows for run in runs), strict=True):
-            its = self._partitions[run.tp]
-            its.asked = Position(offsets[end - 1].as_py() + 1, its.topic_id, known_epoch(int(epochs[end - 1])))
+        offsets, epochs = chunk.metadata("offset"), chunk.epochs
+        for tp, place in chunk.places():
+            its, last = self._partitions[tp], place[-1]
+            its.asked = Position(offsets[last].as_py() + 1, its.topic_id, known_epoch(int(epochs[last])))
         self._tail.publish(self._asked())
 
     def _may_emit(self) -> bool:

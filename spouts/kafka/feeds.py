@@ -184,17 +184,15 @@ class ColumnFeed(Feed):
         if not len(self._chunk):
             return None, events
         chunk, self._chunk = self._chunk.finish(), self._begun()
-        at = 0
-        for run in chunk.runs():
-            at += run.rows
-            self._next[run.tp].leader_epoch = known_epoch(int(chunk.epochs[at - 1]))
+        for tp, place in chunk.places():
+            self._next[tp].leader_epoch = known_epoch(int(chunk.epochs[place[-1]]))
         return chunk, events
 
     def hear(self) -> list[Event]:
         events = []
         for error, topic, number in self._consumer.poll()[0]:
-            position = self._next.get((topic or "", number))
-            events.append(Event((topic or "", number), error, position.offset if position is not None else None))
+            tp = topic or "", number
+            events.append(Event(tp, error, self._next[tp].offset if tp in self._next else None))
         return events
 
     def close(self) -> None:
