@@ -817,10 +817,8 @@ def simulate(
     """Run one world to its end: trouble for ``rounds`` rounds, then none.
 
     ``changes``: only where state is exactly-once. ``tasks``: of each component; where it is one,
-    components are fused. ``poison``: the share of words that cannot be processed.
-
-    Raises ``AssertionError`` when the counts are wrong, or when the world
-    does not come to an end.
+    components are fused. ``poison``: the share of words that cannot be processed. Raises
+    ``AssertionError`` when the counts are wrong, or when the world does not come to an end.
     """
     name = uuid.uuid4().hex
     world = _worlds[name] = StateWorld(seed, frozenset((*troubles, *changes)), crash=crash, poison=poison)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def run_trees(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     under some troubles or all.
     """
     chance = random.Random(f"trees {seed}")
-    ((messages, pending),) = chance.choices(list(TREES), list(TREES.values()))
+    messages, pending = _one_of(chance, TREES)
     troubles = _some(chance, tree_world.TROUBLES)
     tasks = _tasks(chance)
     shape = f"{messages} messages, {pending} pending, {tasks} tasks, {', '.join(troubles)}"
@@ -91,7 +91,7 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     if windows:
         troubles = (*troubles, state_world.CLOCK_JUMPS)
     how = "exactly-once" if exact else "at-least-once"
-    ((words, rounds),) = chance.choices(list(STATES), list(STATES.values()))
+    words, rounds = _one_of(chance, STATES)
     tasks = chance.choice([1, 1, 2])
     poison = 0.1 if exact and chance.random() < 0.3 else 0.0
     if poison:
@@ -120,6 +120,11 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
     """All troubles, one time in two; else each of them, one time in two."""
     return troubles if chance.random() < 0.5 else tuple(each for each in troubles if chance.random() < 0.5)
+
+
+def _one_of(chance: random.Random, shares: Mapping[tuple[int, int], float]) -> tuple[int, int]:
+    (chosen,) = chance.choices(list(shares), list(shares.values()))
+    return chosen
 
 
 def _tasks(chance: random.Random) -> tuple[int, ...]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from integration.packages import find_program
 
 PHONE = {"width": 375, "height": 812}
 DESK = {"width": 1280, "height": 900}
+#: How long a test waits for what it must see.
+PATIENT_MS = 120_000
 
 
 @contextmanager
@@ -25,6 +29,18 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def too_wide(page: Page) -> int:
+    """By how many pixels the page must be scrolled sideways, but in a box of its own."""
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def violations(page: Page) -> list[dict[str, Any]]:
+    """What axe-core finds, in its words."""
+    found = Axe().run(page).response
+    assert len(found["passes"]) > 10
+    return list(found["violations"])
 
 
 class Watched:
