@@ -61,6 +61,10 @@ def journal(key: str) -> Journal:
     return _journals.setdefault(key, Journal())
 
 
+def forget_journal(key: str) -> None:
+    _journals.pop(key, None)
+
+
 def once(error: Exception) -> Callable[[Any], None]:
     """An action that raises the first time."""
     left = [error]

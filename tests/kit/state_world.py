@@ -74,7 +74,7 @@ from framework.state.windows import _NEVER
 from framework.topology import DEAD_LETTER_STREAM, State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.spans import Fired, KeepFired, Spans
-from tests.kit.state_parts import Count, Impatient, Source
+from tests.kit.state_parts import Count, Impatient, Source, forget_journal
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
 
 STATE_TROUBLES = (
@@ -885,4 +885,5 @@ def simulate(
             assert (status.components["words"].timed_out, status.checkpoint.recoveries) == (0, 0), f"seed {seed}"
     finally:
         del _worlds[name]
+        forget_journal(name)
     return world
