@@ -2,8 +2,9 @@
 
 A *root* is the id of a tree: 12 bits for the spout task that emitted it, then 52 bits that rise
 with every tree of that task. So the roots of one round are dense, and many of them are told as a
-few ranges. An *edge* is a tuple on its way to one task. Its id is 64 random bits, so the XOR of a
-tree's edges is 0 only when each has been told twice.
+few ranges. Rounds are numbered from 1, so no root is 0. An *edge* is a tuple on its way to one
+task. Its id is 64 random bits, so the XOR of a tree's edges is 0 only when each has been told
+twice.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SEQUENCES_PER_ROUND = 1 << 20
 
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 NO_IDS: Ids = np.empty(0, np.uint64)
+#: Stands where a root would, for what is part of no tree.
+NO_TREE = 0
 
 
 def root_of(spout_task: int, sequence: int) -> int:

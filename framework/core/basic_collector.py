@@ -14,7 +14,7 @@ import pyarrow as pa
 from framework.acking.ledger import Ids
 from framework.core.component_task import EDGE, ROOTS, Outflow
 from framework.core.outcome import Surroundings
-from framework.core.roots_column import flat_roots
+from framework.core.roots_column import as_roots, flat_roots
 from framework.execution.collector import BUFFERED_ROWS_MAX
 from framework.execution.plan import Edge
 from framework.topology import DEFAULT_STREAM, Fields
@@ -22,8 +22,9 @@ from framework.topology.tuples import plain_class, rows_of
 
 
 class Rows:
-    """The rows of a batch, each of them part of one tree, and how many of them were taken.
-    ``edges``: the ids of the edges that they came on. ``untaken``: the values of the others."""
+    """The rows of a batch, and how many of them were taken. ``roots``: the tree that each row is
+    part of, or ``NO_TREE``. ``edges``: the ids of the edges that they came on. ``untaken``: the
+    values of the others."""
 
     def __init__(self, batch: pa.RecordBatch, fields: Fields, edge: Edge) -> None:
         self.made = plain_class(fields, edge.source, edge.stream)
@@ -54,7 +55,7 @@ class BasicCollector:
     @property
     def roots(self) -> Sequence[int]:
         """The roots of the tuple that is being executed."""
-        return self._roots if self._rows is None else (int(self._rows.roots[self._rows.taken]),)
+        return self._roots if self._rows is None else as_roots(int(self._rows.roots[self._rows.taken]))
 
     @roots.setter
     def roots(self, roots: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from framework.core.basic_collector import BasicCollector, Rows
 from framework.core.budget import Budget
 from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class
 from framework.core.outcome import Surroundings
-from framework.core.roots_column import are_single, flat_roots, roots_of
+from framework.core.roots_column import at_most_one, flat_roots, roots_of, tracked_edges, trees_among
 from framework.errors import FailedException, RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
@@ -58,9 +58,9 @@ class Inbox:
         return self._first.popleft()
 
     def rows(self) -> Rows | None:
-        """What has waited longest, where these are rows that are part of one tree each. The caller
-        takes some of them. None where they are not: then ``take`` has them."""
-        if not self._rows and not self._first and self._batches and are_single(self._batches[0][2].column(ROOTS)):
+        """What has waited longest, where each of these rows is part of one tree, or of none. The
+        caller takes some of them. None where they are not: then ``take`` has them."""
+        if not self._rows and not self._first and self._batches and at_most_one(self._batches[0][2].column(ROOTS)):
             edge, fields, batch = self._next()
             self._rows = Rows(batch, fields, edge)
         return self._rows or None
@@ -70,9 +70,9 @@ class Inbox:
         for tup in self._first:
             yield from tup.roots
         if self._rows is not None:
-            yield from self._rows.roots[self._rows.taken :].tolist()
+            yield from trees_among(self._rows.roots[self._rows.taken :]).tolist()
         for _, _, batch in self._batches:
-            yield from flat_roots(batch.column(ROOTS)).tolist()
+            yield from trees_among(flat_roots(batch.column(ROOTS))).tolist()
 
     def _next(self) -> tuple[Edge, Fields, pa.RecordBatch]:
         edge, fields, batch = self._batches.popleft()
@@ -370,8 +370,8 @@ class BoltTask(ComponentTask):
         counts.acked += len(roots) - len(failed)
         if failed:
             counts.failed += len(failed)
-            ledger.failed(rows.roots[failed].tolist())
+            ledger.failed(trees_among(rows.roots[failed]).tolist())
             acked = np.ones(len(roots), np.bool_)
             acked[np.array(failed) - first] = False
             roots, edges = roots[acked], edges[acked]
-        ledger.acked_many(roots, edges)
+        ledger.acked_many(*tracked_edges(roots, edges))

@@ -21,7 +21,7 @@ from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
-from framework.core.roots_column import edges_of, flat_roots, no_roots, roots_of, untracked
+from framework.core.roots_column import edges_of, flat_roots, no_roots, roots_of, trees_among, untracked
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
@@ -197,7 +197,7 @@ class Outflow:
                 roots = list(roots_of(trees))
                 for at in _failing_rows(attempt, 0, len(roots)):
                     outcome.blame(roots[at])
-            outcome.ledger.failed(flat_roots(trees).tolist())
+            outcome.ledger.failed(trees_among(flat_roots(trees)).tolist())
             outcome.of[self._component_id].counts.failed += untracked(trees)
             raise
 

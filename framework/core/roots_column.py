@@ -1,7 +1,8 @@
 """The column that says which trees each row of a batch is part of.
 
-Nearly always a row is part of one tree. A batch of such rows has a column of plain numbers; only a
-batch with a row that is part of several trees, or of none, has a column of lists.
+Nearly always a row is part of one tree, or of none. A batch of such rows has a column of plain
+numbers: the root, or ``NO_TREE``. Only a batch with a row that is part of several trees has a
+column of lists; there a row that is part of no tree has the list ``[NO_TREE]``.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.ledger import NO_IDS, Ids
+from framework.acking.ledger import NO_IDS, NO_TREE, Ids
 
 
 class RowRoots:
     """The roots of rows, gathered row by row (``append``) or for many rows that are part of one
-    tree each (``extend``)."""
+    tree each, or of none (``extend``)."""
 
     def __init__(self) -> None:
         self._flat: list[Ids] = []
-        self._lengths: list[np.ndarray[tuple[int], np.dtype[np.int32]] | None] = []  # None: one root per row
+        self._lengths: list[np.ndarray[tuple[int], np.dtype[np.int32]] | None] = []  # None: one number per row
         self._tail: list[Sequence[int]] = []
         self.append = self._tail.append
 
@@ -43,48 +44,67 @@ class RowRoots:
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
 
     def _seal(self) -> None:
-        tail = self._tail
+        tail: Sequence[Sequence[int]] = self._tail
         if tail:
             lengths = np.fromiter(map(len, tail), np.int32, len(tail))
+            if not lengths.all():
+                tail, lengths = [roots or (NO_TREE,) for roots in tail], np.maximum(lengths, 1)
             self._flat.append(np.fromiter(chain.from_iterable(tail), np.uint64, int(lengths.sum())))
-            self._lengths.append(None if lengths.min() == lengths.max() == 1 else lengths)
-            tail.clear()
+            self._lengths.append(None if lengths.max() == 1 else lengths)
+            self._tail.clear()
 
 
 def no_roots(rows: int) -> pa.Array:
     """The column of rows that are part of no tree."""
-    return pa.ListArray.from_arrays(pa.array(np.zeros(rows + 1, np.int32)), pa.array(NO_IDS))
+    return pa.array(np.full(rows, NO_TREE, np.uint64))
 
 
-def are_single(column: pa.Array) -> bool:
-    """Whether the column says of every row that it is part of one tree."""
+def at_most_one(column: pa.Array) -> bool:
+    """Whether the column says of every row that it is part of one tree, or of none."""
     return bool(pa.types.is_uint64(column.type))
 
 
 def flat_roots(column: pa.Array) -> Ids:
-    """The roots of all rows, row by row."""
-    numbers = column if are_single(column) else column.flatten()
-    found: Ids = numbers.to_numpy(zero_copy_only=False)
+    """The roots of all rows, row by row; ``NO_TREE`` for a row that is part of none."""
+    roots = column if at_most_one(column) else column.flatten()
+    found: Ids = roots.to_numpy(zero_copy_only=False)
+    return found
+
+
+def trees_among(roots: Ids) -> Ids:
+    """Those that are no ``NO_TREE``."""
+    found: Ids = roots[roots != NO_TREE]
     return found
 
 
 def untracked(column: pa.Array) -> int:
     """How many rows are part of no tree."""
-    return 0 if are_single(column) else int((column.value_lengths().to_numpy(zero_copy_only=False) == 0).sum())
+    return int(np.count_nonzero(flat_roots(column) == NO_TREE))
 
 
 def roots_of(column: pa.Array) -> Iterable[Sequence[int]]:
     """The roots of each row."""
-    if are_single(column):
-        return zip(column.to_pylist())
+    if at_most_one(column):
+        return map(as_roots, column.to_pylist())
     flat = column.flatten().to_pylist()
     lengths = column.value_lengths().to_pylist()
     ends = np.cumsum(lengths).tolist()
-    return (flat[end - length : end] for end, length in zip(ends, lengths, strict=True))
+    return (flat[end - length : end] if flat[end - 1] else () for end, length in zip(ends, lengths, strict=True))
+
+
+def as_roots(root: int) -> Sequence[int]:
+    """The roots of a row that has this one, or ``NO_TREE``."""
+    return (root,) if root else ()
 
 
 def edges_of(column: pa.Array, ids: Ids) -> tuple[Ids, Ids]:
     """A root and an edge for every tree that each row is part of. ``ids``: of each row."""
-    if are_single(column):
-        return flat_roots(column), ids
-    return flat_roots(column), np.repeat(ids, column.value_lengths().to_numpy(zero_copy_only=False))
+    if not at_most_one(column):
+        ids = np.repeat(ids, column.value_lengths().to_numpy(zero_copy_only=False))
+    return tracked_edges(flat_roots(column), ids)
+
+
+def tracked_edges(roots: Ids, ids: Ids) -> tuple[Ids, Ids]:
+    """The roots that are no ``NO_TREE``, and the ids of the edges at the same places."""
+    tracked = roots != NO_TREE
+    return (roots, ids) if tracked.all() else (roots[tracked], ids[tracked])

@@ -9,25 +9,30 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from framework import BaseBasicBolt, BaseRichSpout, FailedException, Fields, TopologyBuilder, Tuple
+from framework.acking.ledger import NO_TREE, Ledger
 from framework.core import basic_collector, component_task, spout_task
 from framework.core.bolt_task import Inbox
+from framework.core.component_task import EDGE, ROOTS
+from framework.core.outcome import Outcome
 from framework.core.rounds import Counts
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.values import KINDS, Breaks, Lies
 
 ITEMS = 120
+TRACKED = {item for item in range(ITEMS) if item % 5}  # the others have no message id
 WORLDS = 25
 MADE = list(KINDS.values())
 
 
 class Source(BaseRichSpout):
-    """Emits numbers, one by one or many at once; those that fail come again."""
+    """Emits numbers, one by one or many at once; those that have ids and fail come again."""
 
     def __init__(self, key: str, *, at_once: bool) -> None:
         self.key, self.at_once = key, at_once
@@ -39,7 +44,7 @@ class Source(BaseRichSpout):
     def next_tuple(self) -> None:
         if self.waiting:
             item = self.waiting.pop(0)
-            self.collector.emit([item], message_id=item)
+            self.collector.emit([item], message_id=item if item in TRACKED else None)
 
     def next_tuples(self, most: int) -> None:
         if not self.at_once:
@@ -47,7 +52,10 @@ class Source(BaseRichSpout):
             return
         items, self.waiting = self.waiting[:most], self.waiting[most:]
         seen(self.key).executed.append(len(items))
-        self.collector.emit_arrow(pa.record_batch([pa.array(items, pa.int64())], ["n"]), message_ids=items)
+        with_ids = [item for item in items if item in TRACKED]
+        without = [item for item in items if item not in TRACKED]
+        self.collector.emit_arrow(pa.record_batch([pa.array(with_ids, pa.int64())], ["n"]), message_ids=with_ids)
+        self.collector.emit_arrow(pa.record_batch([pa.array(without, pa.int64())], ["n"]))
 
     def ack(self, message_id: int) -> None:
         seen(self.key).acked.append(message_id)
@@ -110,10 +118,11 @@ class End(BaseBasicBolt):
 
 
 def in_pairs(bolt: Any, tup: Tuple, collector: Any) -> None:
-    """Emits one row for two tuples: it is part of both trees."""
+    """Emits one row for two tuples: it is part of both trees, or now and then of none."""
     bolt.kept.append(tup)
     if len(bolt.kept) == 2 or tup["n"] % 3 == 0:
-        collector.emit([sum(each["n"] for each in bolt.kept)], anchors=bolt.kept)
+        total = sum(each["n"] for each in bolt.kept)
+        collector.emit([total], anchors=bolt.kept if total % 4 else None)
         for each in bolt.kept:
             collector.ack(each)
         bolt.kept = []
@@ -137,10 +146,10 @@ def run(key: str, seed: int, *, at_once: bool, trouble: bool = True) -> tuple[li
         stepped.step(1, seconds=chance.choice([0.0, 1.0]))
         parts = [seen(f"{key} {name}") for name in ("source", "pairs", "fan", "end", "aside")]
         story.append([(len(each.executed), Counter(each.acked), Counter(each.failed)) for each in parts])
-        if len(set(parts[0].acked)) == ITEMS and not stepped.driver.status().pending:
+        if set(parts[0].acked) == TRACKED and not stepped.driver.status().pending:
             break
     assert stepped.driver.failure is None
-    assert set(parts[0].acked) == set(range(ITEMS))
+    assert set(parts[0].acked) == TRACKED
     story.append([each.executed for each in parts[1:]])
     counts = stepped.driver.status().components
     return story, {name: replace(each, latency_s=0.0) for name, each in counts.items()}
@@ -156,12 +165,33 @@ def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basic_collector, "BUFFERED_ROWS_MAX", 5)
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """What is said of trees, to the ackers and to the driver."""
+    found: set[int] = set()
+    parts, blame = Ledger.parts, Outcome.blame
+
+    def noted(self: Ledger, *arguments: Any) -> Any:
+        made = parts(self, *arguments)
+        for part in made:
+            found.update(*(each.tolist() for each in (part.roots, part.born, part.failed, part.reset)))
+        return made
+
+    def noted_blame(self: Outcome, roots: Any) -> None:
+        found.update(roots)
+        blame(self, roots)
+
+    monkeypatch.setattr(Ledger, "parts", noted)
+    monkeypatch.setattr(Outcome, "blame", noted_blame)
+    return found
+
+
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3", "4.6")
 @pytest.mark.usefixtures("few_rows_at_once")
 @pytest.mark.parametrize("at_once", [False, True])
 def test_basic_bolts_do_the_same_with_rows_as_with_single_tuples(
-    monkeypatch: pytest.MonkeyPatch, seed: int, at_once: bool
+    monkeypatch: pytest.MonkeyPatch, seed: int, at_once: bool, told: set[int]
 ) -> None:
     failed = died = 0
     taken: Counter[bool] = Counter()
@@ -182,10 +212,27 @@ def test_basic_bolts_do_the_same_with_rows_as_with_single_tuples(
         assert in_columns == one_by_one
         failed += in_columns[1]["fan"].failed
         died += in_columns[1]["fan"].died
+    assert told
+    assert NO_TREE not in told
     assert taken[True] > WORLDS  # and batches of pairs go the other way
     assert taken[False] > WORLDS
     assert failed > WORLDS
     assert died > WORLDS // 2
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+def test_rows_that_wait_keep_their_trees_and_those_of_no_tree_keep_none(taken: int) -> None:
+    inbox, fields = Inbox(lambda edge, batch: None), Fields("n")
+    edge: Any = SimpleNamespace(source="source", stream="default")
+    for roots in ([5, NO_TREE, NO_TREE, 6], [NO_TREE, 7]):
+        ids = pa.array(range(1, len(roots) + 1), pa.uint64())
+        inbox.put(edge, fields, pa.record_batch([ids, ids, pa.array(roots, pa.uint64())], ["n", EDGE, ROOTS]))
+    for _ in range(taken):
+        rows = inbox.rows()
+        assert rows is not None
+        next(rows.untaken)
+        rows.take()
+    assert (len(inbox), list(inbox.roots())) == (6 - taken, [5, 6, 7] if not taken else [6, 7])
 
 
 @pytest.mark.behaviour("4.3")
@@ -199,7 +246,7 @@ def test_a_spout_that_gives_many_at_once_is_told_what_one_is_told_that_gives_one
         for at_once in (False, True):
             key = f"spouts {number} {at_once}"
             story, counts = run(key, number, at_once=at_once, trouble=False)
-            assert Counter(seen(f"{key} source").acked) == Counter(range(ITEMS))
+            assert Counter(seen(f"{key} source").acked) == Counter(TRACKED)
             from_source = {values for values, source in story[-1][1] if source == "source"}
             found.append((from_source, counts["source"].completed))
             assert max(seen(f"{key} source").executed, default=0) > 1 or not at_once
