@@ -1,4 +1,4 @@
-"""Where files of a state are, or will be."""
+"""Where a state is, or will be."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def check_can_be_made(path: Path, location: str) -> None:
     folder = next(each for each in path.parents if each.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise ConfigError(f"{location}: {folder} cannot be written to; check the path and its permissions")
+
+
+def is_somebody_elses(location: object) -> ConfigError:
+    """The error where a rebuild needs a name that something else has."""
+    return ConfigError(f"{location} is not Ratchet's, or another topology's: rename it, its name is needed here")

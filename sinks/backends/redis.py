@@ -46,6 +46,7 @@ from framework.errors import (
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backends.backend import Key, MapBackend, Row
+from sinks.places import is_somebody_elses
 from sinks.plain_values import JsonColumns
 
 try:
@@ -555,9 +556,7 @@ class RedisBackend(MapBackend):
             client = _clients.get(self._url)
             there, text = client.exists(*map(self._key, _PARTS)), client.get(self._key("header"))
         if there and (text is None or self._header_in(text).topology_id != topology_id):
-            raise ConfigError(
-                f"{self.location} is not Ratchet's, or another topology's: rename it, its name is needed here"
-            )
+            raise is_somebody_elses(self.location)
 
     def close(self) -> None:
         _clients.close(self._url)

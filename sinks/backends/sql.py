@@ -38,6 +38,7 @@ from sinks.backends.sql_schema import (
     header_values,
     identifier,
 )
+from sinks.places import is_somebody_elses
 
 #: The longest name of a table.
 NAME_MAX = 63
@@ -366,9 +367,7 @@ class SqlBackend(MapBackend):
         header = self._select_header(connection, "")
         if header is not None and header.topology_id == topology_id:
             return True
-        raise ConfigError(
-            f"{self.location} is not Ratchet's, or another topology's: rename it, its name is needed here"
-        )
+        raise is_somebody_elses(self.location)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         other, former = self.beside(REBUILT), self.beside(FORMER)

@@ -40,6 +40,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header
+from sinks.places import is_somebody_elses
 from sinks.tables.folders import make_folder, named_errors, overwrite, read_document, sync, write_once
 from sinks.tables.partitions import Texts
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
@@ -162,9 +163,7 @@ class ParquetTable(FileTable):
         if header is None and self.path.exists():
             foreign = any(each.name not in self.own_names for each in self.path.iterdir())
         if foreign:
-            raise ConfigError(
-                f"{self.path} is not Ratchet's, or another topology's: rename it, its name is needed here"
-            )
+            raise is_somebody_elses(self.path)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         """The rebuilt files get links in this table's folder, and manifests of a new generation,
