@@ -30,6 +30,9 @@ _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
 _PROMOTED = {("int", "long"), ("int", "double"), ("float", "double")}
 #: The second branch (number 1) of a union, as a zig-zag varint.
 _SECOND_OF_TWO = 2
+#: An int takes this many bytes at most; the last one then has the upper four of its 32 bits.
+_INT_BYTES_MAX = 5
+_INT_LAST_BYTE_MAX = 0x0F
 _FIXED_SIZE = {"boolean": 1, "float": 4, "double": 8}
 _SYNC = b"ratchet-in-memory"[:16]
 #: A varint of 1, 2, 3 .. bytes holds values below these bounds.
@@ -108,7 +111,7 @@ class BulkAvro:
     def _fits(self, table: pa.Table, values: Sequence[bytes], body: bytes) -> bool:
         """Whether the rows are what the values say. Each row must have taken exactly the bytes of
         its value. Each byte that decides between two cases (null or a value, false or true) must be
-        one of the two allowed."""
+        one of the two allowed, and no int may have more than 32 bits."""
         lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
         at = np.cumsum(lengths) - lengths
         ends = at + lengths
@@ -127,6 +130,8 @@ class BulkAvro:
             if each.kind == "boolean":
                 deciding.append((at[present], 0, 1))
             at = at + size
+            if each.kind == "int":  # polars drops the bits beyond the 32nd: none may be set in a fifth byte
+                deciding.append((at[present & (size == _INT_BYTES_MAX)] - 1, 0, _INT_LAST_BYTE_MAX))
         if not np.array_equal(at, ends):
             return False
         raw = np.frombuffer(body, dtype=np.uint8)

@@ -211,6 +211,28 @@ def test_a_value_that_its_type_does_not_hold_is_bad_also_deep_inside() -> None:
     assert "does not fit its type" in bad[0].reason
 
 
+@pytest.mark.parametrize("kind", ["int", ["null", "int"]])
+@pytest.mark.parametrize("beyond", [2**31, -(2**31) - 1, 3 * 2**30, 2**32, 2**34 - 1, 2**40])
+def test_an_int_beyond_32_bits_is_bad_however_many_come_with_it(kind: Any, beyond: int) -> None:
+    """A reader that drops the upper bits may need as many bytes for the number that is left."""
+
+    def record(field: Any) -> dict[str, Any]:
+        return {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "n", "type": field}, {"name": "s", "type": "string"}],
+        }
+
+    wide = ["null", "long"] if isinstance(kind, list) else "long"
+    least, most = -(2**31), 2**31 - 1
+    values = encoded(record(wide), *({"n": n, "s": "a"} for n in [*range(20), beyond, least, most]))
+    codec = AvroCodec(record(kind))
+    batch, bad = codec.decode_good(values)
+    assert [each.index for each in bad] == [20]
+    assert batch.column("n").to_pylist() == [*range(20), least, most]
+    assert (batch, bad) == one_by_one(codec).decode_good(values)
+
+
 def test_a_schema_that_is_not_a_record_is_one_field_called_value() -> None:
     codec = AvroCodec('"long"')
     assert codec.decode([*encoded("long", 7, -1), None]).to_pydict() == {"value": [7, -1, None]}
