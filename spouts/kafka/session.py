@@ -187,7 +187,9 @@ class KafkaSession:
     ) -> list[Message]:
         """The records of open ranges. Handles events, and keeps records of later ranges."""
         eventful = any(map(Message.error, heard))  # errors are truthy; a third faster than a loop over the messages
+        before = self._assigned
         if eventful:
+            before = dict(self._assigned)
             for message in heard:
                 if message.error() is not None:
                     self._event(message, position)
@@ -212,7 +214,8 @@ class KafkaSession:
             wanted = open_ranges.get(tp)
             if wanted is None or offset >= wanted.end:
                 assigned = self._assigned.get(tp)
-                if assigned is not None and offset >= assigned.resume:
+                # If an event has placed the partition anew, the record comes again.
+                if assigned is not None and assigned is before.get(tp) and offset >= assigned.resume:
                     assigned.ahead.append(message)
                     if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
                         self._unassign([tp])  # nobody wants them: another worker reads the partition

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.native_session import NativeSession
@@ -73,3 +73,34 @@ def test_the_next_range_is_placed_anew_as_often(placed: Placed) -> None:
 def test_an_event_about_the_wanted_offset_is_lost_data(placed: Placed) -> None:
     with pytest.raises(DataLossError, match="orders/3 no longer holds offset 10"):
         placed.hear(10, 10)
+
+
+def heard(topic: str, offset: int, error: KafkaError | None = None) -> Message:
+    """A record, or an event, as confluent-kafka gives it."""
+    return Message(topic=topic, partition=0, offset=offset, error=error)
+
+
+def test_records_that_came_with_an_event_are_not_kept_beside_those_that_come_again() -> None:
+    """The log was cut behind what the consumer had fetched ahead. It is placed anew at the range
+    that it reads, and gets the records after that range once more, while another partition is still
+    open."""
+    came: list[list[Message]] = [
+        [*(heard("orders", each) for each in range(6)), heard("orders", 8, KafkaError(OUT_OF_RANGE))],
+        [heard("orders", each) for each in range(6)],
+        [heard("payments", 0)],
+    ]
+    session = object.__new__(KafkaSession)
+    session._where, session._assigned = "nowhere", {}
+    session._consumer = SimpleNamespace(
+        incremental_unassign=lambda partitions: None, consume=lambda most, wait_s: came.pop(0)
+    )
+    session._assignment = SimpleNamespace(begin=lambda at: None)  # type: ignore[assignment]
+    orders, payments = ("orders", 0), ("payments", 0)
+    (first,) = session.read({orders: Range(0, 4), payments: Range(0, 1)})
+    came.append([heard("orders", 4), heard("orders", 5)])
+    (second,) = session.read({orders: Range(4, 6)})
+    assert [(each.topic(), each.offset()) for each in first.messages] == [
+        *(("orders", offset) for offset in range(4)),
+        ("payments", 0),
+    ]
+    assert [each.offset() for each in second.messages] == [4, 5]
