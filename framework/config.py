@@ -52,6 +52,9 @@ _PROVIDER_CONFIG = "topology.state.provider.config"
 #: Spark itself hides, and keys of object stores.
 _CREDENTIALS = re.compile(r"://[^/@\s]*@|passw|secret|token", re.IGNORECASE)
 _SPARK_SECRET = re.compile(r"access.?key|account.?key|sas\b|auth|javaoptions", re.IGNORECASE)
+#: In an address: a host, perhaps with a port; and who logs in, up to the next address.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_USER = re.compile(r"://(?:(?!,https?://)\S)*@")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Spark settings that the protocol depends on (C10), each with the reason.
@@ -495,6 +498,40 @@ def resolved(key: str, value: Any) -> Any:
     if isinstance(value, str):
         return _REFERENCE.sub(look_up, value)
     return [resolved(key, each) for each in value] if isinstance(value, list) else value
+
+
+def checked_address(what: str, address: str, ends: str) -> str:
+    """Return an address, unless a sign in its password ends the password too early: then a part of
+    the password would be taken for a host, a port or a path, and shown as that. ``what`` names it
+    in messages; ``ends``: the signs that end a password. Raises ``ConfigError``.
+
+    >>> checked_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
+    'redis://:a%2Fb@host:6379/0'
+    >>> checked_address("the address", "redis://:a/b@host:6379/0", "/?#")
+    Traceback (most recent call last):
+    ...
+    framework.errors.ConfigError: the address does not parse: is there a sign in its password that must be written in another \
+way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
+    """  # noqa: W505 - doctest lines are not wrapped
+    scheme, found, rest = address.partition("://")
+    authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
+    path = rest[len(authority) :].partition("?")[0]
+    hosts = authority.rpartition("@")[2].split(",")
+    if found and (("@" in path and scheme != "unix") or not all(map(_HOST.fullmatch, hosts))):
+        raise ConfigError(
+            f"{what} does not parse: is there a sign in its password that must be written in another way? Write %2F for /, %3F "
+            "for ?, %23 for #, %40 for @, %3A for :"
+        )
+    return address
+
+
+def without_password(address: str) -> str:
+    """An address, or several after commas, for messages.
+
+    >>> without_password("http://me:secret@one:8081,http://two:8081")
+    'http://***@one:8081,http://two:8081'
+    """
+    return _USER.sub("://***@", address)
 
 
 def checked_zookeeper_root(value: str) -> str:

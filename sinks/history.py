@@ -50,6 +50,8 @@ def history_table(url: str, topology_id: str) -> HistoryTarget:
     end is the table's name; by default it is ``history_`` and the id of the topology. Raises
     ``ConfigError``."""
     address, _, name = url.partition("#")
+    if "@" in name:
+        address = ""  # the sign was in a password, which must not be shown as the name of a table
     table = name or _table_of(topology_id)
     if address.startswith("sqlite:"):
         path = re.sub(r"^sqlite:(//(?=/))?", "", address)
@@ -61,7 +63,7 @@ def history_table(url: str, topology_id: str) -> HistoryTarget:
         return HistoryTable(PostgresBackend(address, table, KEY, VALUE))
     raise ConfigError(
         "topology.history.table is no address of a table: write sqlite:PATH or postgresql://USER@HOST/DATABASE, and #NAME "
-        "after it for another name than history_ and the id of the topology"
+        "after it for another name than history_ and the id of the topology; in a password, write %23 for #"
     )
 
 

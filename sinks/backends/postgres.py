@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from framework.config import resolved
+from framework.config import checked_address, resolved
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -40,6 +40,7 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("PostgresBackend needs the package psycopg: pip install 'ratchet-pipelines[postgres]'") from error
 
+_ADDRESS = "the address of a PostgresBackend"
 #: How long an idle sql_txn may hold the header, and how long another one waits for the lock.
 IDLE_TIMEOUT_MS = 10_000
 LOCK_TIMEOUT_MS = 10_000
@@ -287,13 +288,11 @@ class PostgresBackend(SqlBackend):
         *,
         schema: str | None = None,
     ) -> None:
-        self._dsn = resolved("the address of a PostgresBackend", dsn)
+        self._dsn = checked_address(_ADDRESS, resolved(_ADDRESS, dsn), "/")
         try:
             self._address = conninfo.conninfo_to_dict(self._dsn)
         except psycopg.ProgrammingError as error:
-            raise ConfigError(
-                f"the address of a PostgresBackend does not parse: {_without_secrets(error, dsn)}"
-            ) from None
+            raise ConfigError(f"{_ADDRESS} does not parse: {_without_secrets(error, self._dsn)}") from None
         self._schema = identifier(schema, "schema") if schema is not None else None
         super().__init__(table, key, value)
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.config import resolved
+from framework.config import checked_address, resolved
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -57,6 +57,7 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("RedisBackend needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
+_ADDRESS = "the address of a RedisBackend"
 #: The keys of a state, beside its own name.
 _PARTS = ("header", "", "touched", "deleted", "columns")
 #: Rows per script. While a script runs, Redis answers no other client.
@@ -257,11 +258,12 @@ class RedisBackend(MapBackend):
     commits_in_one_step = True
 
     def __init__(self, url: str, name: str, key: Fields | None = None, value: Fields | None = None) -> None:
-        self._url = resolved("the address of a RedisBackend", url)
+        self._url = checked_address(_ADDRESS, resolved(_ADDRESS, url), "/?#")
         try:
             found = redis.connection.parse_url(self._url)  # type: ignore[no-untyped-call]
         except ValueError as error:
-            raise ConfigError(f"the address of a RedisBackend does not parse: {error}") from None
+            shown = error if "@" not in self._url else "check its form, redis://user:password@host:6379/0"
+            raise ConfigError(f"{_ADDRESS} does not parse: {shown}") from None
         self._where = (
             f"{found.get('host') or found.get('path') or 'localhost'}:{found.get('port', 6379)}/{found.get('db', 0)}"
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.config import is_secret
+from framework.config import is_secret, without_password
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology import Fields
 from spouts.codecs.avro import AvroDecoder
@@ -49,6 +49,7 @@ class RegistryAvroCodec(PerValueCodec):
         self._settings = {"url": registry} if isinstance(registry, str) else dict(registry)
         if not self._settings.get("url"):
             raise ConfigError("a Schema Registry needs a url")
+        self._where = without_password(str(self._settings["url"]))
         if (subject is None) == (schema is None):
             raise TopologyError("RegistryAvroCodec needs subject= or schema=, one of them: what values are resolved to")
         self._named: dict[str, Schema] = {}  # what the reader's schema refers to
@@ -147,17 +148,15 @@ class RegistryAvroCodec(PerValueCodec):
                 raise ValueError(f"the Schema Registry does not know {what}") from error
             if error.http_status_code in (401, 403):
                 raise ConfigError(
-                    f"the Schema Registry at {self._settings['url']} refuses {what} ({error.http_status_code}): check its "
+                    f"the Schema Registry at {self._where} refuses {what} ({error.http_status_code}): check its "
                     "credentials"
                 ) from None
-            raise RetryableError(f"the Schema Registry at {self._settings['url']}, {what}: {error}") from None
+            raise RetryableError(f"the Schema Registry at {self._where}, {what}: {error}") from None
         except OSError as error:
-            raise RetryableError(f"the Schema Registry at {self._settings['url']} does not answer: {error}") from None
+            raise RetryableError(f"the Schema Registry at {self._where} does not answer: {error}") from None
         except Exception as error:
             if type(error).__module__.split(".")[0].startswith("httpx"):
-                raise RetryableError(
-                    f"the Schema Registry at {self._settings['url']} does not answer: {error}"
-                ) from None
+                raise RetryableError(f"the Schema Registry at {self._where} does not answer: {error}") from None
             raise
 
     def _client(self) -> Any:
@@ -188,7 +187,7 @@ class RegistryAvroCodec(PerValueCodec):
 
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) or "auth" in key else value for key, value in self._settings.items()}
-        return f"RegistryAvroCodec({shown})"
+        return f"RegistryAvroCodec({ {**shown, 'url': self._where} })"
 
 
 def _opened(value: bytes | None) -> tuple[int | None, bytes | None]:

@@ -294,3 +294,10 @@ def test_impossible_redis_spout_settings_are_refused_by_name() -> None:
         RedisStreamSpout("s", Fields(a=str), unacknowledged_max=0, **made)
     with pytest.raises(ConfigError, match="field 'a' of a Redis stream must be str, int, float or bytes"):
         RedisStreamSpout("s", Fields("a"), **made)
+
+
+def test_no_part_of_a_password_is_taken_for_a_port_and_shown() -> None:
+    spout = RedisStreamSpout("s", Fields(word=str), url="redis://:s3cr/et@host:6379/0", group="g")
+    with pytest.raises(ConfigError, match="does not parse: .* %2F for /") as refused:
+        spout.open({}, SimpleNamespace(topology_id="t", component_id="c", task_index=0), None)  # type: ignore[arg-type]
+    assert "s3cr" not in str(refused.value)

@@ -354,3 +354,9 @@ def test_the_command_finds_in_the_table_what_the_store_has_dropped(kept: Kept, m
 
 def test_without_the_key_nothing_is_kept(kept: Kept) -> None:
     assert history_target(Config.of({}), "kept") is None
+
+
+def test_no_part_of_a_password_is_taken_for_the_name_of_a_table_and_shown() -> None:
+    with pytest.raises(ConfigError, match="%23 for #") as refused:
+        history_table("postgresql://u:12#s3cret@host/db", "kept")
+    assert "s3cret" not in str(refused.value)

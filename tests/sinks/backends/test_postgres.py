@@ -205,6 +205,16 @@ def test_a_password_appears_in_no_message(postgres: PostgresServer, admin: Any, 
         assert "canary" not in text
 
 
+@pytest.mark.parametrize("address", ["postgresql://u:s3cr/et@host/db", "postgresql://u:12/s3cr@host/db", "${DSN}"])
+def test_no_part_of_a_password_is_taken_for_a_port_or_a_database_and_shown(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSN", "postgresql://u:s3cr%zz@host/db")
+    with pytest.raises(ConfigError, match="does not parse: (.* %2F for /|check its form)") as refused:
+        PostgresBackend(address, "words")
+    assert "s3cr" not in str(refused.value)
+
+
 def test_an_address_takes_secrets_from_the_environment(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,21 @@ def test_names_are_allow_listed_and_addresses_checked(redis_server: RedisServer)
         RedisBackend("http://localhost", "x")
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://:s3cr/et@host:6379/0",
+        "redis://u:12/s3cret@host/0",
+        "redis://:s3cr#et@host/0",
+        "redis://:s3cr?et@host/0",
+    ],
+)
+def test_no_part_of_a_password_is_taken_for_a_port_and_shown(address: str) -> None:
+    with pytest.raises(ConfigError, match="does not parse: .* %2F for /") as refused:
+        RedisBackend(address, "x")
+    assert "s3cr" not in str(refused.value)
+
+
 def test_only_keys_of_the_open_transaction_are_listed(redis_server: RedisServer, client: Any, name: str) -> None:
     """So the cost of a sweep depends on the size of the batch, not on that of the state."""
     state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))

@@ -374,6 +374,12 @@ class TestRegistry:
             RegistryAvroCodec(settings, subject="none")
         registry.stop()
 
+    def test_a_password_in_the_address_is_not_shown(self) -> None:
+        codec = RegistryAvroCodec({"url": "http://me:s3cret@127.0.0.1:1", "max.retries": 0}, schema=SMALL)
+        with pytest.raises(RetryableError, match=r"http://\*\*\*@127.0.0.1:1") as away:
+            codec.decode(framed(1, b"x"))
+        assert "s3cret" not in f"{codec!r} {away.value}"
+
     def test_a_registry_codec_without_a_reader_schema_is_refused(self, registry: RegistryServer) -> None:
         with pytest.raises(TopologyError, match="subject= or schema="):
             RegistryAvroCodec(registry.url)
