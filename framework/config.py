@@ -50,7 +50,7 @@ HIDDEN = "(hidden)"
 _PROVIDER_CONFIG = "topology.state.provider.config"
 #: In a value: a URL with a password, or a password among other settings. In a key of Spark: what
 #: Spark itself hides, and keys of object stores.
-_CREDENTIALS = re.compile(r"://[^/@\s]*@|passw|secret|token", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"://[^@\s]*@|passw|secret|token", re.IGNORECASE)
 _SPARK_SECRET = re.compile(r"access.?key|account.?key|sas\b|auth|javaoptions", re.IGNORECASE)
 #: In an address: a host, perhaps with a port; and who logs in, up to the next address.
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")

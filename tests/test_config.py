@@ -99,11 +99,12 @@ def test_what_is_shown_of_a_configuration_hides_whatever_may_be_a_secret() -> No
         "transactional.zookeeper.auth": "digest:ann:canary-9",
         "ui.token": "canary-10-canary-10",
         "app.token": 12345,
+        "spark.hadoop.cache": "redis://:can/ary@host:6379/0",
     }
     config = Config.of({**secrets, "spark.master": "local[2]", "app.level": 7, "kafka.bootstrap.servers": "a:1,b:2"})
     shown = {key: (value, given) for key, value, given in config.shown()}
     assert {key: shown[key] for key in secrets} == dict.fromkeys(secrets, (HIDDEN, True))
-    assert "canary" not in repr(shown) and "12345" not in repr(shown)
+    assert "canary" not in repr(shown).replace("/", "") and "12345" not in repr(shown)
     assert shown["spark.master"] == ("local[2]", True) and shown["kafka.bootstrap.servers"] == ("a:1,b:2", True)
     assert shown["app.level"] == ("7", True) and shown["ui.host"] == ("127.0.0.1", False)
 
