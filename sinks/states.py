@@ -432,6 +432,8 @@ class MapState(KeyedState):
         if not isinstance(values, list) or len(values) != len(fields):
             names = ", ".join(fields)
             raise ConfigError(f"{text!r} is no key of {self.location}: write a JSON array of its columns ({names})")
+        if None in values:
+            raise ConfigError(f"{text!r} is no key of {self.location}: none of its columns can be null")
         return self._key(tuple(map(self._key_value, fields, values)))
 
     def _key_value(self, name: str, value: Any) -> Any:

@@ -401,6 +401,8 @@ def test_a_key_of_several_columns_is_a_json_array(store: MemoryStore, tmp_path: 
             of(built, store, wrong, state="kept")
     with pytest.raises(ConfigError, match="'many' cannot be read as int64, which column 'n' of"):
         of(built, store, '["twice", "many"]', state="kept")
+    with pytest.raises(ConfigError, match="no key of .*: none of its columns can be null"):
+        of(built, store, "[null, 37]", state="kept")
 
 
 def test_a_state_is_named_by_its_bolt_or_its_place_and_others_are_refused(tmp_path: Path, store: MemoryStore) -> None:
