@@ -516,7 +516,7 @@ way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
     scheme, found, rest = address.partition("://")
     authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
     path = rest[len(authority) :].partition("?")[0]
-    hosts = authority.rpartition("@")[2].split(",")
+    hosts = authority.rpartition("@")[2].partition("?")[0].split(",")
     if found and (("@" in path and scheme != "unix") or not all(map(_HOST.fullmatch, hosts))):
         raise ConfigError(
             f"{what} does not parse: is there a sign in its password that must be written in another way? Write %2F for /, %3F "

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import Config
-from framework.config import HIDDEN
+from framework.config import HIDDEN, checked_address
 from framework.errors import ConfigError
 
 
@@ -115,3 +115,20 @@ def test_the_address_of_the_page_is_one_that_a_browser_takes() -> None:
     assert Config.of({"ui.port": 8470, "ui.host": "::1"}).ui_address == "http://[::1]:8470/"
     everywhere = Config.of({"ui.port": 8470, "ui.host": "0.0.0.0", "ui.tls.certificate": "page.pem"}).ui_address
     assert everywhere == f"https://{socket.gethostname()}:8470/"
+
+
+@pytest.mark.parametrize(
+    ("address", "ends"),
+    [
+        ("postgresql://u:p@host:5432?sslmode=require", "/"),
+        ("postgresql:///db?host=/var/run/postgresql", "/"),
+        ("postgresql://u:p%2F%40@one:1,two:2/db?target_session_attrs=any", "/"),
+        ("postgresql://[::1]:5432/db?options=-c%20a@b", "/"),
+        ("host=one password='a/b@c'", "/"),
+        ("rediss://u:p@host:6379/0?ssl_cert_reqs=none", "/?#"),
+        ("redis://[::1]:6379/0?client_name=a@b", "/?#"),
+        ("unix://:p@/run/redis@home.sock?db=1", "/?#"),
+    ],
+)
+def test_every_form_of_an_address_is_taken_as_it_is(address: str, ends: str) -> None:
+    assert checked_address("the address", address, ends) == address
