@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,9 @@ from framework.execution.collector import BUFFERED_ROWS_MAX
 from framework.execution.plan import Edge
 from framework.topology import DEFAULT_STREAM, Fields
 from framework.topology.tuples import plain_class, rows_of
+
+#: The width of no row: of what ``emit`` takes when the rows that it was made for are over.
+_OVER = -1
 
 
 class Rows:
@@ -62,7 +64,10 @@ class BasicCollector:
         self._roots = roots
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        self._out.emit(values, self.roots, stream, None)
+        if "emit" in vars(self):  # a bolt has kept this method, and rows are executed now
+            self.emit(values, stream)
+        else:
+            self._emit(values, stream)
 
     def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         self._out.emit(values, self.roots, stream, task)
@@ -81,22 +86,28 @@ class BasicCollector:
         after each row: then it is taken.
 
         Meanwhile ``emit`` is a function that knows the default stream, where nearly all rows go. It
-        notes no roots: they follow from how many rows there were after each row of the batch."""
+        notes no roots: they follow from how many rows there were after each row of the batch. A
+        bolt may keep it, as it may keep the method: whichever is called later does the same."""
         self._rows = rows
-        made = None
+        made = end = None
         if self._out.takes_rows(DEFAULT_STREAM):
             made = _MadeOfRows(self._out, rows)
-            self.emit = self._emit_of(made)  # type: ignore[method-assign]
+            self.emit, end = self._emit_of(made)  # type: ignore[method-assign]
         try:
             yield rows.take if made is None else made.next_row
         finally:
             vars(self).pop("emit", None)
             self._rows = None
-            if made is not None:
+            if made is not None and end is not None:
+                end()
                 made.anchor()
 
-    def _emit_of(self, made: _MadeOfRows) -> Callable[..., None]:
-        other, thread = partial(BasicCollector.emit, self), self._surroundings.thread
+    def _emit(self, values: Sequence[Any], stream: str) -> None:
+        self._out.emit(values, self.roots, stream, None)
+
+    def _emit_of(self, made: _MadeOfRows) -> tuple[Callable[..., None], Callable[[], None]]:
+        """The function ``emit`` over rows, and what to call when they are over."""
+        other, thread = self._emit, self._surroundings.thread
         width, kept = made.unsent.width, made.unsent.values
         keep, most, checked = kept.extend, width * BUFFERED_ROWS_MAX, self._out.checked
 
@@ -107,6 +118,9 @@ class BasicCollector:
                 return
             kind = values.__class__
             if (kind is not list and kind is not tuple) or len(values) != width:
+                if width == _OVER:
+                    self.emit(values, stream)
+                    return
                 values = checked(values, DEFAULT_STREAM)
             keep(values)
             if len(kept) >= most and threading.get_ident() == thread:
@@ -116,7 +130,11 @@ class BasicCollector:
                     kept = made.unsent.values
                     keep = kept.extend
 
-        return emit
+        def end() -> None:
+            nonlocal width
+            width = _OVER
+
+        return emit, end
 
 
 class _MadeOfRows:

@@ -69,12 +69,19 @@ class Source(BaseRichSpout):
 
 
 class Fan(BaseBasicBolt):
-    """What it does with a number follows from the number and from how often it has come."""
+    """What it does with a number follows from the number and from how often it has come. It emits
+    with the collector, or with the method as it was when it began, or when it first executed.
+    """
 
     def __init__(self, key: str, seed: int, clock: list[Any], *, trouble: bool) -> None:
         self.key, self.seed, self.clock, self.trouble = key, seed, clock, trouble
 
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any, batch_id: Any) -> None:
+        self.kept = [collector.emit]
+
     def execute(self, tup: Tuple, collector: Any) -> None:
+        if len(self.kept) == 1:
+            self.kept.append(collector.emit)
         number = tup["n"]
         seen(self.key).executed.append((tup.values, tup.source_component))
         times = sum(values == tup.values for values, _ in seen(self.key).executed)
@@ -82,7 +89,7 @@ class Fan(BaseBasicBolt):
         first = self.trouble and times == 1
         for _ in range(chance.randrange(4)):
             values = chance.choice(MADE)(number * 10 + chance.randrange(5), f"text {number}")
-            collector.emit(values)
+            chance.choice([collector.emit, *self.kept])(values)
             if isinstance(values, list):
                 values.clear()  # the collector has taken them
         if chance.random() < 0.3:
