@@ -435,15 +435,15 @@ class RoundDriver:
     def _failure(self, records: Sequence[RoundRecord]) -> str | None:
         """Which tuple failed, if one did: named by the bolt that failed it, or else by where its
         tree began."""
-        counted = [
-            key
+        counted = {
+            key: counts.failed > counts.timed_out
             for each in records
             if isinstance(each, RoundReport)
             for key, counts in each.counts.items()
             if counts.failed
-        ]
-        for component_id, task in counted:
-            if (component_id, task) not in self._spouts:
+        }
+        for (component_id, task), itself in counted.items():
+            if itself and (component_id, task) not in self._spouts:
                 return f"{component_id}[{task}] failed a tuple"
         began = [
             self._rooted[number]
@@ -453,7 +453,7 @@ class RoundDriver:
         ]
         if not began and not counted:
             return None
-        component_id, task = (began + counted)[0]
+        component_id, task = [*began, *counted][0]
         held = ", ".join(self.status().held)
         return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
 

@@ -53,7 +53,7 @@ class StatefulBoltTask(BoltTask):
         super().__init__(topology, component, task, surroundings, tick_s=tick_s)
         self._number = number
         self._next = first_round * SEQUENCES_PER_ROUND
-        self._ticks: RotatingMap[int, None] = RotatingMap(ROTATIONS_PER_TIMEOUT + 1, self._tick_failed)
+        self._ticks: RotatingMap[int, None] = RotatingMap(ROTATIONS_PER_TIMEOUT + 1, self._tick_expired)
         self._provider = provider
         self._state: State | None = None
         self._marker: CheckpointMarker | None = None
@@ -115,10 +115,11 @@ class StatefulBoltTask(BoltTask):
             self._ticks.age()
         for root in outcomes.completed.ids():
             self._ticks.remove(root)
-        for root in (outcomes.failed + outcomes.expired).ids():
-            if self._ticks.contains(root):
-                self._ticks.remove(root)
-                self._tick_failed(root)
+        for roots, ended in ((outcomes.failed, self._tick_failed), (outcomes.expired, self._tick_expired)):
+            for root in roots.ids():
+                if self._ticks.contains(root):
+                    self._ticks.remove(root)
+                    ended(root)
         for root in outcomes.reset.ids():
             if self._ticks.contains(root):
                 self._ticks.put(root, None)
@@ -135,14 +136,14 @@ class StatefulBoltTask(BoltTask):
         return (root,)
 
     def roots_for(self, tup: AnchoredTuple) -> Sequence[int]:
-        """A row that is made of more than its tuple is part of a tree of this task, too. Whatever
-        is made of the row then fails two trees, and its record is not given up for others'."""
-        roots = super().roots_for(tup)
+        """A row that is made of more than its tuple begins a tree of this task, as one that is
+        emitted at a tick does: its record is not given up for what is not processed, or not in
+        time, of others'."""
         if not (self._gives_up and self._serves_several):
-            return roots
+            return super().roots_for(tup)
         if not self._own_roots:
             self._own_roots = self.tick_roots()
-        return (*roots, *self._own_roots)
+        return self._own_roots
 
     def _blame(self, roots: Sequence[int], error: BaseException) -> None:
         if not self._serves_several:
@@ -258,6 +259,11 @@ class StatefulBoltTask(BoltTask):
     def _tick_failed(self, root: int, _: None = None) -> None:
         """Count a failure. The driver then takes everything back."""
         self.counts.failed += 1
+
+    def _tick_expired(self, root: int, _: None = None) -> None:
+        """The same: what was made of the tick was not processed in time."""
+        self.counts.timed_out += 1
+        self._tick_failed(root)
 
     def _guarded(self, action: Callable[[], None]) -> bool:
         """Returns whether ``action`` succeeded. After an error the instance is not used any

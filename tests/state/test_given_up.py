@@ -327,13 +327,13 @@ def of_window(window: Window) -> None:
     fails(",".join(each["word"] for each in window.tuples))
 
 
-def of_several(key: str, how: str) -> CoreTopology:
+def of_several(key: str, how: str, then: Any = None) -> CoreTopology:
     """A topology in which something fails that is made of several records."""
     builder = TopologyBuilder(key)
     builder.set_spout("words", Numbered(key, [WORDS]))
     made: Any = {"pair": Pairs(), "window": Letters(of_window), "made of a window": Letters(lambda _: None)}[how]
     builder.set_bolt("several", made).shuffle_grouping("words")
-    builder.set_bolt("fails", ActsBasic(lambda word: fails(word))).shuffle_grouping("several")
+    builder.set_bolt("fails", then or ActsBasic(lambda word: fails(word))).shuffle_grouping("several")
     builder.set_bolt("count", Count(key)).fields_grouping("fails", Fields("word"))
     builder.set_bolt("letters", Count(key + "letters")).fields_grouping("words", Fields("word"), DEAD_LETTER_STREAM)
     return builder.build()
@@ -351,6 +351,23 @@ def test_no_record_is_given_up_for_a_tuple_that_is_made_of_several(key: str, how
     ):
         run.wait_until_idle(60)
     assert given_up == []
+
+
+@pytest.mark.rule("C36")
+def test_no_record_is_given_up_for_a_window_whose_result_nobody_acks(key: str, tmp_path: Path) -> None:
+    """The record that made the window due is not at fault: else the next one would be given up
+    after it, then the one after that, until none is left."""
+
+    def keeps(word: str, tup: Tuple, collector: Any) -> bool:
+        journal(key).failed += ["poison"] * ("poison" in word)
+        return "poison" in word
+
+    stepped = SteppedState(of_several(key, "made of a window", Acts(keeps)), tmp_path)
+    while stepped.driver.failure is None:
+        stepped.step(seconds=10)
+    assert "not processed in time" in stepped.driver.failure.message
+    assert tries(key) == 5
+    assert committed(str(tmp_path), stepped.record, key, "letters") == {}
 
 
 @pytest.mark.rule("C36")
