@@ -16,7 +16,8 @@ from framework.core.budget import Budget
 from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class
 from framework.core.outcome import Surroundings
 from framework.core.roots_column import at_most_one, flat_roots, roots_of, tracked_edges, trees_among
-from framework.errors import FailedException, RetryableError, TopologyError
+from framework.core.rounds import ErrorKind
+from framework.errors import BadRecordError, FailedException, RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -219,6 +220,11 @@ class BoltTask(ComponentTask):
         other tuples may have been made into."""
         if not (isinstance(error, RetryableError) or self.out.failed):
             self.outcome.blame(roots)
+
+    def is_fatal(self, error: BaseException, kind: ErrorKind) -> bool:
+        """A bad record is none where records are given up: its failures are counted."""
+        counts = kind is ErrorKind.DIED and isinstance(error, BadRecordError) and self._surroundings.blames
+        return not counts and super().is_fatal(error, kind)
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers that the tuple is acked."""

@@ -329,7 +329,11 @@ class ComponentTask:
         self.close()
 
     def report(self, error: BaseException, kind: ErrorKind = ErrorKind.REPORTED) -> None:
-        # Not a TopologyError: one tuple of a wrong type fails alone here, not with a batch.
-        if kind is not ErrorKind.REPORTED and isinstance(error, (*FATAL_ERRORS, DataLossError)):
+        if kind is not ErrorKind.REPORTED and self.is_fatal(error, kind):
             kind = ErrorKind.FATAL
         self.outcome.add_error(ComponentError.of(error, kind, self.component.id, self.task))
+
+    def is_fatal(self, error: BaseException, kind: ErrorKind) -> bool:
+        """Whether a new instance would do no better."""
+        # Not a TopologyError: one tuple of a wrong type fails alone here, not with a batch.
+        return isinstance(error, (*FATAL_ERRORS, DataLossError))

@@ -64,7 +64,6 @@ class StatefulBoltTask(BoltTask):
         self._in_hook = False
         self._hook_roots: Sequence[int] = ()
         self._own_roots: Sequence[int] = ()
-        self._gives_up = False  # whether a record may be given up
         self._held = 0  # tuples that were executed, and neither acked nor failed
         self._no_tick = False
 
@@ -139,7 +138,7 @@ class StatefulBoltTask(BoltTask):
         """A row that is made of more than its tuple begins a tree of this task, as one that is
         emitted at a tick does: its record is not given up for what is not processed, or not in
         time, of others'."""
-        if not (self._gives_up and self._serves_several):
+        if not (self._surroundings.blames and self._serves_several):
             return super().roots_for(tup)
         if not self._own_roots:
             self._own_roots = self.tick_roots()
@@ -188,7 +187,7 @@ class StatefulBoltTask(BoltTask):
         self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        self._marker, self._exact, self._gives_up = marker, marker.exact, marker.gives_up
+        self._marker, self._exact = marker, marker.exact
         BoltTask.instance(self)
         self._done = CheckpointAction.RECOVER if self._instance is not None else None
 

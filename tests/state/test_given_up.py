@@ -23,7 +23,7 @@ from framework import (
 )
 from framework.core import checkpoints
 from framework.core.stateful_run import read_record
-from framework.errors import RetryableError
+from framework.errors import BadRecordError, RetryableError
 from framework.state import BaseWindowedBolt, TimeWindow, Window
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
@@ -141,7 +141,7 @@ def tries(key: str) -> int:
 @pytest.mark.behaviour("5.4")
 @pytest.mark.parametrize("tasks", [1, 2], ids=["fused", "two tasks"])
 @pytest.mark.parametrize(
-    "how", ["raises", "fails", "does not fit", "rich raises", "rich fails", "acked before", "state"]
+    "how", ["raises", "fails", "is bad", "does not fit", "rich raises", "rich fails", "acked before", "state"]
 )
 def test_a_record_that_fails_too_often_is_a_dead_letter_and_the_others_are_counted_once(
     key: str, tmp_path: Path, how: str, tasks: int
@@ -164,6 +164,7 @@ def test_a_record_that_fails_too_often_is_a_dead_letter_and_the_others_are_count
     acts: dict[str, Any] = {
         "raises": ActsBasic(poison(key, ValueError("poison"))),
         "fails": ActsBasic(poison(key, FailedException("poison"))),
+        "is bad": ActsBasic(poison(key, BadRecordError("poison"))),
         "does not fit": ActsBasic(poison(key, 1.5j)),
         "state": ActsBasic(lambda word: None),
     }
