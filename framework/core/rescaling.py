@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from framework.core.checkpoints import CheckpointRecord, Layout, other_store
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.observe.logs import get_logger
-from framework.state.expiry import fresh, kept
+from framework.state.expiry import FOR_EVER, fresh, kept
 from framework.state.settings import kept_state_of
 from framework.topology import (
     EVERY_TASK,
@@ -170,10 +170,11 @@ class Filling:
         """Put a key that one of ``tasks`` tasks has had. Raises ``TopologyError`` for a key that
         belongs to no task, or to another task than the one that had it: it is then unknown where
         its tuples go."""
-        key, task, value = entry.key, entry.task, kept(entry.value, entry.put_at, self._ttl_s)
+        bolt = _bolt_of(self._component)
+        key, task = entry.key, entry.task
+        value = kept(entry.value, entry.put_at if bolt.expires(key) else FOR_EVER, self._ttl_s)
         if tasks != self._tasks:
-            bolt = self._component.instance
-            grouped: Any = bolt.grouping_key(key) if isinstance(bolt, BaseStatefulBolt) else ()
+            grouped: Any = bolt.grouping_key(key)
             if grouped is None:
                 return  # it belonged to its task, which is no more
             if grouped is EVERY_TASK:

@@ -41,7 +41,7 @@ from framework.state import (
     TimeWindow,
     Window,
 )
-from framework.state.expiry import ExpiringState
+from framework.state.expiry import FOR_EVER, ExpiringState
 from framework.state.windowing import MICROS, time_of
 from framework.topology import FieldsGrouping, TopologyContext
 from framework.topology.bolts import Input
@@ -751,6 +751,28 @@ def test_a_ttl_can_be_added_to_existing_state_and_removed_from_it(
     assert counted(before, words, 1) == {"a": 2, "b": 1}
     assert counted(after, [*words, "a", "c"], tasks_after) == {"a": 3, "b": 1, "c": 1}
     assert counted(before, [*words, "a", "c", "c"], 1) == {"a": 3, "b": 1, "c": 2}
+
+
+class SoonButNotA(Soon):
+    def expires(self, key: Any) -> bool:
+        return bool(key != "a")
+
+
+@pytest.mark.parametrize("tasks_after", [1, 2])
+def test_what_never_expires_does_not_begin_to_when_a_ttl_is_added(tasks_after: int, tmp_path: Path) -> None:
+    key = f"w{uuid.uuid4().hex[:8]}"
+
+    def topology(bolt: type[Count], tasks: int) -> CoreTopology:
+        builder = TopologyBuilder(key)
+        builder.set_spout("words", Log(key, [["a", "b"]]))
+        builder.set_bolt("count", bolt(key), tasks).fields_grouping("words", Fields("word"))
+        return builder.build()
+
+    record = SteppedState(topology(Lasting, 1), tmp_path).settle().record
+    record = SteppedState(topology(SoonButNotA, tasks_after), tmp_path, record).settle().record
+    kept = committed(str(tmp_path), record, key, "count")
+    assert kept["a"] == (FOR_EVER, 1)
+    assert kept["b"][0] < FOR_EVER
 
 
 @pytest.mark.parametrize("after", [Lasting, Soon], ids=["cease to expire", "live longer"])
