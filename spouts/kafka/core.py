@@ -106,11 +106,12 @@ class _Records:
             raise InvariantViolation("a record without a row was emitted")
         return _Row(next(rows_of(self.rows.slice(at, 1))), self.stream)
 
-    def letter(self, at: int, reason: str) -> _Row | None:
-        """The dead letter of a record; None if they are not wanted."""
+    def letter(self, at: int, reason: str, topic_ids: Mapping[str, str | None]) -> _Row | None:
+        """The dead letter of a record; None if they are not wanted. ``topic_ids``: of its topic, at
+        least."""
         if self.chunk is None:
             return None
-        letter = dead_letters("value", self.chunk.take([self.first + at]), [reason], {})
+        letter = dead_letters("value", self.chunk.take([self.first + at]), [reason], topic_ids)
         return _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
 
 
@@ -513,7 +514,7 @@ class _Task:
     def _given_up(self, key: MessageId, records: _Records, at: int) -> _Row | None:
         """The dead letter of a record that has failed too often. None, with a report, where it is
         dropped."""
-        letter = records.letter(at, "its tuple tree failed too often")
+        letter = records.letter(at, "its tuple tree failed too often", {key.topic: key.topic_id})
         if letter is not None:
             return letter
         self._collector.report_error(
@@ -630,7 +631,8 @@ class _Task:
         if self._unsure is None or (self._commits_first and not self._may_emit()):
             return
         arrived: dict[TopicPartition, list[_Records]] = {}
-        for decoded in self._decoder.decode(self._unsure, {}):
+        topic_ids = {topic: each.topic_id for (topic, _), each in self._partitions.items()}
+        for decoded in self._decoder.decode(self._unsure, topic_ids):
             for tp, records in self._by_partition(decoded):
                 arrived.setdefault(tp, []).append(records)
         self._unsure = None

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 import spouts.kafka.tail
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
+from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
@@ -25,6 +26,7 @@ from spouts.kafka.assignment import Assignment
 from spouts.kafka.chunk import ColumnChunk, Run
 from spouts.kafka.core import _Task
 from spouts.kafka.decoding import Decoded
+from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position
 from spouts.kafka.tail import task_of
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
@@ -60,6 +62,14 @@ def until(run: Stepped, condition: Callable[[], bool], seconds: float = 30) -> N
         assert time.monotonic() < end, (run.driver.status(), run.driver.failure)
         run.step()
         time.sleep(0.002)
+
+
+def topic_id(topics: Topics, topic: str) -> str:
+    metadata = KafkaMetadata(KafkaSettings(topics.bootstrap_servers, None), (topic,), None)
+    try:
+        return metadata.topics().topic_ids[topic]
+    finally:
+        metadata.close()
 
 
 def words(values: list[tuple[Any, ...]]) -> list[str]:
@@ -201,6 +211,7 @@ def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
         fields = run.plan.plan.components["kafka"].streams[DEAD_LETTER_STREAM]
         letter = dict(zip(fields.names, seen(letters.key).executed[0], strict=True))
         assert (letter["topic"], letter["partition"], letter["offset"]) == (name, 0, 1)
+        assert letter["topic_id"] == topic_id(topics, name)
         assert (letter["value"], letter["error"]) == (b"poison", "its tuple tree failed too often")
         # The codec needs the value alone; a dead letter has all of the record.
         assert (letter["key"], letter["timestamp_ms"]) == (b"k", at_ms)
@@ -385,6 +396,7 @@ def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_
     assert committed(topics, name, name) == [3]
     if letters is not None:
         assert [value[6:8] for value in seen(letters.key).executed] == [(None, b"{")]
+        assert [value[0] for value in seen(letters.key).executed] == [topic_id(topics, name)]
 
 
 def test_partitions_that_are_added_are_read(topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
