@@ -29,9 +29,10 @@ from framework.execution.failures import FATAL_ERRORS, USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
+from framework.topology.bolts import OWN_COLUMNS
 from framework.topology.tuples import specialised
 
-EDGE, ROOTS = "__edge", "__roots"
+EDGE, ROOTS = OWN_COLUMNS
 #: How often the maps of pending trees rotate in one timeout. A tuple fails between one timeout and
 #: one and a half after it was emitted.
 ROTATIONS_PER_TIMEOUT = 2

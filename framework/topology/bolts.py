@@ -52,6 +52,11 @@ class OutputCollector(Protocol):
         bolt."""
 
 
+#: The columns that rows of core topologies have beside the declared fields: the edge that a row
+#: travels on, and the roots of the trees that it is part of.
+OWN_COLUMNS = ("__edge", "__roots")
+
+
 class OutputFieldsDeclarer:
     """Collects the streams that a component declares.
 
@@ -68,7 +73,8 @@ class OutputFieldsDeclarer:
         """Declare a stream. ``direct``: the sender names the receiving task, with ``emit_direct``.
 
         Raises ``TopologyError`` when ``fields`` is not a ``Fields``, or names none, when the stream
-        was declared before, or when a field is called ``id`` and tuples carry the attempt.
+        was declared before, when a field is called ``id`` and tuples carry the attempt, and when it
+        is called as one of ``OWN_COLUMNS`` and they do not.
         """
         if not isinstance(fields, Fields):
             raise TopologyError(
@@ -80,6 +86,12 @@ class OutputFieldsDeclarer:
             )
         if stream in self.streams:
             raise TopologyError(f"component {self._component_id!r} declares stream {stream!r} twice")
+        own = None if self._attempts else next((name for name in OWN_COLUMNS if name in fields), None)
+        if own is not None:
+            raise TopologyError(
+                f"component {self._component_id!r}, stream {stream!r}: field {own!r} is a column of the framework's own; use "
+                "another name"
+            )
         if self._attempts and "id" in fields:
             raise TopologyError(
                 f"component {self._component_id!r}, stream {stream!r}: field 'id' is the transaction attempt, which the "

@@ -19,6 +19,7 @@ from framework import (
     submit,
 )
 from framework.errors import ConfigError, TopologyError
+from framework.topology.bolts import OWN_COLUMNS
 from sinks import (
     Count,
     MemoryBackend,
@@ -173,6 +174,15 @@ def test_a_stream_without_fields_is_refused(stream: str) -> None:
     declarer = OutputFieldsDeclarer("bolt")
     with pytest.raises(TopologyError, match=f"'bolt' declares stream '{stream}' without fields"):
         declarer.declare(Fields(), stream)
+
+
+@pytest.mark.parametrize("name", OWN_COLUMNS)
+def test_a_field_is_not_called_as_a_column_of_the_framework_s_own(name: str) -> None:
+    """Rows of a core topology would have two columns of one name, and no bolt could get them."""
+    declarer = OutputFieldsDeclarer("bolt", attempts=False)
+    with pytest.raises(TopologyError, match=f"component 'bolt', stream 'default': field '{name}' is a column of"):
+        declarer.declare(Fields("word", name))
+    OutputFieldsDeclarer("bolt").declare(Fields("word", name))  # rows of transactional topologies have none
 
 
 def test_build_at_least_once_accepts_states_that_may_count_twice() -> None:
