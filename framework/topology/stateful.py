@@ -316,8 +316,8 @@ class ReplayableSpout(BaseRichSpout):
     def retries_max(self) -> int | None:
         """How often a record is tried again before it is given up. None: no record is given up, and
         one that fails ``topology.max.attempts`` times ends the topology. The message id of a record
-        must be JSON-able then, in 500 characters, and the same whenever the record is read. Asked
-        on the driver too."""
+        must be JSON-able then, in 500 characters, the same whenever the record is read, and of no
+        other record of the spout, whichever task reads it. Asked on the driver too."""
         return None
 
     def give_up(self, message_id: Any) -> None:
