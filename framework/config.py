@@ -500,19 +500,20 @@ def resolved(key: str, value: Any) -> Any:
     return [resolved(key, each) for each in value] if isinstance(value, list) else value
 
 
-def checked_address(what: str, address: str, ends: str) -> str:
-    """Return an address, unless a sign in its password ends the password too early: then a part of
-    the password would be taken for a host, a port or a path, and shown as that. ``what`` names it
-    in messages; ``ends``: the signs that end a password. Raises ``ConfigError``.
+def resolved_address(what: str, value: str, ends: str) -> str:
+    """``resolved``, for an address, unless a sign in its password ends the password too early: then
+    a part of the password would be taken for a host, a port or a path, and shown as that. ``what``
+    names it in messages; ``ends``: the signs that end a password. Raises ``ConfigError``.
 
-    >>> checked_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
+    >>> resolved_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
     'redis://:a%2Fb@host:6379/0'
-    >>> checked_address("the address", "redis://:a/b@host:6379/0", "/?#")
+    >>> resolved_address("the address", "redis://:a/b@host:6379/0", "/?#")
     Traceback (most recent call last):
     ...
     framework.errors.ConfigError: the address does not parse: is there a sign in its password that must be written in another \
 way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
     """  # noqa: W505 - doctest lines are not wrapped
+    address: str = resolved(what, value)
     scheme, found, rest = address.partition("://")
     authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
     path = rest[len(authority) :].partition("?")[0]

@@ -16,6 +16,6 @@ def check_can_be_made(path: Path, location: str) -> None:
         raise ConfigError(f"{location}: {folder} cannot be written to; check the path and its permissions")
 
 
-def is_somebody_elses(location: object) -> ConfigError:
+def somebody_elses(location: object) -> ConfigError:
     """The error where a rebuild needs a name that something else has."""
     return ConfigError(f"{location} is not Ratchet's, or another topology's: rename it, its name is needed here")

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from framework.config import checked_address, resolved
+from framework.config import resolved_address
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext
 from spouts.retries import Retries, RetryPolicy
@@ -29,7 +29,6 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("RedisStreamSpout needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
-_ADDRESS = "url of RedisStreamSpout"
 #: Entries per request.
 CHUNK_ENTRIES = 500
 #: Unacknowledged entries per task. Others must take over this many at most if the task dies.
@@ -107,7 +106,7 @@ class RedisStreamSpout(BaseRichSpout):
         self._collector = collector
         self._consumer = f"{context.topology_id}-{context.component_id}-{context.task_index}"
         self._client: Any = redis.Redis.from_url(
-            checked_address(_ADDRESS, resolved(_ADDRESS, self._url), "/?#"),
+            resolved_address("url of RedisStreamSpout", self._url, "/?#"),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
         )

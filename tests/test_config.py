@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import Config
-from framework.config import HIDDEN, checked_address
+from framework.config import HIDDEN, resolved_address
 from framework.errors import ConfigError
 
 
@@ -131,4 +131,4 @@ def test_the_address_of_the_page_is_one_that_a_browser_takes() -> None:
     ],
 )
 def test_every_form_of_an_address_is_taken_as_it_is(address: str, ends: str) -> None:
-    assert checked_address("the address", address, ends) == address
+    assert resolved_address("the address", address, ends) == address

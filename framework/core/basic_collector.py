@@ -89,18 +89,17 @@ class BasicCollector:
         notes no roots: they follow from how many rows there were after each row of the batch. A
         bolt may keep it, as it may keep the method: whichever is called later does the same."""
         self._rows = rows
-        made = end = None
+        next_row, end = rows.take, _nothing
         if self._out.takes_rows(DEFAULT_STREAM):
             made = _MadeOfRows(self._out, rows)
+            next_row = made.next_row
             self.emit, end = self._emit_of(made)  # type: ignore[method-assign]
         try:
-            yield rows.take if made is None else made.next_row
+            yield next_row
         finally:
             vars(self).pop("emit", None)
             self._rows = None
-            if made is not None and end is not None:
-                end()
-                made.anchor()
+            end()
 
     def _emit(self, values: Sequence[Any], stream: str) -> None:
         self._out.emit(values, self.roots, stream, None)
@@ -133,8 +132,12 @@ class BasicCollector:
         def end() -> None:
             nonlocal width
             width = _OVER
+            made.anchor()
 
         return emit, end
+
+
+def _nothing() -> None: ...
 
 
 class _MadeOfRows:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from framework.config import checked_address, resolved
+from framework.config import resolved_address
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -288,7 +288,7 @@ class PostgresBackend(SqlBackend):
         *,
         schema: str | None = None,
     ) -> None:
-        self._dsn = checked_address(_ADDRESS, resolved(_ADDRESS, dsn), "/")
+        self._dsn = resolved_address(_ADDRESS, dsn, "/")
         try:
             self._address = conninfo.conninfo_to_dict(self._dsn)
         except psycopg.ProgrammingError as error:

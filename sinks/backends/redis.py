@@ -32,7 +32,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.config import checked_address, resolved
+from framework.config import resolved_address
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -46,7 +46,7 @@ from framework.errors import (
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backends.backend import Key, MapBackend, Row
-from sinks.places import is_somebody_elses
+from sinks.places import somebody_elses
 from sinks.plain_values import JsonColumns
 
 try:
@@ -258,7 +258,7 @@ class RedisBackend(MapBackend):
     commits_in_one_step = True
 
     def __init__(self, url: str, name: str, key: Fields | None = None, value: Fields | None = None) -> None:
-        self._url = checked_address(_ADDRESS, resolved(_ADDRESS, url), "/?#")
+        self._url = resolved_address(_ADDRESS, url, "/?#")
         try:
             found = redis.connection.parse_url(self._url)  # type: ignore[no-untyped-call]
         except ValueError as error:
@@ -558,7 +558,7 @@ class RedisBackend(MapBackend):
             client = _clients.get(self._url)
             there, text = client.exists(*map(self._key, _PARTS)), client.get(self._key("header"))
         if there and (text is None or self._header_in(text).topology_id != topology_id):
-            raise is_somebody_elses(self.location)
+            raise somebody_elses(self.location)
 
     def close(self) -> None:
         _clients.close(self._url)

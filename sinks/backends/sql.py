@@ -38,7 +38,7 @@ from sinks.backends.sql_schema import (
     header_values,
     identifier,
 )
-from sinks.places import is_somebody_elses
+from sinks.places import somebody_elses
 
 #: The longest name of a table.
 NAME_MAX = 63
@@ -367,7 +367,7 @@ class SqlBackend(MapBackend):
         header = self._select_header(connection, "")
         if header is not None and header.topology_id == topology_id:
             return True
-        raise is_somebody_elses(self.location)
+        raise somebody_elses(self.location)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         other, former = self.beside(REBUILT), self.beside(FORMER)

@@ -40,7 +40,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header
-from sinks.places import is_somebody_elses
+from sinks.places import somebody_elses
 from sinks.tables.folders import make_folder, named_errors, overwrite, read_document, sync, write_once
 from sinks.tables.partitions import Texts
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
@@ -163,7 +163,7 @@ class ParquetTable(FileTable):
         if header is None and self.path.exists():
             foreign = any(each.name not in self.own_names for each in self.path.iterdir())
         if foreign:
-            raise is_somebody_elses(self.path)
+            raise somebody_elses(self.path)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         """The rebuilt files get links in this table's folder, and manifests of a new generation,
