@@ -38,6 +38,7 @@ HEADERS_TABLE = "_ratchet_headers"
 HEADER_COLUMNS = "format, topology_id, incarnation, epoch, open_txid, open_attempt, open_digest, done"
 STAMP_COLUMNS = ("_txid", "_epoch", "_attempt", "_writer", "_deleted", "_prev_exists")
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+_COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 class Dialect(ABC):
@@ -145,6 +146,13 @@ def identifier(name: str, what: str) -> str:
     return name
 
 
+def _check_column(name: str, table: str) -> None:
+    if not _COLUMN.fullmatch(name):
+        raise TopologyError(
+            f"column of table {table!r} {name!r} is not usable in SQL: 1 to 63 letters, digits and '_', not starting with a digit"
+        )
+
+
 @dataclass(frozen=True)
 class TableShape:
     """The table of one state."""
@@ -157,7 +165,7 @@ class TableShape:
     def __post_init__(self) -> None:
         identifier(self.table, "table")
         for name in (*self.key, *self.value):
-            identifier(name, f"column of table {self.table!r}")
+            _check_column(name, self.table)
         if len(self.key) == 0 or len(self.value) == 0:
             raise TopologyError(f"table {self.table!r} needs at least one key column and one value column")
         both = set(self.key) & set(self.value)
@@ -173,12 +181,17 @@ class TableShape:
                 f"table {self.table!r}: {dialect.name} reserves names that begin with {dialect.reserved_prefix!r}; use another"
             )
         seen: dict[str, str] = {}
+        own = {self._folded(each): each for each in (*STAMP_COLUMNS, *map(_previous, self.value))}
         for name in (*self.key, *self.value):
             if name in dialect.reserved_columns:
                 raise TopologyError(
                     f"column {name!r} of table {self.table!r}: {dialect.name} reserves this name; use another"
                 )
-            known = seen.setdefault(name.lower() if dialect.folds_case else name, name)
+            if (mine := own.get(self._folded(name))) is not None:
+                raise TopologyError(
+                    f"column {name!r} of table {self.table!r}: Ratchet keeps a column {mine!r} in its tables; rename the field"
+                )
+            known = seen.setdefault(self._folded(name), name)
             if known != name:
                 raise TopologyError(
                     f"table {self.table!r}: {known!r} and {name!r} are one column for {dialect.name}; rename one of them"
@@ -190,6 +203,9 @@ class TableShape:
                     f"column {name!r} of table {self.table!r}: {dialect.name} keeps {most} bytes of a name, and the value before "
                     f"is in {_previous(name)!r}; use at most {most - len(_previous(''))}"
                 )
+
+    def _folded(self, name: str) -> str:
+        return name.lower() if self.dialect.folds_case else name
 
     @property
     def columns(self) -> list[tuple[str, str]]:

@@ -72,7 +72,24 @@ def test_a_table_of_any_name_counts_right(make: Make, table: str, rows: int) -> 
     assert applied(make(table), 1, 2, 3, rows=rows) == {f"w{each}": (6,) for each in range(rows)}
 
 
-@pytest.mark.parametrize("column", ["excluded", "held", "order", "EXCLUDED", "rowid", "x" * 57])
+@pytest.mark.parametrize(
+    "column",
+    [
+        "excluded",
+        "held",
+        "order",
+        "EXCLUDED",
+        "rowid",
+        "x" * 57,
+        "id",
+        "_id",
+        "_held",
+        "txid",
+        "attempt",
+        "prev_n",
+        "__deleted",
+    ],
+)
 def test_a_column_of_any_name_counts_right_and_is_found_again(make: Make, column: str) -> None:
     value = Fields.of({column: int})
     assert applied(make("rows", KEY, value), 1, 2) == {"w0": (3,)}
@@ -105,6 +122,18 @@ def test_names_that_cannot_be_kept_are_refused_when_they_are_declared(postgres: 
         database("rows", "xmin")
     with pytest.raises(TopologyError, match=r"'ctid'.*PostgreSQL reserves"):
         database("rows", "n", key="ctid")
+    for made in (sqlite, database):
+        with pytest.raises(
+            TopologyError, match=r"column '_txid' of table 'rows'.*keeps a column '_txid'.*rename the field"
+        ):
+            made("rows", "n", key="_txid")
+        with pytest.raises(TopologyError, match=r"column '_prev_n'.*keeps a column '_prev_n'"):
+            made("rows", "n", "_prev_n")
+        with pytest.raises(TopologyError, match=r"'1st' is not usable in SQL"):
+            made("rows", "1st")
+    with pytest.raises(TopologyError, match=r"column '_TXID'.*keeps a column '_txid'"):
+        sqlite("rows", "_TXID")
+    database("rows", "_TXID")
     sqlite("rows", "x" * 63, "xmin")
     database("rows", "n", "N", key="word")
     database("rows", "n", key="x" * 63)
