@@ -58,10 +58,8 @@ OWN_COLUMNS = ("__edge", "__roots")
 
 
 class OutputFieldsDeclarer:
-    """Collects the streams that a component declares.
-
-    ``attempts``: tuples carry the transaction attempt, as field ``id``.
-    """
+    """Collects the streams that a component declares. ``attempts``: its tuples carry the
+    transaction attempt."""
 
     def __init__(self, component_id: str, *, attempts: bool = True) -> None:
         self._component_id = component_id
@@ -73,8 +71,8 @@ class OutputFieldsDeclarer:
         """Declare a stream. ``direct``: the sender names the receiving task, with ``emit_direct``.
 
         Raises ``TopologyError`` when ``fields`` is not a ``Fields``, or names none, when the stream
-        was declared before, when a field is called ``id`` and tuples carry the attempt, and when it
-        is called as one of ``OWN_COLUMNS`` and they do not.
+        was declared before, and, in core topologies, when a field is called as one of
+        ``OWN_COLUMNS``.
         """
         if not isinstance(fields, Fields):
             raise TopologyError(
@@ -91,11 +89,6 @@ class OutputFieldsDeclarer:
             raise TopologyError(
                 f"component {self._component_id!r}, stream {stream!r}: field {own!r} is a column of the framework's own; use "
                 "another name"
-            )
-        if self._attempts and "id" in fields:
-            raise TopologyError(
-                f"component {self._component_id!r}, stream {stream!r}: field 'id' is the transaction attempt, which the "
-                "framework adds; use another name"
             )
         self.streams[stream] = fields
         if direct:

@@ -18,8 +18,9 @@ SYSTEM_COMPONENT, TICK_STREAM = "__system", "__tick"
 class Tuple:
     """One tuple; its values are read by name or by position.
 
-    In a transactional topology, position 0 is the transaction attempt, named ``id``. In a core
-    topology there is no attempt, and position 0 is the first value.
+    In a transactional topology, position 0 is the transaction attempt, as in Storm, and the first
+    value is at position 1. The attempt is also ``tup.attempt`` and, unless a field has that name,
+    ``tup["id"]``. In a core topology there is no attempt, and position 0 is the first value.
 
     ``values`` are the declared values, without the attempt. The framework makes tuples, in tasks.
     """

@@ -32,7 +32,7 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.kit.bolts import BatchCount, Relay, Split, UpdateGlobalCount
+from tests.kit.bolts import BatchCount, Relay, UpdateGlobalCount
 
 Builder = TransactionalTopologyBuilder
 WORDS = Fields(word=str)
@@ -74,13 +74,6 @@ def wrong(case: str, tmp_path: Path) -> Callable[[], Topology]:
         return lambda: b.set_bolt("a", "bolt") and b.build()  # type: ignore[arg-type,return-value]
     if case == "parallelism":
         return lambda: b.set_bolt("a", Relay(), 0) and b.build()  # type: ignore[return-value]
-    if case == "field id":
-
-        class Id(Split):
-            def declare_output_fields(self, declarer: Any) -> None:
-                declarer.declare(Fields(id=int))
-
-        b.set_bolt("a", Id()).shuffle_grouping("spout")
     if case == "shared state":
         state = TransactionalMapState(MemoryBackend("shared"))
         b.set_bolt("a", committer(state)).global_grouping("spout")
@@ -128,7 +121,6 @@ def wrong(case: str, tmp_path: Path) -> Callable[[], Topology]:
         ("basic committer", "'a' cannot commit"),
         ("not a bolt", "bolt 'a' is a str"),
         ("parallelism", "'a': parallelism must be 1 to"),
-        ("field id", "'a', stream 'default': field 'id' is the transaction attempt"),
         pytest.param(
             "shared state", "bolts 'a' and 'b' both write to memory backend 'shared'", marks=pytest.mark.rule("C12")
         ),
