@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka import KafkaSettings, checked_topic
 from framework.errors import TopologyError
 from framework.topology import (
     DEAD_LETTER_FIELDS,
@@ -27,8 +27,9 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import Marker, marker_of
-from sinks.kafka.writer import KafkaRecord, check_markers, renew_markers, writers
+from sinks.kafka.writer import check_markers, renew_markers, writers
 from sinks.states import MapState, checked_state
 
 _KEY = ("topic_id", "partition", "offset")
@@ -146,8 +147,8 @@ class DeadLetterTopic(_DeadLetters):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._topic = topic
-        self._marker_topic = marker_topic
+        self._topic = checked_topic(topic, "DeadLetterTopic: ")
+        self._marker_topic = checked_topic(marker_topic, "marker_topic=") if marker_topic is not None else None
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._merged: KafkaSettings | None = None
 

@@ -1,6 +1,6 @@
-"""Settings and errors of Kafka clients, for spouts and sinks: which settings the user may give,
-which ones the guarantees fix, how secrets stay hidden, and what an error means. This module neither
-makes nor imports a client.
+"""Settings of Kafka clients, for spouts and sinks: which settings the user may give, which ones the
+guarantees fix, how secrets stay hidden, and why a client cannot connect. This module neither makes
+nor imports a client.
 
 Settings come from two places: the ``kafka.*`` keys of the configuration (files, environment,
 command line), and the ``settings=`` of a spout or sink. The latter win.
@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 
+from framework.clients.kafka_errors import (
+    DISTRUSTED,
+    UNREACHABLE,
+    KafkaError,
+    error_text,
+    inner_error,
+    kafka_error,
+    passes,
+)
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
 
@@ -80,29 +90,22 @@ _OWN = {"reader": ("auto", "native", "python")}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
-#: Errors that waiting cannot repair, by librdkafka's names.
-_NOT_ALLOWED = {
-    "TOPIC_AUTHORIZATION_FAILED",
-    "CLUSTER_AUTHORIZATION_FAILED",
-    "GROUP_AUTHORIZATION_FAILED",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-    "UNSUPPORTED_SASL_MECHANISM",
-    "_INVALID_ARG",
-}
-#: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
-#: settings; after a connection has worked, an outage.
-_DISTRUSTED = {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"}
-#: Errors of a server that is not there, in the order in which they say why.
-_UNREACHABLE = ("_TIMED_OUT", "_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE")
+
+#: How long Kafka lets the name of a topic be.
+TOPIC_LENGTH_MAX = 249
+_TOPIC = re.compile(rf"[A-Za-z0-9._\-]{{1,{TOPIC_LENGTH_MAX}}}")
 
 T = TypeVar("T")
 
 
-class KafkaError(Protocol):
-    """The part of confluent-kafka's ``KafkaError`` that this module needs."""
-
-    def name(self) -> str: ...
-    def str(self) -> str: ...
+def checked_topic(topic: object, what: str = "") -> str:
+    """A name that Kafka takes for a topic. ``what``: what the topic is for, in the message of the
+    ``ConfigError``."""
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise ConfigError(
+            f"{what}{topic!r} is not a Kafka topic name: 1 to {TOPIC_LENGTH_MAX} letters, digits, '.', '_' and '-'"
+        )
+    return topic
 
 
 class KafkaSettings:
@@ -219,19 +222,19 @@ class ConnectionErrors:
         try:
             return make()
         except Exception as error:
-            inner = _inner(error)
+            inner = inner_error(error)
             if inner is None:
                 raise
             if inner.name() == "_CRIT_SYS_RESOURCE":
                 raise RetryableError(
-                    f"Kafka at {self._where}: {_text(error)}; see the limits of this process"
+                    f"Kafka at {self._where}: {error_text(error)}; see the limits of this process"
                 ) from error
-            raise ConfigError(f"Kafka settings: {_text(error)}; correct them") from error
+            raise ConfigError(f"Kafka settings: {error_text(error)}; correct them") from error
 
     def reason(self) -> str:
         """The last reason that the callback received, to be added to a message. Empty when there is
         none."""
-        return f" ({_text(self._errors[-1])})" if self._errors else ""
+        return f" ({error_text(self._errors[-1])})" if self._errors else ""
 
     def explain(self, error: Exception, client: Any = None) -> RetryableError | ConfigError:
         """Turn an error into one of Ratchet's, with the reason that the callback received, if any.
@@ -240,44 +243,26 @@ class ConnectionErrors:
             try:
                 client.poll(0)
             except Exception as fatal:
-                if _inner(fatal) is None:
+                if inner_error(fatal) is None:
                     raise
                 error = fatal  # the client has ended, for this reason
-        reasons = [each for each in self._errors if each.name() in _DISTRUSTED]
-        found = [each for each in (*self._errors, _inner(error)) if each is not None and each.name() in _UNREACHABLE]
-        self._errors.clear()
         what = f"Kafka at {self._where}"
+        if inner_error(error) is not None and not passes(error):
+            self._errors.clear()
+            return kafka_error(error, what, connected=self.connected)
+        reasons = [each for each in self._errors if each.name() in DISTRUSTED]
+        found = [
+            each for each in (*self._errors, inner_error(error)) if each is not None and each.name() in UNREACHABLE
+        ]
+        self._errors.clear()
         if found and not reasons and not self.connected:
-            why = _text(max(found, key=lambda each: _UNREACHABLE.index(each.name())))
+            why = error_text(max(found, key=lambda each: UNREACHABLE.index(each.name())))
             if "Connect to" in why or "resolve" in why:
                 return RetryableError(
                     f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
                 )
             return RetryableError(f"{what}: {why}; check the address and the security settings")
         return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
-
-
-def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = True) -> RetryableError | ConfigError:
-    """Turn librdkafka's error into one of Ratchet's, by how to recover from it. ``connected``: the
-    same client settings have worked before, so that a refusal now is an outage and not a mistake in
-    the settings."""
-    inner = _inner(error)
-    name = inner.name() if inner is not None else ""
-    if name in _NOT_ALLOWED or (name in _DISTRUSTED and not connected):
-        return ConfigError(f"{what}: {_text(error)}; check the security settings and the permissions of the user")
-    return RetryableError(f"{what}: {_text(error)}")
-
-
-def _inner(error: Any) -> KafkaError | None:
-    """The ``KafkaError``, whether it comes alone or inside a ``KafkaException``. None for any other
-    error."""
-    candidate = error.args[0] if isinstance(error, Exception) and error.args else error
-    return candidate if hasattr(candidate, "name") and hasattr(candidate, "str") else None
-
-
-def _text(error: KafkaError | Exception) -> str:
-    inner = _inner(error)
-    return str(inner.str()) if inner is not None else str(error)
 
 
 def _same(fixed: Any, given: Any) -> bool:

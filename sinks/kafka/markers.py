@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger
 from framework.topology import Standing, TopologyContext, TransactionAttempt
@@ -43,7 +44,8 @@ STEP_TIMEOUT_S = 15.0
 #: How long a reader waits for an open kafka_txn. A live writer is faster; a slower one loses its
 #: kafka_txn, and its attempt fails.
 OPEN_PATIENCE_S = 3.0
-#: The broker aborts the open kafka_txn of a dead writer after this time.
+#: The broker aborts the open kafka_txn of a dead writer after this time, unless settings= say
+#: another ``transaction.timeout.ms``. A batch must be delivered within it.
 TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
 _ANEW = "restore the one that was lost, or start anew with `python -m framework.reset --everything`"
@@ -157,14 +159,18 @@ def transactional_id_of(topology_id: str, writer: str) -> str:
     return f"ratchet-{topology_id}/{writer}"
 
 
-def initialised(settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str) -> Producer:
+def initialised(
+    settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str, traffic: Traffic | None = None
+) -> Producer:
     """A new producer. It has fenced every other producer of this id and ended their open kafka_txn.
-    Raises ``KafkaException``."""
+    ``traffic``: where it reports whether it gets on. Raises ``KafkaException``."""
+    given = settings.producer()
     made = {
         "logger": _client_log,
-        **settings.producer(),
-        "transactional.id": transactional_id,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        **(traffic.settings(given) if traffic is not None else {}),
+        **given,
+        "transactional.id": transactional_id,
         "error_cb": errors.on_error,
     }
     producer = errors.made(lambda: Producer(made))

@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import pyarrow as pa
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, RetryableError, TopologyError
 from framework.topology import (
     ArrowBolt,
@@ -23,8 +23,9 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from sinks.kafka.markers import marker_of
-from sinks.kafka.writer import KafkaRecord, check_markers, probe, renew_markers, writers
+from sinks.kafka.delivery import KafkaRecord
+from sinks.kafka.markers import marker_of, writer_of
+from sinks.kafka.writer import check_markers, probe, renew_markers, writers
 from sinks.plain_values import JsonColumns
 
 RowDict = Mapping[str, Any]
@@ -77,9 +78,9 @@ class KafkaSink(ArrowBolt, Committer):
         at_least_once: bool = False,
     ) -> None:
         self.exactly_once = not at_least_once
-        self._topic = topic
+        self._topic = checked_topic(topic, "KafkaSink: ")
         self._value, self._key = value, key
-        self._marker_topic = marker_topic
+        self._marker_topic = checked_topic(marker_topic, "marker_topic=") if marker_topic is not None else None
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._fields: Fields | None = None
         self._merged: KafkaSettings | None = None
@@ -162,7 +163,9 @@ class KafkaSink(ArrowBolt, Committer):
         if not any(batch.num_rows for batch in self._batches):
             return  # nothing to write, so a replay cannot write it twice
         if not self.exactly_once:
-            writers.plain(merged).write(self._topic, self._records())
+            batch = f"{attempt.txid} {marker_of(attempt, context).plan_digest}"
+            writer = f"{context.topology_id}/{writer_of(context)}"
+            writers.plain(merged).write(self._topic, self._records(), writer, batch)
             return
         marker = marker_of(attempt, context)
         writers.marked(merged, context, self._marker_topic).write(self._topic, self._records(), marker)

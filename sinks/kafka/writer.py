@@ -24,18 +24,23 @@ Invariants:
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import kafka_error, passes
+from framework.clients.kafka_traffic import Traffic
 from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Standing, TopologyContext
+from sinks.kafka.delivery import Delivery, KafkaRecord
 from sinks.kafka.markers import (
     STEP_TIMEOUT_S,
     Marker,
@@ -51,10 +56,8 @@ from sinks.kafka.markers import (
 PROBE_TIMEOUT_S = 10.0
 #: A new producer reads all markers, so compaction must remove outdated ones soon.
 MARKERS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
-_POLL_S = 0.05
 #: The one partition of a topic of markers.
 _MARKERS_PARTITION = 0
-_ANY_PARTITION = -1
 _TAKEN = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 #: Errors of a client that has failed for good. They do not name the reason.
 _OVER = (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
@@ -67,14 +70,6 @@ class _LeaseLost(StaleWriterError):
 
 class _ClientFailed(RetryableError):
     """The client failed without a reason. Most often its transactional id was taken over."""
-
-
-class KafkaRecord(NamedTuple):
-    """One record to write. ``headers``: (name, value) pairs."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] = ()
 
 
 def probe(settings: KafkaSettings, topic: str) -> None:
@@ -91,25 +86,6 @@ def probe(settings: KafkaSettings, topic: str) -> None:
         raise ConfigError(f"topic {topic!r} does not exist at {settings.bootstrap_servers}: create it")
 
 
-def produce(
-    producer: Producer,
-    topic: str,
-    record: KafkaRecord,
-    delivered: Callable[[KafkaError | None, Any], None],
-    partition: int = _ANY_PARTITION,
-) -> None:
-    """Hand a record to the client, waiting for room in its queue."""
-    while True:
-        try:
-            producer.produce(
-                topic, record.value, record.key, partition, headers=list(record.headers), on_delivery=delivered
-            )
-            producer.poll(0)
-            return
-        except BufferError:  # the queue is full: wait for deliveries
-            producer.poll(_POLL_S)
-
-
 class MarkedWriter:
     """The writer of one task of one component, with a ``transactional_id`` of its own. One thread
     writes at a time."""
@@ -120,9 +96,9 @@ class MarkedWriter:
         self._marker_topic = marker_topic
         self._writer = writer
         self._errors = ConnectionErrors(settings.bootstrap_servers)
+        self._traffic = Traffic()
         self._producer: Producer | None = None
         self._last: Marker | None = None
-        self._undelivered: list[KafkaError] = []
         self._lock = threading.Lock()
 
     def write(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> bool:
@@ -202,7 +178,8 @@ class MarkedWriter:
 
     def _initialised(self) -> Producer:
         try:
-            return initialised(self._settings, self._errors, self._transactional_id)
+            self._traffic = Traffic()
+            return initialised(self._settings, self._errors, self._transactional_id, self._traffic)
         except KafkaException as error:
             raise self._explained(error) from error
 
@@ -217,96 +194,124 @@ class MarkedWriter:
             self._errors.connected = True
             if topic not in (*known.topics, self._marker_topic):
                 raise RetryableError(f"topic {topic!r} does not exist at {self._settings.bootstrap_servers}: create it")
-            if not has_markers(known, self._marker_topic):
-                new = NewTopic(self._marker_topic, 1, config=MARKERS_CONFIG)
-                admin.create_topics([new], operation_timeout=STEP_TIMEOUT_S)[self._marker_topic].result()
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise self._errors.explain(error, admin) from error
+        if not has_markers(known, self._marker_topic):
+            self._create_markers(admin)
+
+    def _create_markers(self, admin: AdminClient) -> None:
+        new = NewTopic(self._marker_topic, 1, config=MARKERS_CONFIG)
+        try:
+            admin.create_topics([new], operation_timeout=STEP_TIMEOUT_S)[self._marker_topic].result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if passes(error):
                 raise self._errors.explain(error, admin) from error
+            what = f"the topic of markers {self._marker_topic!r} cannot be created: give the sink marker_topic="
+            raise kafka_error(error, what) from error
 
     def _in_one_kafka_txn(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> None:
         producer = self._producer
         if producer is None:
             raise InvariantViolation("a kafka_txn without a producer")
-        self._undelivered.clear()
+        delivery = Delivery(producer, self._traffic, topic)
         try:
             producer.begin_transaction()
             for record in records:
-                produce(producer, topic, record, self._delivered)
-            last = KafkaRecord(marker.key, marker.document)
-            produce(producer, self._marker_topic, last, self._delivered, _MARKERS_PARTITION)
-            if producer.flush(STEP_TIMEOUT_S):
-                raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
+                delivery.send(topic, record)
+            delivery.send(self._marker_topic, KafkaRecord(marker.key, marker.document), _MARKERS_PARTITION)
+            delivery.finish()
         except KafkaException as error:
-            raise self._explained(error) from error
-        if self._undelivered:
-            raise self._explained(KafkaException(self._undelivered[0]))
+            raise self._explained(error, f"topic {topic!r}{delivery.about}") from error
         try:
-            producer.commit_transaction(STEP_TIMEOUT_S)
+            self._commit(producer)
         except KafkaException as error:
             if error.args[0].retriable():
                 raise CommitOutcomeUnknown(f"topic {topic!r}: the kafka_txn of {marker.txid} has no answer") from error
             raise self._explained(error) from error
 
-    def _delivered(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None:
-            self._undelivered.append(error)
+    def _commit(self, producer: Producer) -> None:
+        """Commit the kafka_txn. A quota of the brokers holds this request back, too: when called
+        again, librdkafka goes on with the same request."""
+        while True:
+            try:
+                producer.commit_transaction(STEP_TIMEOUT_S)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or not self._traffic.has_sent():
+                    raise
 
-    def _explained(self, error: KafkaException) -> Exception:
+    def _explained(self, error: KafkaException, what: str = "") -> Exception:
         why = self._fatal() or error
         if any(each.args[0].code() in _TAKEN for each in (error, why)):
             return _LeaseLost(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
         if why.args[0].code() in _OVER:
             return _ClientFailed(f"{self._writer}: the Kafka client failed: {why.args[0].str()}{self._errors.reason()}")
-        return _too_large(self._writer, error) or self._errors.explain(why)
-
-
-def _too_large(where: str, error: KafkaException) -> ConfigError | None:
-    """The error for a record that is too large for every broker; None for another error."""
-    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return None
-    return ConfigError(f"{where}: {error.args[0].str()}; raise message.max.bytes of client and topic")
+        if not passes(error):  # it says more than what it has led to
+            return kafka_error(error, f"{self._writer}: {what}" if what else self._writer)
+        return self._errors.explain(why)
 
 
 class PlainWriter:
     """Writes, and waits until all replicas have acknowledged everything. After an error, the caller
-    writes everything again."""
+    writes everything again: what an earlier call for the same batch has written is left out, as far
+    as this process knows it. So a batch that fails again and again does not add its records each
+    time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._errors = ConnectionErrors(settings.bootstrap_servers)
-        self._producer: Producer | None = None
+        self._client: tuple[Producer, Traffic] | None = None
+        self._written: dict[str, tuple[str, Counter[bytes]]] = {}  # writer -> (batch, records)
 
-    def write(self, topic: str, records: Iterable[KafkaRecord]) -> None:
-        """Raises ``RetryableError`` if it is not certain that everything was written, and
-        ``ConfigError`` for a record that the broker will never accept."""
-        failed: list[KafkaError] = []
-
-        def delivered(error: KafkaError | None, _: Any) -> None:
-            if error is not None:
-                failed.append(error)
-
-        settings = {**self._settings.producer(), "enable.idempotence": True, "error_cb": self._errors.on_error}
-        if self._producer is None:
-            self._producer = self._errors.made(lambda: Producer(settings))
-        producer = self._producer
+    def write(self, topic: str, records: Iterable[KafkaRecord], writer: str, batch: str) -> None:
+        """Write the records of one batch of a task. ``batch``: the same for each repetition. May
+        iterate ``records`` twice. Raises ``RetryableError`` if it is not certain that everything
+        was written, and ``ConfigError`` for a record that the broker will never accept."""
+        known, written = self._written.pop(writer, ("", Counter()))
+        if known != batch:
+            written = Counter()
+        producer, traffic = self._client = self._client or self._made()
+        delivery = Delivery(producer, traffic, topic)
+        left = list(_without(records, written)) if written else records
         try:
-            for record in records:
-                produce(producer, topic, record, delivered)
-            left = producer.flush(STEP_TIMEOUT_S)
-        except KafkaException as error:
-            raise self._explained(topic, error) from error
-        if left:
-            self._producer = None  # drops the records it still holds
-            raise RetryableError(f"topic {topic!r}: not everything was delivered within {STEP_TIMEOUT_S:g} s")
-        if failed:
-            raise self._explained(topic, KafkaException(failed[0]))
+            for record in left:
+                delivery.send(topic, record)
+            delivery.finish()
+        except (KafkaException, RetryableError) as error:
+            self._client = None  # drops the records it still holds
+            for record, is_delivered in zip(left, delivery.delivered(), strict=False):
+                if is_delivered:
+                    written[_digest(record)] += 1
+            self._written[writer] = batch, written
+            if isinstance(error, RetryableError):
+                raise
+            if not passes(error):
+                raise kafka_error(error, f"topic {topic!r}{delivery.about}") from error
+            raise self._errors.explain(error, producer) from error
 
-    def _explained(self, topic: str, error: KafkaException) -> Exception:
-        return _too_large(f"topic {topic!r}", error) or self._errors.explain(error, self._producer)
+    def _made(self) -> tuple[Producer, Traffic]:
+        traffic, settings = Traffic(), self._settings.producer()
+        made = {**traffic.settings(settings), **settings, "error_cb": self._errors.on_error}
+        return self._errors.made(lambda: Producer(made)), traffic
 
     def close(self) -> None:
-        self._producer = None
+        self._client = None
+
+
+def _without(records: Iterable[KafkaRecord], written: Counter[bytes]) -> Iterator[KafkaRecord]:
+    """The records that are not among those written, each of which counts once."""
+    left = written.copy()
+    for record in records:
+        if left[digest := _digest(record)] > 0:
+            left[digest] -= 1
+        else:
+            yield record
+
+
+def _digest(record: KafkaRecord) -> bytes:
+    return hashlib.blake2b(repr(record).encode(), digest_size=16).digest()
 
 
 class Writers:

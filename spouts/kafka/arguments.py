@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from framework.clients.kafka import checked_topic
 from framework.errors import ConfigError
 from framework.topology import Fields
 from spouts.codecs.codec import BytesCodec, Codec
 from spouts.kafka.format import RecordFormat
 
-_TOPIC = re.compile(r"[A-Za-z0-9._\-]{1,249}")
 _GROUP = re.compile(r"\S.{0,254}")
 
 
@@ -28,8 +28,7 @@ def checked_topics(topics: Sequence[str], pattern: str | None) -> tuple[str, ...
     if bool(topics) == (pattern is not None):
         raise ConfigError("a Kafka spout needs topics=[...] or pattern=..., one of them")
     for topic in topics:
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            raise ConfigError(f"{topic!r} is not a Kafka topic name: 1 to 249 letters, digits, '.', '_' and '-'")
+        checked_topic(topic)
     if pattern is not None:
         try:
             re.compile(pattern)

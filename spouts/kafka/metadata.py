@@ -29,7 +29,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import kafka_error
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.assignment import Assignment, placed

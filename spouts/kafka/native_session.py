@@ -27,7 +27,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.kafka import QUEUES_MAX, ConnectionErrors, KafkaSettings, kafka_error
+from framework.clients.kafka import QUEUES_MAX, ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import kafka_error
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka import session as limits

@@ -29,7 +29,8 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import kafka_error
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import MessageChunk

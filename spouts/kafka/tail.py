@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings, kafka_error
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import kafka_error
 from framework.errors import DataLossError, FailedException, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.chunk import RecordChunk

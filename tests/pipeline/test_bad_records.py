@@ -35,8 +35,9 @@ from integration import EmbeddedServers, RegistryServer
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter
 from sinks.kafka import markers as kafka_markers
 from sinks.kafka import writer as kafka_writer
+from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import Marker
-from sinks.kafka.writer import KafkaRecord, MarkedWriter, writers
+from sinks.kafka.writer import MarkedWriter, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.kit.avro import encoded, framed
 from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns

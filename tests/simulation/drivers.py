@@ -55,8 +55,8 @@ from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
 from framework.transactions.term import Term
 from sinks import MapState, Sum, states
+from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import marker_of
-from sinks.kafka.writer import KafkaRecord
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.kafka import LETTERS, TopicSink

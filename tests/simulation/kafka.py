@@ -9,7 +9,7 @@ processes may go on.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,8 +20,9 @@ from framework.clients.kafka import KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import DEAD_LETTER_FIELDS, Standing, TopologyContext, TransactionAttempt
 from sinks import DeadLetterTopic, dead_letters
+from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import Marker, writer_of
-from sinks.kafka.writer import KafkaRecord, MarkedWriter
+from sinks.kafka.writer import MarkedWriter
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -142,13 +143,15 @@ class SimProducer:
         self._epoch = world.kafka.initialise(transactional_id)
         self._life = life
         self._sent: list[bytes] = []
+        self._waiting: list[Callable[[None, None], None]] = []
         self._fenced = False
 
     def begin_transaction(self) -> None:
         self._sent = []
 
-    def produce(self, topic: str, value: bytes, *arguments: Any, **options: Any) -> None:
+    def produce(self, topic: str, value: bytes, *arguments: Any, on_delivery: Any, **options: Any) -> None:
         self._sent.append(value)
+        self._waiting.append(on_delivery)
 
     def poll(self, timeout_s: float) -> int:
         if self._fenced:
@@ -157,6 +160,9 @@ class SimProducer:
 
     def flush(self, timeout_s: float) -> int:
         self._world.meanwhile()
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each(None, None)
         return 0
 
     def commit_transaction(self, timeout_s: float) -> None:

@@ -1,0 +1,75 @@
+"""Whether a Kafka client gets on, from the statistics that librdkafka reports: a slow link or a
+throttled connection is not silence.
+
+Give ``Traffic.settings`` to the client. librdkafka then reports at an interval; a report is parsed
+only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: How often librdkafka reports.
+REPORT_EVERY_MS = 1_000
+#: So many bytes sent are progress. A client that only looks for brokers sends less.
+_SENT_BYTES_MIN = 16_384
+
+
+class Traffic:
+    """The statistics of one client. ``report`` may be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._latest: str | None = None
+        self._sent_bytes = 0
+        self._offsets: Mapping[tuple[str, int], int] = {}
+        self._throttled_until_s = 0.0
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a client that reports here, unless the user wants the reports, or none."""
+        if "stats_cb" in given or "statistics.interval.ms" in given:
+            return {}
+        return {"statistics.interval.ms": REPORT_EVERY_MS, "stats_cb": self.report}
+
+    def report(self, document: str) -> None:
+        """The ``stats_cb`` of a client."""
+        self._latest = document
+
+    def has_sent(self) -> bool:
+        """Whether the client has sent much since the last call that returned True, or is throttled
+        by a broker's quota."""
+        brokers, _ = self._parsed()
+        sent = sum(int(each.get("txbytes", 0)) for each in brokers)
+        if sent - self._sent_bytes >= _SENT_BYTES_MIN:
+            self._sent_bytes = sent
+            return True
+        return self._is_throttled(brokers)
+
+    def has_fetched(self, topic: str, partition: int) -> bool:
+        """Whether the client has got on in a partition since the last call, as it does also through
+        records that it hands to nobody, such as those of aborted kafka_txns; or is throttled by a
+        broker's quota."""
+        brokers, topics = self._parsed()
+        found = topics.get(topic, {}).get("partitions", {}).get(str(partition), {})
+        offset, known = int(found.get("next_offset", -1)), self._offsets.get((topic, partition), -1)
+        if offset > known:
+            self._offsets = {**self._offsets, (topic, partition): offset}
+            if known >= 0:
+                return True
+        return self._is_throttled(brokers)
+
+    def _is_throttled(self, brokers: list[Mapping[str, Any]]) -> bool:
+        throttle_ms = max((int(each.get("throttle", {}).get("max", 0)) for each in brokers), default=0)
+        if throttle_ms > 0:
+            self._throttled_until_s = max(self._throttled_until_s, self._clock() + throttle_ms / 1000)
+        return self._clock() < self._throttled_until_s
+
+    def _parsed(self) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+        document, self._latest = self._latest, None
+        if document is None:
+            return [], {}
+        found = json.loads(document)
+        return list(found.get("brokers", {}).values()), found.get("topics", {})

@@ -1,0 +1,92 @@
+"""Hands records to a producer and waits for their delivery, as long as the producer gets on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial as bound
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from framework.clients.kafka_traffic import Traffic
+from framework.errors import RetryableError
+
+#: A producer that delivers nothing, sends nothing and is not throttled for so long does not get on.
+SILENCE_MAX_S = 15.0
+_POLL_S = 0.05
+_WAITING, _DELIVERED, _REFUSED = range(3)
+#: The broker refused the batch because of another record in it.
+_WITH_ANOTHER = KafkaError._INVALID_DIFFERENT_RECORD
+_ANY_PARTITION = -1
+
+
+class KafkaRecord(NamedTuple):
+    """One record to write. ``headers``: (name, value) pairs."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+class Delivery:
+    """The records of one batch on their way. Used by one thread; others may poll the producer."""
+
+    def __init__(self, producer: Producer, traffic: Traffic, topic: str) -> None:
+        self._producer = producer
+        self._traffic = traffic
+        self._topic = topic
+        self._outcomes = bytearray()  # in the order of ``send``
+        self._refusal: KafkaError | None = None
+        self._has_key = True  # of the record that was refused
+        self._moved_at = time.monotonic()
+
+    def send(self, topic: str, record: KafkaRecord, partition: int = _ANY_PARTITION) -> None:
+        """Hand a record to the producer, waiting for room in its queue. Raises ``KafkaException``,
+        and ``RetryableError`` when the producer does not get on."""
+        answered = bound(self._answered, len(self._outcomes))
+        self._outcomes.append(_WAITING)
+        while True:
+            try:
+                self._producer.produce(
+                    topic, record.value, record.key, partition, headers=list(record.headers), on_delivery=answered
+                )
+                self._producer.poll(0)
+                return
+            except BufferError:  # the queue is full: wait for deliveries
+                self._wait(self._producer.poll)
+
+    def finish(self) -> None:
+        """Wait until every record is delivered or refused. Raises ``KafkaException`` with the
+        reason why one was refused, ``RetryableError`` when the producer does not get on."""
+        while _WAITING in self._outcomes:
+            self._wait(self._producer.flush)
+        if self._refusal is not None:
+            raise KafkaException(self._refusal)
+
+    def delivered(self) -> Iterator[bool]:
+        """Whether each record is delivered, in the order of ``send``."""
+        return (each == _DELIVERED for each in self._outcomes)
+
+    @property
+    def about(self) -> str:
+        """What is known of the record that was refused, for a message; may be empty."""
+        return ", a record without a key" if not self._has_key else ""
+
+    def _wait(self, serve: Callable[[float], int]) -> None:
+        """Raise ``RetryableError`` when the producer does not get on."""
+        serve(_POLL_S)
+        if self._traffic.has_sent():
+            self._moved_at = time.monotonic()
+        elif time.monotonic() - self._moved_at > SILENCE_MAX_S:
+            raise RetryableError(
+                f"topic {self._topic!r}: not everything was delivered, and the producer did not get on for "
+                f"{SILENCE_MAX_S:g} s"
+            )
+
+    def _answered(self, index: int, error: KafkaError | None, message: Message) -> None:
+        self._outcomes[index] = _DELIVERED if error is None else _REFUSED
+        self._moved_at = time.monotonic()
+        # The records of a batch are refused with the one that is the cause: that one counts.
+        if error is not None and (self._refusal is None or self._refusal.code() == _WITH_ANOTHER):
+            self._refusal, self._has_key = error, message.key() is not None
