@@ -160,7 +160,10 @@ def _led(store: CoordinationStore, topology_id: str) -> str:
 
 
 def _source(topology: Topology, config: Config) -> str:
-    planner = planner_of(topology, config.for_components())
+    conf = config.for_components()
+    if isinstance(topology.spout.instance, Spout):
+        topology.spout.instance.check_written_topics(conf, topology.written_topics())
+    planner = planner_of(topology, conf)
     try:
         planner.check()
         partitions = planner.partitions()

@@ -97,6 +97,8 @@ def submit(
         check_reach(topology, checked.spark.get("spark.master", "local[*]"))
     check_pickles(topology)
     conf = checked.for_components()
+    if isinstance(topology.spout.instance, Spout):
+        topology.spout.instance.check_written_topics(conf, topology.written_topics())
     for component in topology.components:
         if isinstance(component.instance, (Spout, Bolt)):
             component.instance.check_before_start(conf)

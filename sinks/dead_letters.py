@@ -26,9 +26,10 @@ from framework.topology import (
     Standing,
     TopologyContext,
     TransactionAttempt,
+    WrittenTopic,
 )
 from sinks.kafka.delivery import KafkaRecord
-from sinks.kafka.markers import Marker, marker_of
+from sinks.kafka.markers import Marker, marker_of, markers_topic
 from sinks.kafka.writer import check_markers, renew_markers, writers
 from sinks.states import MapState, checked_state
 
@@ -151,6 +152,10 @@ class DeadLetterTopic(_DeadLetters):
         self._marker_topic = checked_topic(marker_topic, "marker_topic=") if marker_topic is not None else None
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._merged: KafkaSettings | None = None
+
+    def written_topics(self, topology_id: str) -> Sequence[WrittenTopic]:
+        records = WrittenTopic(self._topic, "dead letters", self._settings)
+        return (records, WrittenTopic(markers_topic(topology_id, self._marker_topic), "markers", self._settings))
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
         check_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)

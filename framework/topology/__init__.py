@@ -66,6 +66,7 @@ from framework.topology.stateful import (
     StateSize,
 )
 from framework.topology.tuples import Tuple
+from framework.topology.written_topics import WrittenTopic
 
 __all__ = [
     "DEAD_LETTER_FIELDS",
@@ -135,5 +136,6 @@ __all__ = [
     "TransactionalTopologyBuilder",
     "Tuple",
     "ValueType",
+    "WrittenTopic",
     "check_granted",
 ]

@@ -30,6 +30,7 @@ from framework.topology.fencing import FencedState, Standing
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
 from framework.topology.tuples import Tuple
+from framework.topology.written_topics import WrittenTopic
 
 DEFAULT_STREAM = "default"
 
@@ -205,6 +206,11 @@ class Bolt(ABC):
 
         Keep what was written. Start the memory of it anew, under the incarnation of ``standing``.
         """
+
+    def written_topics(self, topology_id: str) -> Sequence[WrittenTopic]:
+        """Return the topics that this bolt writes, those for its own use included. Called on the
+        driver. The spout of the topology refuses to read them."""
+        return ()
 
     def combiner(self) -> Combiner | None:
         """Return a combiner for the edges into this bolt, or None. Called in tasks."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, OutputFieldsDeclarer
@@ -31,6 +31,7 @@ from framework.topology.spouts import (
     Spout,
     TransactionalSpout,
 )
+from framework.topology.written_topics import WrittenTopic
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,15 @@ class Topology(Graph):
                 if state.value_type is ValueType.TRANSACTIONAL:
                     found.append(f"bolt {component.id!r}, whose {state.location} is transactional")
         return found
+
+    def written_topics(self) -> list[WrittenTopic]:
+        """The topics that the bolts write, each with its bolt."""
+        return [
+            replace(written, component_id=each.id)
+            for each in self.components
+            if isinstance(each.instance, Bolt)
+            for written in each.instance.written_topics(self.id)
+        ]
 
     def outline(self) -> dict[str, object]:
         """The shape of the graph, JSON-able. It must not change while a state exists."""

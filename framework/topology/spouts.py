@@ -30,6 +30,7 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, OutputCollector, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.written_topics import WrittenTopic
 
 #: What a plan says about one partition: a JSON-able mapping, persisted as it is.
 Meta = Mapping[str, Any]
@@ -145,6 +146,10 @@ class Spout(ABC):
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit`` before anything starts. Raises ``ConfigError`` for a configuration
         that this spout cannot run with."""
+
+    def check_written_topics(self, conf: Mapping[str, Any], written: Sequence[WrittenTopic]) -> None:
+        """Called by ``submit`` before anything starts, with the topics that the topology writes.
+        Raises ``ConfigError`` if this spout reads one of them."""
 
     def dead_letters(self) -> Bolt | None:
         """Return the committer of the records that this spout cannot decode, or None.
@@ -303,6 +308,11 @@ class PartitionPlanner(ABC):
         """Whether ``plan`` continues after the records that the source has lost, instead of raising
         ``DataLossError``: the user said ``on_data_loss="skip"``."""
         return False
+
+    def avoid(self, written: Sequence[WrittenTopic], conf: Mapping[str, Any]) -> None:
+        """Called once, before the first plan, with the topics that the topology writes. From then
+        on, raise ``ConfigError`` instead of planning one of them, also one that appears later. No
+        I/O."""
 
     def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
         """Return those of ``partitions`` whose planned ranges may hold fewer records when they are

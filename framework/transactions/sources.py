@@ -67,7 +67,9 @@ def planner_of(topology: Topology, conf: Mapping[str, Any]) -> PartitionPlanner:
     spout = topology.spout.instance
     context = _context(topology, conf)
     if isinstance(spout, PartitionedSpout):
-        return spout.planner(conf, context)
+        planner = spout.planner(conf, context)
+        planner.avoid(topology.written_topics(), conf)
+        return planner
     if isinstance(spout, TransactionalSpout):
         return CoordinatorPlanner(spout.coordinator(conf, context))
     raise InvariantViolation(f"{context.component_id} is a {type(spout).__name__}, which is no transactional spout")

@@ -178,8 +178,8 @@ def initialised(
     return producer
 
 
-def markers_topic(context: TopologyContext, given: str | None) -> str:
-    return given or f"ratchet-markers-{context.topology_id}"
+def markers_topic(topology_id: str, given: str | None) -> str:
+    return given or f"ratchet-markers-{topology_id}"
 
 
 def has_markers(cluster: ClusterMetadata, topic: str) -> bool:

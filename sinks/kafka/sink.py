@@ -21,10 +21,11 @@ from framework.topology import (
     Standing,
     TopologyContext,
     TransactionAttempt,
+    WrittenTopic,
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.kafka.delivery import KafkaRecord
-from sinks.kafka.markers import marker_of, writer_of
+from sinks.kafka.markers import marker_of, markers_topic, writer_of
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
 from sinks.plain_values import JsonColumns
 
@@ -124,6 +125,12 @@ class KafkaSink(ArrowBolt, Committer):
                 )
         else:
             JsonColumns(fields.select(content), "JSON")
+
+    def written_topics(self, topology_id: str) -> Sequence[WrittenTopic]:
+        records = WrittenTopic(self._topic, "records", self._settings)
+        if not self.exactly_once:
+            return (records,)
+        return (records, WrittenTopic(markers_topic(topology_id, self._marker_topic), "markers", self._settings))
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         with suppress(RetryableError):  # the first batch waits for brokers that do not answer

@@ -327,7 +327,7 @@ class Writers:
     ) -> MarkedWriter:
         """The writer of a task of a topology."""
         transactional_id = transactional_id_of(context.topology_id, writer_of(context))
-        markers = markers_topic(context, marker_topic)
+        markers = markers_topic(context.topology_id, marker_topic)
         return self._get(
             (settings.fingerprint(), transactional_id, markers),
             lambda: MarkedWriter(settings, transactional_id, markers, writer_of(context)),
@@ -358,7 +358,7 @@ def check_markers(
 ) -> None:
     """Compare the markers of a component with ZooKeeper's state. Raises ``ConfigError`` if they
     contradict each other (C25)."""
-    topic = markers_topic(context, marker_topic)
+    topic = markers_topic(context.topology_id, marker_topic)
     for marker in find_markers(settings, topic, context.topology_id).values():
         if marker.writer.startswith(f"{context.component_id}/"):
             marker.check(context.topology_id, standing)
@@ -370,7 +370,7 @@ def renew_markers(
     """Write a first marker of the new incarnation for every present and former writer of a
     component. This fences the producers of the old incarnation. If one of them initialises its id
     again, it finds the new marker and fails."""
-    found = find_markers(settings, markers_topic(context, marker_topic), context.topology_id)
+    found = find_markers(settings, markers_topic(context.topology_id, marker_topic), context.topology_id)
     if not found:
         return
     prefix = f"{context.component_id}/"

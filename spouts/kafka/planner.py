@@ -29,12 +29,13 @@ from typing import Any
 from framework.clients.kafka import KafkaSettings
 from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
-from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord
+from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord, WrittenTopic
 from framework.topology.spouts import LEFT_OUT, Meta
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.looking import RecordViewer
+from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.partitions import Position, position_after, position_of, reaches, topic_and_number
 from spouts.kafka.watch import KafkaWatch
@@ -106,6 +107,8 @@ class KafkaPlanner(PartitionPlanner):
         self._lag: tuple[object, object, int] | None = None
         self._progress: tuple[tuple[object, ...], Mapping[str, PartitionProgress]] | None = None
         self._gaps_told: dict[str, int] = {}
+        self._own_topics: OwnTopics | None = None
+        self._checked: KafkaTopics | None = None  # the topics in which none is of its own
 
     # --- PartitionPlanner -------------------------------------------------------------------------
 
@@ -151,6 +154,10 @@ class KafkaPlanner(PartitionPlanner):
             if meta.get("topic_id") is not None and int(meta["first_offset"]) < int(meta["next_offset"]):
                 wanted[topic_and_number(partition)[0]] = str(meta["topic_id"])
         self._metadata.confirm_topics(wanted)
+
+    def avoid(self, written: Sequence[WrittenTopic], conf: Mapping[str, Any]) -> None:
+        if written:
+            self._own_topics = OwnTopics(self._settings, self._source.topics, self._source.pattern, written, conf)
 
     def lost(self, plan: Mapping[str, Meta]) -> None:
         self._seen.reader_lost = True
@@ -347,6 +354,9 @@ class KafkaPlanner(PartitionPlanner):
     def _available_topics(self, previous: Mapping[str, Meta | None], *, patient: bool) -> KafkaTopics:
         """The topics, if this batch can be planned with them. Raises ``RetryableError`` to wait."""
         topics = self._metadata.topics()
+        if self._own_topics is not None and topics is not self._checked:
+            self._own_topics.check_found(topics.topic_ids.keys(), topics.cluster_id)
+            self._checked = topics
         if topics.missing and not previous:
             self._metadata.refresh()
             raise RetryableError(

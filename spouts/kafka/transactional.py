@@ -18,12 +18,14 @@ from framework.topology import (
     PartitionPlanner,
     PartitionReader,
     TopologyContext,
+    WrittenTopic,
 )
 from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
 from spouts.codecs.codec import Codec
 from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import KafkaLimits
+from spouts.kafka.loops import OwnTopics
 from spouts.kafka.native_session import why_not_native
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
@@ -148,6 +150,11 @@ class _KafkaSpout:
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         reader_of(self._settings.with_conf(conf))
+
+    def check_written_topics(self, conf: Mapping[str, Any], written: Sequence[WrittenTopic]) -> None:
+        if written:
+            settings = self._settings.with_conf(conf)
+            OwnTopics(settings, self._source.topics, self._source.pattern, written, conf).check_names()
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         settings = self._settings.with_conf(conf)
