@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from framework.clients.redis import leave_replica, passes
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.logs import get_logger
 from framework.state.layers import Changes, LayeredState
@@ -289,6 +290,9 @@ class RedisStore:
         try:
             yield
         except redis.ResponseError as error:
+            if passes(error):
+                leave_replica(self._client, error)
+                raise RetryableError(f"{self._values}: {error}") from error
             raise CorruptStateError(f"{self._values}: {error}; does something else use these keys?") from error
         except redis.RedisError as error:
             raise RetryableError(f"{self._values}: Redis does not answer: {error}") from error

@@ -32,6 +32,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.clients.redis import leave_replica, passes
 from framework.config import resolved_address
 from framework.errors import (
     BadRecordError,
@@ -63,15 +64,6 @@ _PARTS = ("header", "", "touched", "deleted", "columns")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
-#: Errors that pass by themselves, or when there is room again: as classes of the client, and as
-#: words in the errors of scripts and of other servers.
-_PASSING = (
-    redis.exceptions.OutOfMemoryError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.MasterDownError,
-)
-_PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM)\b")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 # KEYS: header, rows, touched, deleted. ARGV: header expected, number of rows, number of tombstones,
@@ -682,11 +674,10 @@ class RedisBackend(MapBackend):
             text = str(error)
             if "WRONGTYPE" in text:
                 raise ConfigError(f"{self.location}: a key is of another type: {text}; use another name") from error
-            if isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in text:
-                raise ConfigError(f"{self.location} is a replica; give the address of the primary") from error
             if any(sign in text for sign in ("NOPERM", "permission", "NOAUTH", "can't run this command")):
                 raise ConfigError(f"{self.location}: {text}; check the user's rights") from error
-            if isinstance(error, _PASSING) or _PASSING_WORDS.search(text):
+            if passes(error):
+                leave_replica(_clients.get(self._url), error)
                 raise RetryableError(f"{self.location}: {text}") from error
             raise self._lasting(error) from error
         except redis.exceptions.RedisError as error:

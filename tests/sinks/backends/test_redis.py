@@ -234,7 +234,7 @@ def test_a_server_that_is_away_is_retried(name: str) -> None:
             ConfigError,
             ["ERR Error running script: @user_script: 3: Script attempted to access nonexistent global", "ERR"],
         ),
-        (ConfigError, [redis.exceptions.ReadOnlyError("You can't write against a read only replica.")]),
+        (RetryableError, [redis.exceptions.ReadOnlyError("You can't write against a read only replica.")]),
         (ConfigError, ["WRONGTYPE Operation against a key", "NOPERM this user has no permissions"]),
     ],
 )
