@@ -134,7 +134,7 @@ def measure(
             for variant in turns:
                 settings = {**config, "topology.collapse.resident": not arguments.jobs}
                 if variant == "cluster" and spark is not None:
-                    settings = {**settings, "spark.master": spark.address, "spark.executor.memory": "512m"}
+                    settings = {**settings, **spark.settings, "spark.executor.memory": "512m"}
                 elif variant == "jobs":
                     settings["topology.collapse.resident"] = False
                 elif variant.startswith("pending-"):

@@ -42,6 +42,7 @@ _SECRET_FRAGMENTS = (
     "credential",
     "oauthbearer.config",
     "private.key",
+    "account.key",
 )
 #: The fewest characters of ``ui.token``.
 TOKEN_MIN = 16

@@ -111,6 +111,8 @@ def _show(state: dict[str, Any], as_json: bool) -> None:
         if state.get(kind):
             pids = ", ".join(str(pid) for name, pid in state["pids"].items() if name.startswith(kind))
             typer.echo(f"{kind:<10} {state[kind]}   (pid {pids})")
+    if state.get("spark_secret"):
+        typer.echo(f"secret     spark.authenticate.secret is in {state['spark_secret']}")
     for log in state["logs"]:
         typer.echo(f"log        {log}")
 

@@ -37,7 +37,8 @@ def up(
     one is installed; without any there is neither.
 
     Returns: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or
-    null), ``prometheus`` and ``grafana`` (``http://host:port``, or null), ``pids`` (name -> pid),
+    null), ``spark_secret`` (the file with the cluster's ``spark.authenticate.secret``, or null),
+    ``prometheus`` and ``grafana`` (``http://host:port``, or null), ``pids`` (name -> pid),
     ``logs``. If it raises ``ServerError``, no server is left running.
     """
     folder = folder.absolute()
@@ -65,6 +66,7 @@ def up(
             "kafka": servers.bootstrap_servers,
             "zookeeper": servers.zookeeper,
             "spark": spark.address if spark is not None else None,
+            "spark_secret": str(_kept_secret(folder, spark)) if spark is not None else None,
             "prometheus": urls.get("prometheus"),
             "grafana": urls.get("grafana"),
             "logs": [str(server.log_file) for server in every],
@@ -79,6 +81,14 @@ def up(
         servers.stop()
         raise
     return state
+
+
+def _kept_secret(folder: Path, spark: SparkCluster) -> Path:
+    """Write the cluster's secret into a file for this user alone; return its path."""
+    file = folder / "spark.secret"
+    file.touch(mode=0o600)
+    file.write_text(spark.master.secret, encoding="ascii")
+    return file
 
 
 def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:

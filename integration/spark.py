@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +28,10 @@ class _SparkProcess(Server):
     kind = "spark"
     main = ""
 
-    def __init__(self, folder: Path, port: int | None = None, *, guarded: bool = True) -> None:
+    def __init__(self, folder: Path, port: int | None = None, *, secret: str, guarded: bool = True) -> None:
         super().__init__(folder, port, guarded=guarded, where=EMBEDDED)
         self.page_port = free_port()
+        self._secret = secret
 
     def command(self, *arguments: str) -> list[str]:
         """The command, without this process's import path: executors must import only what they are
@@ -46,7 +48,11 @@ class _SparkProcess(Server):
             f"SPARK_DAEMON_JAVA_OPTS={options}",
             f"JAVA_HOME={Path(self.host.java()).resolve().parent.parent}",
         ]
+        properties = self.write("spark.conf", "")
+        properties.chmod(0o600)
+        properties.write_text(f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n", encoding="utf-8")
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
+        where += ["--properties-file", str(properties)]
         return [*environment, str(home / "bin" / "spark-class"), self.main, *where, *arguments]
 
     def page(self) -> dict[str, Any] | None:
@@ -73,6 +79,11 @@ class SparkMaster(_SparkProcess):
     def prepare(self) -> list[str]:
         return self.command()
 
+    @property
+    def secret(self) -> str:
+        """What the processes of the cluster and its drivers prove to each other."""
+        return self._secret
+
     def alive_workers(self) -> set[int]:
         """The ports of the workers that it reports as alive."""
         page = self.page() or {}
@@ -86,7 +97,7 @@ class SparkWorker(_SparkProcess):
     main = "org.apache.spark.deploy.worker.Worker"
 
     def __init__(self, folder: Path, master: SparkMaster, *, cores: int, memory: str, guarded: bool = True) -> None:
-        super().__init__(folder, guarded=guarded)
+        super().__init__(folder, secret=master.secret, guarded=guarded)
         self._master = master
         self._cores, self._memory = cores, memory
 
@@ -112,13 +123,13 @@ class SparkWorker(_SparkProcess):
 
 
 class SparkCluster:
-    """A master and ``workers`` workers in ``folder``. ``address``: the value for
-    ``spark.master``."""
+    """A master and ``workers`` workers in ``folder``, which authenticate every connection.
+    ``settings``: what a driver needs to use them."""
 
     def __init__(
         self, folder: Path, workers: int = 2, *, cores: int = 1, memory: str = "1g", guarded: bool = True
     ) -> None:
-        self.master = SparkMaster(folder / "spark-master", guarded=guarded)
+        self.master = SparkMaster(folder / "spark-master", secret=secrets.token_hex(32), guarded=guarded)
         self.workers = [
             SparkWorker(folder / f"spark-worker-{number}", self.master, cores=cores, memory=memory, guarded=guarded)
             for number in range(1, workers + 1)
@@ -127,6 +138,11 @@ class SparkCluster:
     @property
     def address(self) -> str:
         return f"spark://{self.master.address}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """``spark.master`` and ``spark.authenticate.secret``."""
+        return {"spark.master": self.address, "spark.authenticate.secret": self.master.secret}
 
     @property
     def all(self) -> list[Server]:

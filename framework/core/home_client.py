@@ -16,6 +16,7 @@ from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Channel, Credentials, Place, connect
+from framework.execution.encryption import encrypt
 from framework.execution.levels import delivered, walk
 
 #: How long a home may take for its part of a round, at least.
@@ -41,11 +42,11 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HomeSettings:
-    """What a home is started with. ``plan``: pickled. ``answer_s``: how long the home may take to
-    answer. When nobody has asked it anything for twice as long, its driver is gone, so it closes
-    its tasks and ends. ``driver_host``: None when there is one executor, on the driver's host;
-    otherwise homes listen on the interface from which that host is reached, and ``credentials``
-    have a certificate."""
+    """What a home is started with. ``plan``: pickled and encrypted. ``answer_s``: how long the home
+    may take to answer. When nobody has asked it anything for twice as long, its driver is gone, so
+    it closes its tasks and ends. ``driver_host``: None when there is one executor, on the driver's
+    host; otherwise homes listen on the interface from which that host is reached, and
+    ``credentials`` have a certificate."""
 
     plan: bytes
     credentials: Credentials
@@ -57,7 +58,7 @@ class HomeSettings:
         cls, plan: CorePlan, answer_s: float, driver_host: str | None, certificate: bytes | None = None
     ) -> HomeSettings:
         credentials = Credentials.new(certificate)
-        return cls(cloudpickle.dumps(plan), credentials, max(answer_s, ANSWER_MIN_S), driver_host)
+        return cls(encrypt(cloudpickle.dumps(plan)), credentials, max(answer_s, ANSWER_MIN_S), driver_host)
 
     @property
     def lease_s(self) -> float:

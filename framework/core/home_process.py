@@ -29,6 +29,7 @@ from framework.core.home import Home
 from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
 from framework.errors import RetryableError
 from framework.execution.channels import Channel, ChannelServer, Place
+from framework.execution.encryption import decrypt
 from framework.execution.garbage import collect_rarely
 
 _WATCH_S = 1.0
@@ -86,7 +87,7 @@ class HomeServer:
     """Serves one home. ``serve`` returns when the home is to end."""
 
     def __init__(self, settings: HomeSettings, number: int, executor_pid: int) -> None:
-        self._home = Home(pickle.loads(settings.plan), encode=True)
+        self._home = Home(pickle.loads(decrypt(settings.plan)), encode=True)
         self._settings = settings
         self._executor_pid = executor_pid
         self._folder = tempfile.TemporaryDirectory(prefix="ratchet-home-")

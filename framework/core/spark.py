@@ -20,6 +20,7 @@ from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord, RoundReport
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Credentials
+from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.rounds import SparkJobs
 from framework.observe.logs import get_logger
 
@@ -59,7 +60,7 @@ class SparkRounds:
         if self._jobs.local:
             self._settings = HomeSettings.of(self._plan, self._answer_s, None)
         else:
-            certificate = self._jobs.new_certificate()
+            certificate = new_certificate()
             self._settings = HomeSettings.of(self._plan, self._answer_s, self._jobs.driver_host, certificate)
         tasks = [(level, partition) for level, width in enumerate(self._plan.widths) for partition in range(width)]
         homes = min(self._jobs.slots, len(tasks))

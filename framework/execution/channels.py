@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from framework.errors import InvariantViolation
+from framework.execution.encryption import decrypt, encrypt
 
 #: A path on this host, or a host and a port.
 Place = Union[str, tuple[str, int]]
@@ -47,7 +48,7 @@ _DIGEST = "sha256"
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What the processes of one run share. ``certificate``: PEM of a certificate and its key, made
-    for this run; None when no channel leaves the host."""
+    for this run; None when no channel leaves the host. A pickled copy is encrypted."""
 
     key: bytes = field(repr=False)
     certificate: bytes | None = field(repr=False)
@@ -55,6 +56,9 @@ class Credentials:
     @classmethod
     def new(cls, certificate: bytes | None) -> Credentials:
         return cls(secrets.token_bytes(32), certificate)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _decrypted, (encrypt(pickle.dumps((self.key, self.certificate))),)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """TLS that trusts only the run's certificate. Raises ``InvariantViolation`` when there is
@@ -76,6 +80,10 @@ class Credentials:
         finally:
             os.unlink(path)
         return context
+
+
+def _decrypted(credentials: bytes) -> Credentials:
+    return Credentials(*pickle.loads(decrypt(credentials)))
 
 
 class Channel:

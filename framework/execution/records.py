@@ -80,12 +80,12 @@ class Piece(NamedTuple):
 
 
 class CommitterState(NamedTuple):
-    """A committer after its last ``execute``: bolt and collector, pickled as a pair (C13). Where it
-    is not ``whole``: what ``keep_for_commit`` returned, for a new copy of it."""
+    """A committer after its last ``execute``: bolt and collector, pickled as a pair and encrypted
+    (C13). Where it is not ``whole``: what ``keep_for_commit`` returned, for a new copy of it."""
 
     component_id: str
     task: int
-    pickled: bytes
+    kept: bytes
     whole: bool = True
 
 

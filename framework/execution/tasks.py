@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
+from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts, TaskWatcher
@@ -278,7 +279,7 @@ class _Runner:
                 "and generators out of its attributes; open them in finish_batch()"
             )
             raise _UserCodeFailed(TaskFailure.of(advice, self.component.id, self.index)) from error
-        return CommitterState(self.component.id, self.index, pickled)
+        return CommitterState(self.component.id, self.index, encrypt(pickled))
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch] | None) -> None:
         for batch in batches or ():
@@ -420,9 +421,9 @@ class _LevelTask:
             if restored is not None and component_id == restored.component_id:
                 if restored.whole:
                     with _Guard(component_id, task, self.watch):
-                        unpickled = cloudpickle.loads(restored.pickled)
+                        unpickled = cloudpickle.loads(decrypt(restored.kept))
                 else:
-                    kept[component_id] = restored.pickled
+                    kept[component_id] = restored.kept
             self.runners[component_id] = _Runner(self, plan.components[component_id], task, unpickled)
         for component_id, runner in self.runners.items():
             runner.prepare(kept.get(component_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cloudpickle
 
+from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
@@ -223,12 +224,12 @@ class OnceExecutor(_Executor):
         those that it had."""
         if not isinstance(record, CommitterState) or not record.whole:
             return record
-        bolt, collector = cloudpickle.loads(record.pickled)
+        bolt, collector = cloudpickle.loads(decrypt(record.kept))
         copy = cloudpickle.loads(cloudpickle.dumps(self._topology[record.component_id].instance))
         for state, own in zip(bolt.states(), copy.states(), strict=True):
             vars(state).clear()
             vars(state).update(vars(own))
-        return record._replace(pickled=cloudpickle.dumps((bolt, collector)))
+        return record._replace(kept=encrypt(cloudpickle.dumps((bolt, collector))))
 
 
 def _lost(why: str) -> PhaseResult:

@@ -91,7 +91,7 @@ def test_a_ready_made_committer_sends_its_folded_rows_and_commits_them(tmp_path:
     travelled, reports = run(tmp_path, StateCommitter)
     assert [each.failure for each in reports if each.failure] == []
     assert not travelled.whole
-    with pa.ipc.open_stream(travelled.pickled) as reader:
+    with pa.ipc.open_stream(travelled.kept) as reader:
         assert sorted(reader.read_all().column("word").to_pylist()) == ["a", "b", "c"]
     assert written(tmp_path) == EXPECTED
 

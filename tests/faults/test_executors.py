@@ -52,7 +52,7 @@ def on_cluster(
             "postgres",
             address=own_postgres.dsn,
             **{
-                "spark.master": spark_cluster.address,
+                **spark_cluster.settings,
                 "spark.executor.memory": "512m",
                 "topology.message.timeout.secs": 15,
                 "app.shared": True,  # both workers are on this host
@@ -133,7 +133,7 @@ def test_a_worker_that_runs_out_of_memory_stops_the_topology_after_max_attempts(
         "app.topic": name,
         "app.kafka": servers.bootstrap_servers,
         "app.database": own_postgres.dsn,
-        "spark.master": spark_cluster.address,
+        **spark_cluster.settings,
         "spark.executor.memory": "512m",
         "spark.executor.pyspark.memory": "2g",
         "topology.max.attempts": 3,
@@ -245,7 +245,7 @@ def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_kil
             "app.kafka": servers.bootstrap_servers,
             "app.database": own_postgres.dsn,
             "app.batch": 4_000,
-            "spark.master": spark.address,
+            **spark.settings,
             "spark.executor.memory": "512m",
             "topology.max.spout.pending": 2,
             "transactional.zookeeper.servers": servers.zookeeper,

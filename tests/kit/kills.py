@@ -103,7 +103,7 @@ def kill_often(
             "app.topic": TOPIC,
             "app.kafka": servers.bootstrap_servers,
             "app.folder": folder,
-            "spark.master": spark.address if spark is not None else "local[2]",
+            **(spark.settings if spark is not None else {"spark.master": "local[2]"}),
             "spark.executor.memory": "512m",
             "topology.message.timeout.secs": 10,
             "topology.max.spout.pending": 500,

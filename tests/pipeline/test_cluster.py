@@ -91,7 +91,7 @@ def test_the_framework_and_the_users_modules_reach_executors_that_have_neither(
     table = name.replace("-", "_")
     with SparkCluster(tmp_path / "spark", 1) as cluster:
         settings = {
-            "spark.master": cluster.address,
+            **cluster.settings,
             "spark.executor.memory": "512m",
             "transactional.zookeeper.servers": servers.zookeeper,
             "topology.collapse.records.max": 0,

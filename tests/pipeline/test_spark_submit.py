@@ -51,7 +51,9 @@ def folder(servers: EmbeddedServers, postgres: PostgresServer, topics: Topics, n
 def submitted(cluster: SparkCluster, folder: Path, *options: str, program: Sequence[str]) -> tuple[int, str]:
     """Run ``spark-submit``; no part of the configuration names the master."""
     home = spark_jars().parent
-    command = [str(home / "bin" / "spark-submit"), "--master", cluster.address]
+    properties = folder / "spark.conf"
+    properties.write_text(f"spark.authenticate true\nspark.authenticate.secret {cluster.master.secret}\n")
+    command = [str(home / "bin" / "spark-submit"), "--master", cluster.address, "--properties-file", str(properties)]
     command += ["--conf", "spark.executor.memory=512m", "--driver-memory", "512m", *options, *program]
     command += ["run", "pipeline:topology", "--config", str(folder / "ratchet.toml"), "--until-caught-up"]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

@@ -28,6 +28,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.collapsed import expected_reports, run_commit, run_processing
+from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.garbage import collect_rarely
 from framework.execution.plan import ExecutionPlan, Phase
@@ -87,18 +88,18 @@ _topologies: dict[str, PlannedTopology] = {}
 
 @dataclass(frozen=True)
 class _Payload:
-    """The plan and the configuration, pickled once per run and unpickled once per worker process.
-    ``even``: which layout to use."""
+    """The plan and the configuration, pickled and encrypted once per run, decrypted and unpickled
+    once per worker process. ``even``: which layout to use."""
 
     key: str
-    pickled: bytes
+    encrypted: bytes
     even: bool = True
 
     def topology(self) -> PlannedTopology:
         found = _topologies.get(self.key)
         if found is None:
             _topologies.clear()  # a worker serves one run at a time: the earlier plan is useless
-            found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(self.pickled))
+            found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(decrypt(self.encrypted)))
             # PySpark runs a full garbage collection after every task. It takes 50 ms and more with
             # everything that a worker has imported by now. Later collections leave that out.
             collect_rarely()
@@ -211,7 +212,7 @@ def _size(record: Record) -> int:
     """The bytes that a record carries out of its process."""
     if isinstance(record, Piece) and isinstance(record.payload, bytes):
         return len(record.payload)
-    return len(record.pickled) if isinstance(record, CommitterState) else 0
+    return len(record.kept) if isinstance(record, CommitterState) else 0
 
 
 class _Passing:
@@ -299,7 +300,7 @@ class SparkExecutor:
         self._spark = Spark(f"ratchet {plan.topology_id}", spark_settings)
         self._collapse_records_max = collapse_records_max
         pickled = cloudpickle.dumps((plan, dict(conf)))
-        self._payload = _Payload(f"{plan.topology_id}:{id(self)}:{hash(pickled)}", pickled)
+        self._payload = _Payload(f"{plan.topology_id}:{id(self)}:{hash(pickled)}", encrypt(pickled))
         self._topology = PlannedTopology(plan, conf)
         self._reports: Accumulator[Reports] | None = None
         self._results: dict[AttemptHeader, _Result] = {}

@@ -402,7 +402,7 @@ class ResidentTask:
                     self._folder = tempfile.TemporaryDirectory(prefix="ratchet-task-")
                     place = f"{self._folder.name}/driver"
                 else:
-                    self._credentials = Credentials.new(new_certificate(self._spark.context._gateway))
+                    self._credentials = Credentials.new(new_certificate())
                     place = (self._spark.bind_address, 0)
                 self._server = ChannelServer(place, self._credentials, self._arrived, CONNECT_S)
                 self._server.start()

@@ -16,7 +16,6 @@ from pyspark.errors import PySparkException
 
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark.batches import by_partition, python_part, refuse_repetition
-from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.session import PROCESSING_POOL, Spark
 
 T = TypeVar("T")
@@ -55,10 +54,6 @@ class SparkJobs:
     @property
     def driver_host(self) -> str:
         return self._spark.driver_host
-
-    def new_certificate(self) -> bytes:
-        """Make a certificate and its key: see ``certificate.new_certificate``."""
-        return new_certificate(self._spark.context._gateway)
 
     def one(self, function: Callable[[], list[T]]) -> list[T]:
         """Run a function in one task."""

@@ -1,9 +1,20 @@
-"""The Spark context of a run, set up for short jobs that Spark must not repeat."""
+"""The Spark context of a run, set up for short jobs that Spark must not repeat, and closed to
+everybody who is not part of the run.
+
+Spark runs the pickles that it finds in its blocks, and serves blocks to whoever connects. So a
+context that this module starts authenticates every connection (``spark.authenticate``); components
+travel encrypted (``framework.execution.encryption``); files of Spark are in folders that only this
+user may read (ADR 86).
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
+import ipaddress
 import os
+import re
+import secrets
 import shutil
 import signal
 import sys
@@ -19,10 +30,14 @@ from weakref import WeakSet
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
+from framework.config import is_secret
 from framework.errors import ConfigError, InvariantViolation, TopologyError
+from framework.execution.encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.output import SparkOutput
 from framework.execution.spark.shipping import ship_code
-from framework.observe.logs import INHERITED
+from framework.observe.logs import INHERITED, get_logger
+
+_log = get_logger()
 
 PROCESSING_POOL = "ratchet-processing"
 COMMIT_POOL = "ratchet-commit"
@@ -66,6 +81,8 @@ _FIXED = {
 }
 
 
+#: How names of folders begin that only this user may read.
+_PRIVATE = "ratchet-spark-"
 #: The environment variable by which ``spark-submit`` tells a Python program where its JVM is.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
@@ -151,7 +168,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     """
     active = SparkContext._active_spark_context
     if active is not None:
-        return _with_code(_checked(active))
+        return _with_code(_with_key(_checked(active)))
     conf = _conf(app_name, settings)
     try:
         with _own_interrupts():
@@ -165,14 +182,17 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         ) from error
     if _output is not None:
         _output.show(True)
-    return _with_code(context)
+    return _with_code(_with_key(context))
 
 
 def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
-    """The settings of a context, and the environment that its processes inherit."""
+    """The settings of a context, and the environment that its processes inherit. Raises
+    ``ConfigError`` where strangers could run code in it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    shared_key()
     chosen = {**_DEFAULTS, **_submitted(), **settings}
+    chosen = {**_authentication(chosen), **chosen}
     if INHERITED in os.environ:
         chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
     if is_local(chosen["spark.master"]):
@@ -180,7 +200,10 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
         # The host name of a laptop or container need not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    pools = _scratch_folder() / "pools.xml"
+        chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
+    else:
+        chosen[f"spark.executorEnv.{KEY_VARIABLE}"] = shared_key()
+    pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
     conf = SparkConf().setAppName(app_name)
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
@@ -225,9 +248,15 @@ def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
 
 
 def _launch(conf: SparkConf) -> Any:
+    """Start the JVM. Settings that are secret reach it later: it is given the others on its command
+    line, which every user of the host may read."""
     global _output
     _output = SparkOutput()
-    return launch_gateway(conf, _output.popen_arguments())
+    shown = SparkConf(loadDefaults=False)
+    for key, value in conf.getAll():
+        if not is_secret(key.lower()):
+            shown.set(key, value)
+    return launch_gateway(shown, _output.popen_arguments())
 
 
 def _launch_into(launching: Future[Any], conf: SparkConf) -> None:
@@ -272,11 +301,79 @@ def _reason(error: BaseException) -> str:
     return line.removeprefix("Caused by: ").removeprefix(": ")[:300]
 
 
-def _scratch_folder() -> Path:
-    """A folder for this process's Spark settings, removed when the process ends normally."""
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-spark-"))
+def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
+    """The settings by which Spark refuses connections of strangers, where the user has not chosen
+    otherwise. ``spark.authenticate = false`` is such a choice.
+
+    Raises ``ConfigError`` for a standalone cluster that other hosts can reach, when its secret is
+    not given. Without a secret, a cluster on this host's loopback address is used as it is."""
+    master = chosen["spark.master"]
+    if chosen.get("spark.authenticate", "true").lower() != "true":
+        return {}
+    on = {"spark.authenticate": "true"}
+    if master.startswith("local-cluster"):
+        return {**on, "spark.authenticate.secret": secrets.token_hex(32)}
+    if is_local(master):
+        return on  # Spark draws a secret
+    if not master.startswith("spark://") or "spark.authenticate.secret" in chosen:
+        return {**on, "spark.network.crypto.enabled": "true"}
+    if all(map(_is_loopback, master.removeprefix("spark://").split(","))):
+        return {"spark.authenticate": "false"}
+    raise ConfigError(
+        f"{master} is used without authentication, so whoever reaches the ports of the driver or of an executor can run "
+        "code there: set spark.authenticate.secret to the secret of the cluster (and spark.authenticate = true for its master "
+        "and workers), or set spark.authenticate = false here to do without"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _private_folders(given: str | None) -> str:
+    """The value of ``spark.local.dir`` by which Spark keeps its files where no other user may read
+    them: folders inside those that are given, or inside the temporary folder."""
+    listed = os.environ.get("SPARK_LOCAL_DIRS")
+    folders = [str(_private_folder(each.strip())) for each in (listed or given or tempfile.gettempdir()).split(",")]
+    if listed:
+        os.environ["SPARK_LOCAL_DIRS"] = ",".join(folders)
+    return ",".join(folders)
+
+
+@functools.cache
+def _private_folder(parent: str) -> Path:
+    """This process's folder inside ``parent``, for its user alone; removed when the process ends
+    normally. A folder that is such a folder already is returned as it is."""
+    if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name):
+        return Path(parent)
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def _with_key(context: SparkContext) -> SparkContext:
+    """Let the Python workers of a context have the key: with their tasks where they do not inherit
+    it, because the user has started the JVM or the context."""
+    conf, key = context.getConf(), shared_key()
+    if is_local(context.master):
+        inherited = context._jvm.System.getenv(KEY_VARIABLE)
+    else:
+        inherited = conf.get(f"spark.executorEnv.{KEY_VARIABLE}", None)
+    context.environment.pop(KEY_VARIABLE, None)  # it would be a part of every task
+    if inherited != key:
+        context.environment[KEY_VARIABLE] = key
+    if (conf.get("spark.authenticate", None) or "false").lower() != "true":
+        _log.warning(
+            "spark.unauthenticated",
+            master=context.master,
+            advice="whoever reaches the ports of its driver and executors can run code there: set spark.authenticate = true",
+        )
+    return context
 
 
 def _import_path() -> list[str]:

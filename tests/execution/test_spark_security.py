@@ -1,0 +1,193 @@
+"""Spark as strangers meet it: another user of this host, or anybody on the network of a cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from framework.errors import ConfigError, InvariantViolation
+from framework.execution.channels import Credentials
+from framework.execution.encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
+from framework.execution.spark import session
+from framework.execution.spark.certificate import new_certificate
+from integration import SparkCluster
+from integration.spark import descendants
+from tests.kit.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_was_encrypted_with_the_key_of_the_run_is_decrypted() -> None:
+    assert decrypt(encrypt(b"payload")) == b"payload"
+    assert encrypt(b"payload") != encrypt(b"payload")
+
+
+@pytest.mark.parametrize("place", [0, 11, 12, -1])
+def test_changed_bytes_are_refused_before_they_are_unpickled(place: int) -> None:
+    changed = bytearray(encrypt(b"payload"))
+    changed[place] ^= 1
+    with pytest.raises(InvariantViolation, match="not encrypted with the key of this run"):
+        decrypt(bytes(changed))
+
+
+def test_bytes_of_another_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = encrypt(b"payload")
+    monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
+    with pytest.raises(InvariantViolation, match="not encrypted with the key of this run"):
+        decrypt(foreign)
+
+
+def test_an_executor_without_the_key_says_how_to_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_key()
+    monkeypatch.delenv(KEY_VARIABLE)
+    with pytest.raises(ConfigError, match=f"{KEY_VARIABLE} is not in the environment of this Spark executor"):
+        decrypt(b"anything")
+
+
+@pytest.mark.parametrize("key", ["", "abc", "xy" * 32, "ab" * 31])
+def test_a_variable_that_is_no_key_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(ConfigError, match=f"{KEY_VARIABLE} is not a key"):
+        encrypt(b"payload")
+
+
+def test_credentials_travel_encrypted() -> None:
+    credentials = Credentials.new(new_certificate())
+    travelling = pickle.dumps(credentials)
+    assert credentials.key not in travelling and b"PRIVATE KEY" not in travelling
+    assert pickle.loads(travelling) == credentials
+    assert credentials.key not in cloudpickle.dumps(lambda: credentials)
+
+
+def settings(master: str, **given: str) -> dict[str, str]:
+    return session._authentication({"spark.master": master, **given})
+
+
+def test_masters_that_ratchet_starts_authenticate() -> None:
+    assert settings("local[*]") == settings("local") == {"spark.authenticate": "true"}
+    chosen = settings("local-cluster[2,1,1024]")
+    assert chosen["spark.authenticate"] == "true" and len(chosen["spark.authenticate.secret"]) == 64
+
+
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://host:6443"])
+def test_masters_that_hand_out_secrets_authenticate_and_encrypt(master: str) -> None:
+    assert settings(master) == {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+def test_a_cluster_whose_secret_is_given_is_authenticated_and_encrypted() -> None:
+    chosen = settings("spark://host:7077", **{"spark.authenticate.secret": "s"})
+    assert chosen == {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "spark://127.0.0.1:7077,host:7077", "spark://10.0.0.1:7077"])
+def test_a_cluster_that_others_reach_is_refused_without_a_secret(master: str) -> None:
+    with pytest.raises(ConfigError, match=r"spark\.authenticate\.secret .* or set spark\.authenticate = false here"):
+        settings(master)
+    assert settings(master, **{"spark.authenticate": "false"}) == {}
+
+
+@pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "spark://localhost:1,[::1]:2"])
+def test_a_cluster_on_the_loopback_address_may_do_without(master: str) -> None:
+    assert settings(master) == {"spark.authenticate": "false"}
+
+
+def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
+    """Nor is the key of the run, which executors of a cluster get as a setting."""
+    code = textwrap.dedent("""
+        import sys
+        from framework.execution.spark.session import start_context
+        with_secret = {"spark.master": "local-cluster[1,1,512]", "spark.executor.memory": "512m",
+                       "spark.hadoop.fs.s3a.secret.key": "canary-s3"}
+        context = start_context("x", with_secret)
+        assert context._jsc.sc().conf().get("spark.hadoop.fs.s3a.secret.key") == "canary-s3"
+        assert context.parallelize([1, 2], 1).sum() == 3
+        print(context.getConf().get("spark.authenticate.secret"), flush=True)
+        sys.stdin.read()
+        """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        secret = process.stdout.readline().strip()
+        assert len(secret) == 64
+        lines = [_command_line(pid) for pid in descendants(process.pid)]
+        assert len(lines) > 2 and any("CoarseGrainedExecutorBackend" in line for line in lines)
+        for each in ("canary-s3", secret, KEY_VARIABLE):
+            assert not any(each in line for line in lines), each
+    finally:
+        process.communicate(timeout=120)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.spark
+def test_files_of_spark_are_for_this_user_alone(spark: str) -> None:
+    from pyspark import SparkContext, StorageLevel
+
+    context = SparkContext._active_spark_context
+    assert context is not None
+    kept = context.parallelize(range(1000), 2).persist(StorageLevel.DISK_ONLY)
+    assert kept.count() == 1000
+    folders = context.getConf().get("spark.local.dir").split(",")
+    assert any(each.name.startswith("blockmgr-") for folder in folders for each in Path(folder).iterdir())
+    for folder in folders:
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    kept.unpersist(blocking=True)
+
+
+@pytest.mark.spark
+def test_tasks_hold_no_key(spark: str) -> None:
+    """The key is in the environment of workers, and in no closure."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    assert context is not None
+    assert KEY_VARIABLE not in context.environment
+    found = context.parallelize([0], 1).map(lambda _: os.environ.get("RATCHET_SECRET_KEY")).collect()
+    assert found == [shared_key()]
+
+
+@pytest.mark.integration
+def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
+    """A program without the secret gets no executor; one with it does."""
+    code = textwrap.dedent("""
+        import sys
+        from framework.execution.spark.session import start_context
+        settings = dict(each.split("=", 1) for each in sys.argv[1:])
+        context = start_context("x", {"spark.executor.memory": "512m", **settings})
+        print("sum", context.parallelize([1, 2], 1).sum())
+        """)
+
+    def start(**given: Any) -> subprocess.Popen[str]:
+        arguments = [f"{key}={value}" for key, value in {"spark.master": cluster.address, **given}.items()]
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    with SparkCluster(tmp_path, 1) as cluster:
+        stranger = start(**{"spark.authenticate": "false"})
+        try:
+            friend = start(**cluster.settings)
+            said = friend.communicate(timeout=300)[0]
+            assert "sum 3" in said, said[-2000:]
+            # The friend came later and has ended, while the stranger has not begun to run anything.
+            apps = (cluster.master.page() or {}).get("activeapps", [])
+            assert apps == [], apps
+            wait_for(lambda: cluster.executors() == [])
+        finally:
+            stranger.kill()
+            stranger.communicate()
