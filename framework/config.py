@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -56,6 +56,8 @@ _SPARK_SECRET = re.compile(r"access.?key|account.?key|sas\b|auth|javaoptions", r
 #: In an address: a host, perhaps with a port; and who logs in, up to the next address.
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
 _USER = re.compile(r"://(?:(?!,https?://)\S)*@")
+#: A server of ZooKeeper: a name or an address, with IPv6 in brackets, perhaps with a port.
+_ZOOKEEPER_SERVER = re.compile(r"(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]+))?")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Spark settings that the protocol depends on (C10), each with the reason.
@@ -169,7 +171,8 @@ class Config(BaseModel):
     zookeeper_servers: tuple[str, ...] = Field(
         (),
         alias="transactional.zookeeper.servers",
-        description="ZooKeeper servers, a list of host or host:port. Not set: the state ends with the process.",
+        description="ZooKeeper servers, a list of host or host:port, the last one perhaps with a chroot, as in zk3:2181/team. "
+        "Not set: the state ends with the process.",
     )
     zookeeper_port: Annotated[int, Field(ge=1, le=65_535)] = Field(
         2181, alias="transactional.zookeeper.port", description="The port of servers that are given without one."
@@ -274,6 +277,13 @@ class Config(BaseModel):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("zookeeper_servers")
+    @classmethod
+    def _zookeeper_servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value:
+            zookeeper_address(",".join(value))
+        return value
 
     @field_validator("zookeeper_root")
     @classmethod
@@ -384,13 +394,11 @@ class Config(BaseModel):
         return TUPLES_PENDING if self.spout_pending is None else self.spout_pending
 
     def zookeeper_hosts(self) -> str | None:
-        """``host:port,...``, or None when no servers are configured. A server may carry a port of
-        its own."""
+        """``host:port,...`` with the chroot at the end, or None when no servers are configured. A
+        server may carry a port of its own."""
         if not self.zookeeper_servers:
             return None
-        return ",".join(
-            server if _has_port(server) else f"{server}:{self.zookeeper_port}" for server in self.zookeeper_servers
-        )
+        return str(zookeeper_address(",".join(self.zookeeper_servers), self.zookeeper_port))
 
     @property
     def ui_address(self) -> str | None:
@@ -544,9 +552,59 @@ def checked_zookeeper_root(value: str) -> str:
     '/a/b'
     """
     parts = [part for part in value.split("/") if part]
-    if not value.startswith("/") or not parts or any(part in (".", "..") or "\0" in part for part in parts):
+    if not value.startswith("/") or not parts or not all(map(_is_node_name, parts)):
         raise ValueError("must be an absolute path such as /ratchet")
     return "/" + "/".join(parts)
+
+
+class ZooKeeperAddress(NamedTuple):
+    """``servers``: each ``host:port``. ``chroot``: the path below which all nodes are kept; empty
+    where there is none."""
+
+    servers: tuple[str, ...]
+    chroot: str
+
+    def __str__(self) -> str:
+        return ",".join(self.servers) + self.chroot
+
+
+def zookeeper_address(text: str, port: int = 2_181) -> ZooKeeperAddress:
+    """Parse ``host:port,host:port/chroot``. Servers without a port get ``port``. Raises
+    ``ValueError``, which says what is wrong, for everything else: ZooKeeper's own clients take
+    parts of it for something else, such as the scheme of a URL for a host.
+
+    >>> str(zookeeper_address("zk1, zk2:2182/team"))
+    'zk1:2181,zk2:2182/team'
+    """
+    *servers, last = (each.strip() for each in text.split(","))
+    last, slash, chroot = last.partition("/")
+    if "://" in text:
+        raise _no_address("a URL is not the address of a ZooKeeper server")
+    found = []
+    for each in (*servers, last):
+        if not each:
+            raise _no_address("a server is missing")
+        if "/" in each:
+            raise _no_address(f"{each!r} has a chroot of its own, and one chroot holds for all servers")
+        server = _ZOOKEEPER_SERVER.fullmatch(each)
+        if server is None:
+            raise _no_address(f"{each!r} is not a host with or without a port")
+        number = int(server["port"] or port)
+        if not 1 <= number <= 65_535:
+            raise _no_address(f"{each!r} has no port from 1 to 65535")
+        found.append(f"{server['host']}:{number}")
+    if slash and (" " in chroot or not all(map(_is_node_name, chroot.split("/")))):
+        raise _no_address(f"the chroot {slash + chroot!r} is not a path such as /team")
+    return ZooKeeperAddress(tuple(found), slash + chroot)
+
+
+def _no_address(reason: str) -> ValueError:
+    return ValueError(f"{reason}: write host:port,host:port, and after the last one a chroot such as /team, if any")
+
+
+def _is_node_name(text: str) -> bool:
+    """Whether ZooKeeper takes a text as the name of a node, and a person can see all of it."""
+    return text not in ("", ".", "..") and text.isprintable()
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -586,8 +644,3 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _has_port(server: str) -> bool:
-    host, separator, port = server.rpartition(":")
-    return bool(separator) and port.isdigit() and not host.endswith(":")

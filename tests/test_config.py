@@ -10,6 +10,7 @@ import pytest
 
 from framework import Config
 from framework.config import HIDDEN, resolved_address
+from framework.coordination.zookeeper import ZooKeeperStore
 from framework.errors import ConfigError
 
 
@@ -54,6 +55,61 @@ def test_zookeeper_servers_without_a_port_get_the_configured_one() -> None:
     config = Config.of({"transactional.zookeeper.servers": ["a", "b:2182"], "transactional.zookeeper.port": 2200})
     assert config.zookeeper_hosts() == "a:2200,b:2182"
     assert Config.of({"transactional.zookeeper.servers": "a, b"}).zookeeper_hosts() == "a:2181,b:2181"
+
+
+@pytest.mark.parametrize(
+    ("servers", "hosts"),
+    [
+        ("a:1,b:2/team", "a:1,b:2/team"),
+        (["a", "b/team/ours"], "a:2181,b:2181/team/ours"),
+        (["a,b:2182"], "a:2181,b:2182"),
+        ("[::1]:2200,[fe80::2]", "[::1]:2200,[fe80::2]:2181"),
+        ("zk_1.example-2.com", "zk_1.example-2.com:2181"),
+        (" ", None),
+    ],
+)
+def test_zookeeper_servers_may_have_one_chroot_at_the_end(servers: object, hosts: str | None) -> None:
+    assert Config.of({"transactional.zookeeper.servers": servers}).zookeeper_hosts() == hosts
+
+
+BAD_ZOOKEEPER = {
+    "http://a:2181": "a URL is not",
+    "a:1,zk://b": "a URL is not",
+    "a:1/x,b:2/x": "'a:1/x' has a chroot of its own",
+    "a:1/x,b:2": "'a:1/x' has a chroot of its own",
+    "a:1;b:2": "'a:1;b:2' is not a host",
+    "a:1 b:2": "'a:1 b:2' is not a host",
+    "a :1": "'a :1' is not a host",
+    "a\tb": r"'a\\tb' is not a host",
+    "a:2181:2888": "'a:2181:2888' is not a host",
+    "a:": "'a:' is not a host",
+    "a:x": "'a:x' is not a host",
+    "a:+5": r"'a:\+5' is not a host",
+    "me:secret@a": "'me:secret@a' is not a host",
+    "::1": "'::1' is not a host",
+    "a:0": "'a:0' has no port from 1 to 65535",
+    "a:65536": "'a:65536' has no port",
+    "/x": "a server is missing",
+    "a:1/": "the chroot '/' is not a path",
+    "a:1/x/": "the chroot '/x/' is not a path",
+    "a:1//x": "the chroot '//x' is not a path",
+    "a:1/x/../y": r"the chroot '/x/\.\./y' is not a path",
+    "a:1/.": r"the chroot '/\.' is not a path",
+    "a:1/x y": "the chroot '/x y' is not a path",
+    "a:1/x\0": "the chroot .* is not a path",
+}
+
+
+@pytest.mark.parametrize("servers", BAD_ZOOKEEPER)
+def test_zookeeper_servers_that_are_no_address_are_refused_by_name(servers: str) -> None:
+    """The store reads them with the same parser, also where no configuration is."""
+    for refused in (
+        lambda: Config.of({"transactional.zookeeper.servers": servers}),
+        lambda: Config.of({"transactional.zookeeper.servers": servers.split(",")}),
+        lambda: ZooKeeperStore(servers, "/ratchet"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^transactional\.zookeeper\.servers: {BAD_ZOOKEEPER[servers]}"):
+            refused()
 
 
 def test_toml_tables_become_dotted_keys_and_overrides_win(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 
-from framework.config import checked_zookeeper_root
+from framework.config import checked_zookeeper_root, zookeeper_address
 from framework.coordination.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
 from framework.coordination.security import ZooKeeperSecurity
 from framework.coordination.store import Change, CoordinationStore, Leadership, Put
@@ -65,12 +65,13 @@ T = TypeVar("T")
 
 
 class ZooKeeperStore(CoordinationStore):
-    """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``).
+    """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``, and after the
+    last one perhaps a chroot, below which the root is).
 
     ``session_timeout_s`` bounds how long a dead leader blocks the election. The servers may raise
     or lower it to their own limits. ``observes``: only look, and do not even create the root.
-    Raises ``ConfigError`` for a root that is not a path, and when
-    a TLS handshake shows why the servers refuse this client. Raises ``RetryableError`` when no
+    Raises ``ConfigError`` for hosts that are not an address, for a root that is not a path, and
+    when a TLS handshake shows why the servers refuse this client. Raises ``RetryableError`` when no
     server answers within ``connect_timeout_s``.
     """
 
@@ -86,13 +87,17 @@ class ZooKeeperStore(CoordinationStore):
     ) -> None:
         self._hosts = hosts
         try:
-            self._root = checked_zookeeper_root(root)
+            address = zookeeper_address(hosts)
+        except ValueError as error:
+            raise ConfigError(f"transactional.zookeeper.servers: {error}, not {hosts!r}") from None
+        try:
+            self._root = address.chroot + checked_zookeeper_root(root)
         except ValueError as error:
             raise ConfigError(f"transactional.zookeeper.root {error}, not {root!r}") from None
         self._known: dict[str, set[str]] = {}
         self._lock = threading.RLock()
         self._client = KazooClient(
-            hosts=hosts,
+            hosts=",".join(address.servers),
             timeout=session_timeout_s,
             **security.client_options(),
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0),

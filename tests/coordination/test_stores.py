@@ -210,7 +210,21 @@ class TestZooKeeperStore(StoreContract):
             stores[0].lead(name, "test", timeout_s=5)
 
 
-@pytest.mark.parametrize("root", ["", "/", "relative", "/a/../b", "/a\0b"])
+@pytest.mark.integration
+@pytest.mark.behaviour("1.13")
+def test_zookeeper_keeps_everything_below_a_chroot(servers: EmbeddedServers, name: str) -> None:
+    inside = ZooKeeperStore(f"{servers.zookeeper}/{name}/team", "/root")
+    whole = ZooKeeperStore(servers.zookeeper, f"/{name}/team/root")
+    try:
+        inside.apply([Put("topology/x", b"1")])
+        assert whole.get("topology/x") == b"1"
+        assert not whole.children("team")
+    finally:
+        inside.close()
+        whole.close()
+
+
+@pytest.mark.parametrize("root", ["", "/", "relative", "/a/../b", "/a\0b", "/a\nb"])
 def test_zookeeper_bad_root_is_refused(root: str) -> None:
     with pytest.raises(ConfigError, match=r"transactional\.zookeeper\.root"):
         ZooKeeperStore("127.0.0.1:1", root)
