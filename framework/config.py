@@ -417,9 +417,9 @@ class Config(BaseModel):
         for name, each in type(self).model_fields.items():
             if each.alias is not None:
                 value = getattr(self, name)
-                rows.append((each.alias, _shown(each.alias, value), name in self.model_fields_set))
+                rows.append((each.alias, shown_value(each.alias, value), name in self.model_fields_set))
         given = {**self.spark, **self.kafka, **self.app}
-        return sorted(rows) + [(key, _shown(key, given[key]), True) for key in sorted(given)]
+        return sorted(rows) + [(key, shown_value(key, given[key]), True) for key in sorted(given)]
 
     def for_components(self) -> dict[str, Any]:
         """The configuration that components get as ``conf``. Secrets of ``kafka.*`` are wrapped, so
@@ -472,8 +472,8 @@ def _hides(key: str) -> bool:
     return "zookeeper.auth" in key or "history.table" in key or is_secret(key)
 
 
-def _shown(key: str, value: Any) -> str:
-    """A value as people may see it."""
+def shown_value(key: str, value: Any) -> str:
+    """A value of a setting as people may see it: hidden where it may be a secret."""
     if value is None or value in ((), {}):
         return "not set"
     if isinstance(value, bool):

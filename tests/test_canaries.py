@@ -22,8 +22,9 @@ from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
-KAFKA, ZOOKEEPER, POSTGRES, VIEWER = (f"canary-{each}-5eed" for each in ("kafka", "zookeeper", "postgres", "viewer"))
-CANARIES = (KAFKA, ZOOKEEPER, POSTGRES, VIEWER)
+KAFKA, ZOOKEEPER, POSTGRES, VIEWER, STORE = CANARIES = tuple(
+    f"canary-{each}-5eed" for each in ("kafka", "zookeeper", "postgres", "viewer", "store")
+)
 
 
 @pytest.fixture
@@ -87,6 +88,11 @@ def test_no_secret_comes_out_anywhere(
         master = "local[2]"
         ui.enabled = "true"
         ui.port = "{page}"
+        eventLog.enabled = "true"
+        eventLog.compress = "false"
+        eventLog.dir = "{(tmp_path / "events").as_uri()}"
+        local.dir = "{tmp_path / "blocks"}"
+        hadoop.fs.s3a.secret.key = "${{MY_STORE}}"
         [app]
         topic = "{name}"
         table = "{table}"
@@ -97,10 +103,13 @@ def test_no_secret_comes_out_anywhere(
     monkeypatch.setenv("MY_ZOOKEEPER", ZOOKEEPER)
     monkeypatch.setenv("MY_POSTGRES", POSTGRES)
     monkeypatch.setenv("MY_VIEWER", VIEWER)
+    monkeypatch.setenv("MY_STORE", STORE)
+    (tmp_path / "events").mkdir()
+    overrides = [part for key in ("app.note", "kafka.sasl.password") for part in ("--set", f"{key}={KAFKA}")]
     run = RunProcess(tmp_path / "run.log", "tests.kit.guarded:topology", {})
     shown: dict[str, str] = {}
     try:
-        run.start("--config", str(config), "--verbose")
+        run.start("--config", str(config), "--verbose", *overrides)
 
         def counted() -> int:
             with psycopg.connect(postgres.dsn) as database:
@@ -113,7 +122,9 @@ def test_no_secret_comes_out_anywhere(
         assert run.process is not None
         processes = [run.process.pid, *descendants(run.process.pid)]
         assert len(processes) >= 3  # the driver, its JVM, Python workers
-        shown["ps"] = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes if alive(pid))
+        # The driver's own command line is what the user has typed.
+        shown["ps"] = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes[1:] if alive(pid))
+        shown["blocks"] = contents(tmp_path / "blocks")
         for what, port, path in (("environment page", page, "environment/"), ("metrics", metrics, "metrics")):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
                 shown[what] = answer.read().decode()
@@ -129,11 +140,13 @@ def test_no_secret_comes_out_anywhere(
         shown["log"] = run.log.read_text()
     finally:
         run.end()
+    shown["events"] = contents(tmp_path / "events")
     shown["znodes"] = "\n".join(documents(zookeeper, certificates, f"/{name}"))
     with psycopg.connect(postgres.dsn) as database:
         shown["table"] = repr(database.execute(f"SELECT * FROM {table}").fetchall())
         shown["headers"] = repr(database.execute("SELECT * FROM _ratchet_headers").fetchall())
-    assert "spark.master" in shown["environment page"]
+    assert "spark.master" in shown["environment page"] and "spark.master" in shown["events"]
+    assert "next: ratchet find-poison tests.kit.guarded:topology" in shown["log"] and "app.note=..." in shown["log"]
     assert "kafka.sasl.password" in shown[f"page topology?id={name}"]
     assert "poison" in shown["log"] and "Traceback" in shown["log"]
     assert "currtx" in shown["znodes"]
@@ -142,6 +155,13 @@ def test_no_secret_comes_out_anywhere(
             assert canary not in text, f"{canary} is in {what}: {re.findall(f'.*{canary}.*', text)[0][:300]}"
     assert all(os.environ.get(variable) for variable in ("MY_ZOOKEEPER", "MY_POSTGRES"))
     wait_for(lambda: not alive(processes[0]))
+
+
+def contents(folder: Path) -> str:
+    """All files below a folder, byte by byte as characters."""
+    found = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
+    assert found, folder
+    return "".join(each.decode("latin-1") for each in found)
 
 
 def alive(pid: int) -> bool:

@@ -7,6 +7,7 @@ without arguments, or with the configuration's ``app.*`` keys as its one argumen
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from framework.commands.loading import load_topology, resolve
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.poison import show_poison
 from framework.commands.supervision import done_before, stop_on_signal, supervise
-from framework.config import Config
+from framework.config import HIDDEN, Config, shown_value
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
 from framework.execution.choice import SPARK
@@ -148,8 +149,15 @@ def _find_poison(topology: str | None, config: Path | None, overrides: list[str]
     """The command that looks into a batch of the same topology."""
     if topology is None:
         return None
-    options = [*(["--config", str(config)] if config else []), *(f"--set {each}" for each in overrides or ())]
+    options = [*(["--config", str(config)] if config else []), *map(_shown_override, overrides or ())]
     return " ".join(["ratchet find-poison", topology, *options])
+
+
+def _shown_override(override: str) -> str:
+    """``--set KEY=VALUE`` for people to read and to complete: ``...`` stands for what may be a secret."""
+    key, _, text = override.partition("=")
+    hidden = shown_value(key.strip(), text.strip()) == HIDDEN
+    return f"--set {key}=..." if hidden else f"--set {shlex.quote(override)}"
 
 
 def _start_java(settings: Config) -> None:
