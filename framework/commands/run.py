@@ -154,7 +154,7 @@ def _find_poison(topology: str | None, config: Path | None, overrides: list[str]
 
 
 def _shown_override(override: str) -> str:
-    """``--set KEY=VALUE`` for people to read and to complete: ``...`` stands for what may be a secret."""
+    """``--set KEY=VALUE`` for people to complete: ``...`` stands for what may be a secret."""
     key, _, text = override.partition("=")
     hidden = shown_value(key.strip(), text.strip()) == HIDDEN
     return f"--set {key}=..." if hidden else f"--set {shlex.quote(override)}"
