@@ -91,7 +91,6 @@ def test_no_secret_comes_out_anywhere(
         eventLog.enabled = "true"
         eventLog.compress = "false"
         eventLog.dir = "{(tmp_path / "events").as_uri()}"
-        local.dir = "{tmp_path / "blocks"}"
         hadoop.fs.s3a.secret.key = "${{MY_STORE}}"
         [app]
         topic = "{name}"
@@ -124,7 +123,6 @@ def test_no_secret_comes_out_anywhere(
         assert len(processes) >= 3  # the driver, its JVM, Python workers
         # The driver's own command line is what the user has typed.
         shown["ps"] = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes[1:] if alive(pid))
-        shown["blocks"] = contents(tmp_path / "blocks")
         for what, port, path in (("environment page", page, "environment/"), ("metrics", metrics, "metrics")):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
                 shown[what] = answer.read().decode()

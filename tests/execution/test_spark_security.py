@@ -8,21 +8,33 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import pytest
 
+from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
+from framework.core.home_client import HomeSettings
+from framework.core.plan import CorePlan
 from framework.errors import ConfigError, InvariantViolation
 from framework.execution.channels import Credentials
+from framework.execution.collapsed import run_processing
 from framework.execution.encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
-from framework.execution.spark import session
+from framework.execution.plan import ExecutionPlan, plan_execution
+from framework.execution.records import AttemptHeader, CommitterState, Seed, TaskReport
+from framework.execution.spark import batches, session
+from framework.execution.spark.batches import SparkExecutor
 from framework.execution.spark.certificate import new_certificate
+from framework.execution.spark.resident import StayingTask
+from framework.execution.tasks import PlannedTopology
 from integration import SparkCluster
 from integration.spark import descendants
+from spouts import MemoryTransactionalSpout
 from tests.kit.waiting import wait_for
 
+CANARY = "canary-component-5eed"
 ROOT = Path(__file__).parents[2]
 
 
@@ -66,6 +78,50 @@ def test_credentials_travel_encrypted() -> None:
     assert credentials.key not in travelling and b"PRIVATE KEY" not in travelling
     assert pickle.loads(travelling) == credentials
     assert credentials.key not in cloudpickle.dumps(lambda: credentials)
+
+
+class Secretive(BaseBatchBolt):
+    """Keeps a secret in each object: in the one that is built, and in the one that executes."""
+
+    def prepare(self, conf: Mapping[str, Any], context: Any, collector: Any, batch_id: Any) -> None:
+        self.secret = CANARY
+
+    def execute(self, tup: Any) -> None: ...
+
+    def finish_batch(self) -> None: ...
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None: ...
+
+
+def secretive() -> ExecutionPlan:
+    spout = MemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
+    builder = TransactionalTopologyBuilder("secretive", "spout", spout)
+    bolt = Secretive()
+    bolt.given = CANARY  # type: ignore[attr-defined]
+    builder.set_committer_bolt("bolt", bolt).global_grouping("spout")
+    return plan_execution(builder.build())
+
+
+def test_nothing_that_spark_is_given_contains_a_secret_of_a_component() -> None:
+    plan = secretive()
+    assert CANARY.encode() in cloudpickle.dumps(plan)
+    executor = SparkExecutor(plan, {"app.password": CANARY}, {})
+    begins = batches._BeginToStay(executor._payload)
+    task = StayingTask(1, "place", Credentials.new(None), begins, batches._RunCollapsed(executor._payload))
+    homes = HomeSettings.of(cast(CorePlan, plan), 60.0, None)  # of any plan alike
+    for given in (executor._payload, begins, task, homes):
+        assert CANARY.encode() not in cloudpickle.dumps(given)
+
+
+def test_a_committer_waits_for_its_commit_phase_encrypted() -> None:
+    topology = PlannedTopology(secretive(), {})
+    header = AttemptHeader("secretive", txid=1, attempt_id=1, epoch=1, plan_digest="d")
+    reports: list[TaskReport] = []
+    records = run_processing(topology, [Seed(header, {})], reports.append)
+    assert [each.failure for each in reports] == [None] * len(reports)
+    (kept,) = [each for each in records if isinstance(each, CommitterState)]
+    assert kept.whole and CANARY.encode() in decrypt(kept.kept)
+    assert CANARY.encode() not in kept.kept
 
 
 def settings(master: str, **given: str) -> dict[str, str]:
