@@ -22,6 +22,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from framework.errors import ConfigError
+from framework.paths import local_path
 
 #: Keys that go to Kafka clients as they are, under librdkafka's names.
 KAFKA_PREFIX = "kafka."
@@ -361,7 +362,9 @@ class Config(BaseModel):
         }
         if path is not None:
             try:
-                values.update(flatten(tomllib.loads(Path(path).read_text(encoding="utf-8"))))
+                values.update(
+                    flatten(tomllib.loads(local_path(path, "configuration file").read_text(encoding="utf-8")))
+                )
             except FileNotFoundError:
                 raise ConfigError(f"{path}: no such configuration file") from None
             except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

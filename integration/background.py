@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from framework.paths import local_path
 from integration.errors import ServerError
 from integration.grafana import GrafanaServer, grafana_program
 from integration.hosts import STOP_TIMEOUT_S
@@ -41,7 +42,7 @@ def up(
     ``prometheus`` and ``grafana`` (``http://host:port``, or null), ``pids`` (name -> pid),
     ``logs``. If it raises ``ServerError``, no server is left running.
     """
-    folder = folder.absolute()
+    folder = local_path(folder, "folder of servers").absolute()
     running = read_state(folder)
     if running is not None:
         return running

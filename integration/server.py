@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from framework.paths import local_path
 from integration.choice import find_host
 from integration.errors import ServerError
 from integration.hosts import STOP_TIMEOUT_S, Launch, Running
@@ -106,7 +107,7 @@ class Server(ABC):
         where: str | None = None,
     ) -> None:
         self.host = find_host(self.kind, where)
-        self.folder = folder
+        self.folder = local_path(folder, "folder of a server")
         self._settings = settings or {}
         self._wanted_port = port
         self._guarded = guarded

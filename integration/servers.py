@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from framework.paths import local_path
 from integration.errors import ServerError
 from integration.hosts import STOP_TIMEOUT_S
 from integration.jars import Progress
@@ -54,7 +55,7 @@ class EmbeddedServers:
         shape: Shape | None = None,
         where: str | None = None,
     ) -> None:
-        self.folder = folder.absolute()
+        self.folder = local_path(folder, "folder of servers").absolute()
         shape = shape or Shape()
         self._cluster = KafkaCluster(
             self.folder,

@@ -11,6 +11,7 @@ import typer
 
 from framework.commands.exits import exit_codes
 from framework.errors import ConfigError
+from framework.paths import local_path
 from sinks.tables.parquet import GRACE_S, ParquetTable
 from sinks.tables.table import TARGET_BYTES, FileTable, FileTableShape, described
 
@@ -39,7 +40,7 @@ def main(
     """Merge the small files of a Parquet or Delta Lake table. The topology that writes it may
     run meanwhile."""
     with exit_codes():
-        if FileTableShape.read(path) is None:
+        if FileTableShape.read(local_path(path, "table")) is None:
             raise ConfigError(f"{path} is not the folder of a table")
         table = table_at(path, target_bytes)
         table.read_header()

@@ -34,6 +34,7 @@ from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
 from framework.core.stateful_run import forget_state, restore_state
 from framework.errors import ConfigError, CorruptStateError, TopologyError
+from framework.paths import local_path
 from framework.state.serialization import Serializer
 from framework.state.settings import provider_of, serializers_of
 from framework.topology import CoreTopology
@@ -314,6 +315,7 @@ def _header(lines: Iterator[Any], file: Path) -> dict[str, Any]:
 
 def _lines(file: Path) -> Iterator[Any]:
     number = 0
+    local_path(file, "snapshot")
     try:
         with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as opened:
             for line in opened:
@@ -328,6 +330,7 @@ def _lines(file: Path) -> Iterator[Any]:
 @contextmanager
 def _written(file: Path) -> Iterator[IO[str]]:
     """A file that is there whole, or not at all."""
+    local_path(file, "snapshot")
     try:
         handle, made = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     except OSError as error:

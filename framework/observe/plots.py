@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from framework.errors import ConfigError
 from framework.observe.journal import TransactionRecord
+from framework.paths import local_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +33,7 @@ def picture(
     it when the block ends. ``width``, and ``height`` of a panel: inches. The same figures make the
     same file, and a file is replaced as a whole. Raises ``ConfigError`` when matplotlib is missing
     or the file cannot be written."""
+    local_path(file, "plot")
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

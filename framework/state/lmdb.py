@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.paths import local_path
 from framework.state.layers import Changes, LayeredState
 from framework.state.serialization import Serializer
 from framework.state.settings import LmdbSettings, settings_of
@@ -69,7 +70,7 @@ class LmdbKeyValueStateProvider(StateProvider):
         settings = settings_of(conf, LmdbSettings)
         settings.keys(), settings.values()
         try:
-            Path(settings.path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            _path(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"topology.state.provider.config.path: {error}") from None
 
@@ -311,7 +312,11 @@ class _Snapshot(Iterator[tuple[bytes, bytes]]):
 
 
 def _folder(settings: LmdbSettings, namespace: str) -> Path:
-    return Path(settings.path).absolute() / namespace
+    return _path(settings).absolute() / namespace
+
+
+def _path(settings: LmdbSettings) -> Path:
+    return local_path(settings.path, "topology.state.provider.config.path:")
 
 
 def _range(reading: lmdb.Transaction, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

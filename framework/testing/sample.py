@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from framework.errors import ConfigError
 from framework.execution.collector import TaskCollector
+from framework.paths import local_path
 from framework.topology import (
     Fields,
     OpaquePartitionedTransactionalSpout,
@@ -151,6 +152,7 @@ def read_sample(topology: Topology, path: Path) -> Sample:
     """A file of records: JSON, one object or array per line, or CSV with a first line of field
     names. Of a spout without a default stream: JSON lines such as ``{"orders": {...}}``, which name
     the stream. Raises ``ConfigError`` naming the line that does not fit."""
+    local_path(path, "sample")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from framework import Config, submit
 from framework.commands.supervision import stop_on_signal, supervise
+from framework.paths import local_path
 from integration import EmbeddedServers, ServerError
 from ratchet.demo import flights_data
 from ratchet.demo.flights import TOPIC, topology
@@ -23,7 +24,7 @@ def main(config: Config, *, json_lines: bool = False) -> int:
     """Run the demo. Returns the exit code. After an interruption, the next run continues from the
     last commit."""
     console = Console(stderr=json_lines)
-    folder = Path(str(config.app.get("app.folder", FOLDER))).absolute()
+    folder = local_path(str(config.app.get("app.folder", FOLDER)), "app.folder:").absolute()
     try:
         with stop_on_signal() as stopped:
             servers = EmbeddedServers(folder / "servers", progress=lambda line: console.print(line, highlight=False))

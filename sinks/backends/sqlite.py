@@ -29,6 +29,7 @@ from framework.errors import (
     RetryableError,
     TopologyError,
 )
+from framework.paths import local_path
 from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
 from sinks.backends.backend import Key, MapBackend
@@ -212,7 +213,7 @@ class SqliteBackend(SqlBackend):
             raise ConfigError(
                 f"SQLite {sqlite3.sqlite_version} is too old: {'.'.join(map(str, SQLITE_MIN))} or newer is needed"
             )
-        self._path = str(Path(path).resolve())
+        self._path = str(local_path(path, "SQLite file").resolve())
         super().__init__(table, key, value)
 
     @property

@@ -44,6 +44,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
+from framework.paths import local_path
 from framework.topology import (
     Change,
     Difference,
@@ -146,7 +147,7 @@ class FileTable(FencedState):
     ) -> None:
         if isinstance(partition_by, str):
             raise ConfigError(f"table {path}: partition_by is a list of columns, as in [{partition_by!r}]")
-        self.path = Path(path).absolute()
+        self.path = local_path(path, "table").absolute()
         self.target_bytes = target_bytes
         self._partition_by = tuple(partition_by) if partition_by is not None else None
         self._shared = shared

@@ -29,6 +29,7 @@ import pyarrow as pa
 from fastavro.schema import SchemaParseException, UnknownType
 
 from framework.errors import TopologyError
+from framework.paths import local_path
 
 Schema = Union[str, list[Any], dict[str, Any]]
 #: Types that a schema refers to but does not define: full name -> schema. Each type comes after the
@@ -63,7 +64,7 @@ def loaded(schema: Schema | Path) -> Schema:
     ``TopologyError`` if it cannot be read."""
     try:
         if isinstance(schema, Path) or (isinstance(schema, str) and schema.endswith(".avsc")):
-            schema = Path(schema).read_text(encoding="utf-8")
+            schema = local_path(schema, "Avro schema").read_text(encoding="utf-8")
         if isinstance(schema, str) and schema.lstrip()[:1] in ("{", "[", '"'):
             document: Schema = json.loads(schema)
             return document

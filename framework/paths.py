@@ -1,0 +1,35 @@
+"""Paths of files and folders as users give them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from framework.errors import ConfigError
+
+#: The beginning of a URL. ``Path`` makes one slash of two.
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> Path:
+    """A path of the local file system, or of one that is mounted. Raises ``ConfigError`` for a URL,
+    which would otherwise become a local folder. ``what`` names it in the message.
+
+    >>> local_path("/data/orders", "table")
+    PosixPath('/data/orders')
+    >>> local_path("s3://bucket/orders", "table")
+    Traceback (most recent call last):
+    ...
+    framework.errors.ConfigError: table s3://bucket/orders: s3:// is not a local path, and would become a folder named 's3:'; \
+give the path of a local disk or of a mounted file system
+    """  # noqa: W505 - doctest lines are not wrapped
+    text = os.fspath(path)
+    found = _URL.match(text)
+    if found is not None:
+        scheme = found["scheme"]
+        raise ConfigError(
+            f"{what} {text if '://' in text else text.replace(':/', '://', 1)}: {scheme}:// is not a local path, and would become "
+            f"a folder named '{scheme}:'; give the path of a local disk or of a mounted file system"
+        )
+    return Path(path)

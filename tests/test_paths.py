@@ -1,0 +1,89 @@
+"""A URL is not a path: it is refused wherever a path is taken, and no folder is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from framework import Config, Fields
+from framework.errors import ConfigError, RatchetError
+from framework.observe.plots import picture
+from framework.paths import local_path
+from framework.state.lmdb import LmdbKeyValueStateProvider
+from framework.testing.sample import read_sample
+from integration import EmbeddedServers
+from integration.background import up
+from sinks import DeltaLakeTable, ParquetTable, SqliteBackend
+from sinks.compact import app as compact
+from sinks.history import history_table
+from spouts import AvroCodec
+from spouts.codecs.avro_schema import loaded
+from spouts.codecs.json_schema import schema_of_json_schema
+
+
+def lmdb(path: str) -> None:
+    conf = {
+        "topology.state.provider": "framework.state.lmdb:LmdbKeyValueStateProvider",
+        "topology.state.provider.config": {"path": path},
+    }
+    LmdbKeyValueStateProvider().check_before_start(Config.of(conf).for_components())
+
+
+def drawn(path: str) -> None:
+    with picture(Path(path), "title"):
+        pass
+
+
+TAKERS: dict[str, Callable[[str], object]] = {
+    "parquet": ParquetTable,
+    "parquet by a path": lambda path: ParquetTable(Path(path)),
+    "delta": DeltaLakeTable,
+    "sqlite": lambda path: SqliteBackend(path, "words"),
+    "lmdb": lmdb,
+    "history": lambda path: history_table(f"sqlite:{path}", "topology"),
+    "configuration": Config.load,
+    "avro schema": lambda path: loaded(Path(path)),
+    "avro schema by its ending": lambda path: AvroCodec(schema=f"{path}.avsc"),
+    "json schema": schema_of_json_schema,
+    "compaction": lambda path: compact([path], standalone_mode=False),
+    "sample": lambda path: read_sample(None, Path(path)),  # type: ignore[arg-type]
+    "plot": drawn,
+    "servers": lambda path: EmbeddedServers(Path(path)),
+    "servers in the background": lambda path: up(Path(path)),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x", "gs://bucket/x", "hdfs://name:8020/x", "abfss://a@b.net/x", "file:///x"]
+)
+def test_a_url_is_refused_where_a_path_is_taken(
+    taker: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scheme = url.split(":")[0]
+    wanted = f"{scheme}:// is not a local path"
+    try:
+        TAKERS[taker](url)
+    except SystemExit:
+        assert wanted in capsys.readouterr().err
+    except RatchetError as refused:
+        assert isinstance(refused, ConfigError)
+        assert wanted in str(refused)
+    else:
+        pytest.fail("it was taken")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/data/a:b/c", "a:b", "./s3:/x", "/s3:/x", "C", "10:/x", "data//x"])
+def test_a_path_with_a_colon_is_a_path(path: str) -> None:
+    assert local_path(path, "table") == Path(path)
+
+
+def test_a_table_in_a_folder_with_a_colon_is_made(tmp_path: Path) -> None:
+    table = ParquetTable(tmp_path / "s3:" / "x")
+    table.bind(Fields(n=int))
+    table.prepare("topology")
+    assert table.to_table().num_rows == 0
