@@ -1,9 +1,10 @@
-"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, Redis, a stand-in for a
-Schema Registry, and a standalone Spark cluster. They run as child processes or in containers, or
-are external servers."""
+"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, Redis, a
+stand-in for a Schema Registry, and a standalone Spark cluster. They run as child processes or in
+containers, or are external servers."""
 
 from integration.errors import NotOursError, ServerError
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener
+from integration.pgbouncer import PgBouncerServer
 from integration.postgres import PostgresServer
 from integration.proxy import TcpProxy
 from integration.redis import RedisServer
@@ -17,6 +18,7 @@ __all__ = [
     "KafkaBroker",
     "KafkaCluster",
     "NotOursError",
+    "PgBouncerServer",
     "PostgresServer",
     "RedisServer",
     "RegistryServer",

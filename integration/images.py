@@ -2,8 +2,8 @@
 
 The usual image is pulled if an image registry answers. Otherwise an equivalent is built on this
 machine. It is a Debian root made by ``debootstrap`` from this machine's own package source, with
-Debian's Java, PostgreSQL, Redis and Python, and with the jars of the embedded servers. In both,
-programs and jars are where ``PATH`` and ``IMAGES`` say.
+Debian's Java, PostgreSQL, PgBouncer, Redis and Python, and with the jars of the embedded servers.
+In both, programs and jars are where ``PATH`` and ``IMAGES`` say.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from integration.packages import find_program
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """``usual``: the image to pull. ``jars``: the folder of the server's jars in the image, if the
-    server is a Java program."""
+    """``usual``: the image to pull; None: one is built here. ``jars``: the folder of the server's
+    jars in the image, if the server is a Java program."""
 
-    usual: str
+    usual: str | None
     jars: str | None = None
 
 
 IMAGES = {
     "kafka": Image(f"apache/kafka:{KAFKA_VERSION}", "/opt/kafka/libs"),
     "zookeeper": Image("zookeeper:3.9.4", "/apache-zookeeper-3.9.4-bin/lib"),
+    "pgbouncer": Image(None),
     "postgres": Image("postgres:15"),
     "redis": Image("redis:7"),
     "registry": Image("python:3.11-slim"),
@@ -67,7 +68,10 @@ PATH = ":".join(
 )
 
 SUITE = "bookworm"
-_PACKAGES = ("openjdk-17-jre-headless", "postgresql", "redis-server", "python3-minimal", "libpython3-stdlib")
+_PACKAGES = (
+    *("openjdk-17-jre-headless", "postgresql", "pgbouncer", "redis-server"),
+    *("python3-minimal", "libpython3-stdlib"),
+)
 _REPOSITORY = "ratchet-local"
 _RECIPE = 1  # increase it if an image changes in a way that the digests below do not show
 _BUILD_TIMEOUT_S = 1800
@@ -82,14 +86,15 @@ def find_image(kind: str, progress: Progress | None = None) -> str:
     image = IMAGES[kind]
     client = engine(progress)
     local = _local_name(kind)
-    for name in (image.usual, local):
+    for name in filter(None, (image.usual, local)):
         with contextlib.suppress(ImageNotFound):
             client.images.get(name)
             return name
-    problem = _pull(image.usual)
-    if problem is None:
-        return image.usual
-    say(f"{image.usual} cannot be pulled ({problem}): building an equivalent here")
+    if image.usual is not None:
+        problem = _pull(image.usual)
+        if problem is None:
+            return image.usual
+        say(f"{image.usual} cannot be pulled ({problem}): building an equivalent here")
     with locked("images"):
         with contextlib.suppress(ImageNotFound):
             client.images.get(local)  # another process may just have built it

@@ -10,9 +10,9 @@ from integration.errors import ServerError
 from integration.server import Server, exchange
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
-_USER = "postgres"
+USER = "postgres"
 #: The first message of a client: it asks whether TLS is on. A running server answers with one byte.
-_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
 class PostgresServer(Server):
@@ -43,15 +43,15 @@ class PostgresServer(Server):
             **self._settings,
         }
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
-        return [*self.host.as_user(_USER), self.host.program("postgres"), "-D", str(data), *options]
+        return [*self.host.as_user(USER), self.host.program("postgres"), "-D", str(data), *options]
 
     def _initialise(self, data: Path) -> None:
         initdb, postgres = self.host.program("initdb"), self.host.program("postgres")
-        as_user = self.host.as_user(_USER)
+        as_user = self.host.as_user(USER)
         if as_user:
             self._check_reachable()
             shutil.rmtree(data, ignore_errors=True)
-            self._run(["install", "-d", "-m", "700", "-o", _USER, "-g", _USER, str(data)])
+            self._run(["install", "-d", "-m", "700", "-o", USER, "-g", USER, str(data)])
         command = [*as_user, initdb, "-D", str(data), "-U", "ratchet", "-A", "trust"]
         self._run([*command, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"])
         script = 'echo "CREATE DATABASE ratchet;" | "$@"'
@@ -67,12 +67,12 @@ class PostgresServer(Server):
         for folder in (self.folder, *self.folder.parents):
             if not folder.stat().st_mode & 0o001:
                 raise ServerError(
-                    f"{folder}: the user {_USER!r}, as whom PostgreSQL runs, cannot reach it; give another folder"
+                    f"{folder}: the user {USER!r}, as whom PostgreSQL runs, cannot reach it; give another folder"
                 )
 
     def is_ready(self) -> bool:
         """Asks for a session too, because the server answers before it accepts sessions."""
-        if exchange(self.port, _SSL_REQUEST, 1) not in (b"S", b"N"):
+        if exchange(self.port, SSL_REQUEST, 1) not in (b"S", b"N"):
             return False
         words = b"user\0ratchet\0database\0ratchet\0\0"
         startup = (8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words

@@ -20,8 +20,13 @@ from integration.java import find_java
 from integration.packages import find_program
 
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
-PACKAGES = {"postgres": "postgresql", "prometheus": "prometheus", "redis": "redis-server"}
-FOLDERS = {"postgres": ("usr/lib/postgresql/*/bin",)}
+PACKAGES = {
+    "pgbouncer": "pgbouncer",
+    "postgres": "postgresql",
+    "prometheus": "prometheus",
+    "redis": "redis-server",
+}
+FOLDERS = {"pgbouncer": ("usr/sbin",), "postgres": ("usr/lib/postgresql/*/bin",)}
 
 
 class ProcessHost(Host):

@@ -66,12 +66,13 @@ class TcpProxy:
         self._refusing = True
         self.reset()
 
-    def retarget(self, target: str) -> None:
-        """Reset all connections. New ones go to another ``host:port``, as if a name moved to
-        another server."""
+    def retarget(self, target: str, *, resets: bool = True) -> None:
+        """Reset all connections, or leave them as they are. New ones go to another ``host:port``,
+        as if a name moved to another server."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self.reset()
+        if resets:
+            self.reset()
 
     def reset(self) -> None:
         """Reset all connections (RST). New ones work."""

@@ -1,0 +1,50 @@
+"""A PgBouncer pooler before a PostgreSQL server, from the system's package or in a container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from integration.postgres import SSL_REQUEST, USER
+from integration.server import Server, exchange
+
+
+class PgBouncerServer(Server):
+    """A pooler on the loopback interface for the database ``ratchet`` of the server at ``target``
+    (``host:port``). In its mode ``transaction``, each transaction may run in another session of the
+    server.
+
+    As root, give a ``folder`` that every user can reach, because the pooler runs as the user
+    ``postgres``.
+    """
+
+    name = "pgbouncer"
+    kind = "pgbouncer"
+    stop_signal = "INT"
+
+    def __init__(self, folder: Path, target: str, *, settings: dict[str, str] | None = None) -> None:
+        super().__init__(folder, settings=settings)
+        self._target = target
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://ratchet@127.0.0.1:{self.port}/ratchet"
+
+    def prepare(self) -> list[str]:
+        host, _, port = self._target.rpartition(":")
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": str(self.port),
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "pool_mode": "transaction",
+            "max_client_conn": "200",
+            **self._settings,
+        }
+        lines = ["[databases]", f"ratchet = host={host} port={port} dbname=ratchet user=ratchet", "[pgbouncer]"]
+        lines += [f"{key} = {value}" for key, value in settings.items()]
+        file = self.write("pgbouncer.ini", "\n".join(lines) + "\n")
+        file.chmod(0o644)
+        return [*self.host.as_user(USER), self.host.program("pgbouncer"), str(file)]
+
+    def is_ready(self) -> bool:
+        return exchange(self.port, SSL_REQUEST, 1) in (b"S", b"N")
