@@ -2,22 +2,26 @@
 the columns.
 
 Every write is one sql_txn that locks the header: shared to write rows, exclusive to change the
-header (C1). A batch goes by COPY into a temporary table, and from there by one
-``INSERT .. ON CONFLICT DO UPDATE`` into the state.
+header (C1). A batch goes as arrays, one per column, into ``INSERT .. ON CONFLICT DO UPDATE``.
+
+A pooler may give each sql_txn another session of the server (ADR 78). So nothing is left to the
+session: names carry their schema, settings are local to the sql_txn, there are no temporary tables
+and no prepared statements, and locks end with the sql_txn.
 """
 
 from __future__ import annotations
 
 import copy
-import io
 import os
+import select
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
+import pyarrow.compute as pc
 
 from framework.config import resolved_address
 from framework.errors import (
@@ -30,13 +34,15 @@ from framework.errors import (
 from framework.topology import REBUILT, Fields, Reach
 from framework.topology.canonical import NAN, python_values
 from sinks.backends.backend import Key, MapBackend
-from sinks.backends.sql import SqlBackend
-from sinks.backends.sql_schema import HEADERS_TABLE, Dialect, identifier
+from sinks.backends.sql import SqlBackend, Upsert
+from sinks.backends.sql_schema import HEADERS_TABLE, Dialect, identifier, qualified
 from sinks.plain_values import check_storable
 
 try:
     import psycopg
     from psycopg import conninfo
+    from psycopg.types.datetime import TimestamptzBinaryLoader
+    from psycopg.types.string import BytesBinaryDumper
 except ImportError as error:  # an extra
     raise ConfigError("PostgresBackend needs the package psycopg: pip install 'ratchet-pipelines[postgres]'") from error
 
@@ -51,27 +57,26 @@ RENAME_TIMEOUT_MS = 2_000
 TCP_TIMEOUT_MS = 15_000
 #: Connections kept per process and database.
 _IDLE_CONNECTIONS = 4
-#: How values travel, whatever the server, the database, the user or the environment set: COPY sends
-#: UTF-8, ISO 8601 and hexadecimal bytes, and the server returns every digit.
-_FORMS = {
-    "client_encoding": "UTF8",
-    "timezone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "extra_float_digits": 1,
-    "bytea_output": "hex",
-    "standard_conforming_strings": "on",
-}
-#: What the server answers to a client that it will refuse every time.
+#: Rows and bytes of a batch that go into one statement.
+_STATEMENT_ROWS = 20_000
+_STATEMENT_BYTES = 16 * 2**20
+#: What the server, or a pooler, answers to a client that it will refuse every time.
 _REFUSALS = (
     *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
-    "does not support SSL",
+    *("does not support SSL", "unsupported startup parameter"),
 )
+#: What a pooler answers that gives each statement another session.
+_STATEMENT_POOLING = "statement pooling mode"
+#: The SQLSTATE of a write to a server that is read-only. At the start it is refused; later it means
+#: that another server is becoming the primary.
+_READ_ONLY = "25006"
 #: SQLSTATE classes and codes of errors that pass by themselves, or when there is room again:
 #: connections, serialization and deadlocks, resources, locks, timeouts and restarts, the disk, and
 #: a table that another client has just created.
 _PASSING = (
     *("08", "40", "53", "55006", "55P03", "25P03", "25P04", "57014", "57P01", "57P02", "57P03", "57P05"),
     *("58000", "58030", "42P07"),
+    _READ_ONLY,
 )
 #: The key of the advisory lock for creating tables: any number that nobody else uses.
 _CREATING = int.from_bytes(b"ratchet")
@@ -88,8 +93,6 @@ class PostgresDialect(Dialect):
     text = "text"
     boolean = "boolean"
     mark = "%s"
-    temporary = "pg_temp."
-    temporary_options = " ON COMMIT DELETE ROWS"
     least = "LEAST"
     greatest = "GREATEST"
     name_bytes_max = 63
@@ -137,18 +140,18 @@ _SERVER = (
 #: The statements that take from a table, once it is called ``name``, all rights that its users
 #: have. Parameters: rebuilt, name.
 _REVOKED = """
-SELECT DISTINCT format('REVOKE ALL ON %%I FROM %%s', %(name)s::text,
+SELECT DISTINCT format('REVOKE ALL ON %%s FROM %%s', %(name)s::text,
                        CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
 FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = to_regclass(%(rebuilt)s) AND grantee <> relowner
 """
 #: The statements that give it the rights that others have on ``table``, and its comment.
 _GRANTED = """
-SELECT format('GRANT %%s ON %%I TO %%s%%s', privilege_type, %(name)s::text,
+SELECT format('GRANT %%s ON %%s TO %%s%%s', privilege_type, %(name)s::text,
               CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
               CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
 FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = to_regclass(%(table)s) AND grantee <> relowner
 UNION ALL
-SELECT format('COMMENT ON TABLE %%I IS %%L', %(name)s::text, obj_description(to_regclass(%(table)s)::oid, 'pg_class'))
+SELECT format('COMMENT ON TABLE %%s IS %%L', %(name)s::text, obj_description(to_regclass(%(table)s)::oid, 'pg_class'))
 WHERE obj_description(to_regclass(%(table)s)::oid, 'pg_class') IS NOT NULL
 """
 #: A view of this user's without options, and its text. Parameter: its name.
@@ -162,8 +165,6 @@ _IN_THE_WAY = """
 WITH own AS (SELECT *, pg_class.oid AS own_oid FROM pg_class WHERE oid = to_regclass(%(table)s))
 SELECT 'its owner, ' || pg_get_userbyid(relowner) || ', who alone may rename it: rebuild it as that user' FROM own
     WHERE NOT pg_has_role(relowner, 'USAGE') OR relowner <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
-UNION ALL SELECT 'its schema, which is not the first of the search path: name it, as in PostgresBackend(..., schema=...)'
-    FROM own WHERE relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
 UNION ALL SELECT DISTINCT 'view ' || pg_rewrite.ev_class::regclass::text FROM pg_depend
     JOIN pg_rewrite ON pg_rewrite.oid = objid, own
     WHERE classid = 'pg_rewrite'::regclass AND refobjid = own_oid AND ev_class NOT IN (%(view)s::oid, own_oid)
@@ -191,64 +192,101 @@ SELECT 1 WHERE to_regclass(%(rebuilt)s) IS NOT NULL
 """
 
 
+class _UtcLoader(TimestamptzBinaryLoader):
+    """Loads moments in UTC, whatever the time zone of the session."""
+
+    def __init__(self, oid: int, context: Any = None) -> None:
+        super().__init__(oid, None)
+
+
 class _Connections:
-    """The idle connections of this process, by schema and address."""
+    """The idle connections of this process, and the first schema of the search path, by address."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, list[_Connection]] = {}
+        self._idle: dict[str, list[psycopg.Connection[Any]]] = {}
+        self._homes: dict[str, str] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
 
-    def take(self, dsn: str, schema: str | None) -> _Connection:
+    def take(self, dsn: str) -> psycopg.Connection[Any]:
         with self._lock:
             if self._process != os.getpid():  # after a fork: these are the parent's
                 self._idle.clear()
                 self._process = os.getpid()
-            idle = self._idle.get(f"{schema} {dsn}")
-            if idle:
-                return idle.pop()
-        return _Connection(dsn, schema)
+            idle = self._idle.get(dsn, [])
+            while idle:
+                connection = idle.pop()
+                if not _was_ended(connection):
+                    return connection
+                _close(connection)
+        return _connect(dsn)
 
-    def give_back(self, connection: _Connection) -> None:
+    def give_back(self, dsn: str, connection: psycopg.Connection[Any]) -> None:
+        usable = not connection.closed and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with self._lock:
-            idle = self._idle.setdefault(connection.key, [])
-            if not connection.raw.closed and len(idle) < _IDLE_CONNECTIONS:
+            idle = self._idle.setdefault(dsn, [])
+            if usable and len(idle) < _IDLE_CONNECTIONS:
                 idle.append(connection)
                 return
+        _close(connection)
+
+    def close(self, dsn: str) -> None:
+        with self._lock:
+            closing = self._idle.pop(dsn, [])
+        for each in closing:
+            _close(each)
+
+    def home(self, dsn: str, connection: psycopg.Connection[Any]) -> str:
+        """The first schema of the user's search path, whatever another client of a pooler has set
+        in this session. Raises ``ConfigError`` where there is none."""
+        if dsn not in self._homes:
+            with connection.transaction():
+                connection.execute("SET LOCAL search_path TO DEFAULT")
+                (found,) = connection.execute("SELECT current_schema()").fetchone() or (None,)
+            if found is None or set(found) & set('%"'):
+                reason = "no schema of the user's search path exists" if found is None else f"the name {found!r}"
+                raise ConfigError(f"{reason} cannot be used: name a schema, as in PostgresBackend(..., schema=...)")
+            self._homes[dsn] = found
+        return self._homes[dsn]
+
+
+def _connect(dsn: str) -> psycopg.Connection[Any]:
+    settings = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "tcp_user_timeout": TCP_TIMEOUT_MS,
+        "application_name": "ratchet",
+        **conninfo.conninfo_to_dict(dsn),
+        "client_encoding": "UTF8",
+    }
+    connection = psycopg.connect(autocommit=True, prepare_threshold=None, **settings)  # type: ignore[arg-type]
+    connection.adapters.register_loader("timestamptz", _UtcLoader)
+    connection.adapters.register_dumper(bytes, BytesBinaryDumper)  # the text form depends on a setting of the session
+    return connection
+
+
+def _was_ended(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server, or a pooler, has ended an idle connection, which is all that it says to
+    one."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _close(connection: psycopg.Connection[Any]) -> None:
+    with suppress(psycopg.Error):
         connection.close()
 
-    def close(self, key: str) -> None:
-        with self._lock:
-            closing = self._idle.pop(key, [])
-        for each in closing:
-            each.close()
 
-
-class _Connection:
-    """One connection and its temporary tables."""
-
-    def __init__(self, dsn: str, schema: str | None) -> None:
-        self.key = f"{schema} {dsn}"
-        settings = {
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "tcp_user_timeout": TCP_TIMEOUT_MS,
-            "application_name": "ratchet",
-            **conninfo.conninfo_to_dict(dsn),
-        }
-        self.raw = psycopg.connect(autocommit=True, **settings)  # type: ignore[arg-type]
-        self.staged: set[str] = set()
-        settled = {"idle_in_transaction_session_timeout": IDLE_TIMEOUT_MS, "lock_timeout": LOCK_TIMEOUT_MS, **_FORMS}
-        self.raw.execute(
-            f"SELECT {', '.join(['set_config(%s, %s, false)'] * len(settled))}, set_config('synchronous_commit', CASE "
-            "current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)",
-            [str(each) for setting in settled.items() for each in setting],
-        )
-        if schema is not None:
-            self.raw.execute(f'SET search_path TO "{schema}"')
-
-    def close(self) -> None:
-        with suppress(psycopg.Error):
-            self.raw.close()
+def _begin() -> str:
+    """The statements that begin a sql_txn that writes, in one exchange."""
+    return (
+        "BEGIN ISOLATION LEVEL READ COMMITTED; "
+        f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT_MS}', true), "
+        f"set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true), "
+        "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
+    )
 
 
 _connections = _Connections()
@@ -266,18 +304,20 @@ class PostgresBackend(SqlBackend):
 
     Integers are stored as ``bigint``, unsigned 64-bit integers as ``numeric(20,0)``, durations as
     ``bigint`` in their unit. The user needs SELECT, INSERT, UPDATE and DELETE on the table and on
-    ``_ratchet_headers``, CREATE on the schema if one of these tables is missing, and TEMPORARY on
-    the database. With CREATE, it also gets the view ``<table>_live`` of the rows that are not
-    deleted; then ``DROP TABLE`` needs ``CASCADE``.
+    ``_ratchet_headers``, and CREATE on the schema if one of these tables is missing. With CREATE,
+    it also gets the view ``<table>_live`` of the rows that are not deleted; then ``DROP TABLE``
+    needs ``CASCADE``. The address may lead to a pooler, such as PgBouncer, that gives each
+    transaction another session.
     """
 
     dialect = PostgresDialect()
     reach = Reach.NETWORK
     _keep_header = " FOR SHARE"
     _own_header = " FOR UPDATE"
-    _staged_from_rows = 20  # below, COPY costs more than it saves
+    #: Arrow makes the arrays of batches of at least this many rows; below, its calls cost more.
+    _columnar_from_rows = 50
     #: The connection of a reader of one moment.
-    _pinned: _Connection | None = None
+    _pinned: psycopg.Connection[Any] | None = None
 
     def __init__(
         self,
@@ -294,6 +334,7 @@ class PostgresBackend(SqlBackend):
         except psycopg.ProgrammingError as error:
             raise ConfigError(f"{_ADDRESS} does not parse: {_without_secrets(error, self._dsn)}") from None
         self._schema = identifier(schema, "schema") if schema is not None else None
+        self._home = schema or ""
         super().__init__(table, key, value)
 
     def __repr__(self) -> str:
@@ -309,76 +350,74 @@ class PostgresBackend(SqlBackend):
     @contextmanager
     def at_one_moment(self) -> Iterator[MapBackend]:
         """In a sql_txn that reads; it holds up nobody."""
-        reader = copy.copy(self)
         with self._connected() as connection:
-            connection.raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            reader = copy.copy(self)
+            connection.execute(
+                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
+            )
             try:
-                connection.raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
                 reader._pinned = connection
                 yield reader
             finally:
                 with suppress(psycopg.Error):
-                    connection.raw.execute("ROLLBACK")
+                    connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        _connections.close(f"{self._schema} {self._dsn}")
+        _connections.close(self._dsn)
 
     # --- inside -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _connected(self) -> Iterator[_Connection]:
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         if self._pinned is not None:
             try:
                 yield self._pinned
             except psycopg.Error as error:
                 raise self._named(error) from error
             return
-        connection: _Connection | None = None
+        connection: psycopg.Connection[Any] | None = None
         try:
             try:
-                connection = _connections.take(self._dsn, self._schema)
+                connection = _connections.take(self._dsn)
+                self._settle(connection)
                 yield connection
             except psycopg.Error as error:
+                if error.sqlstate == _READ_ONLY and connection is not None:  # the address may lead elsewhere by now
+                    _close(connection)
+                    self.close()
                 raise self._named(error) from error
         finally:
             if connection is not None:
-                if connection.raw.closed or connection.raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                    connection.close()
-                else:
-                    _connections.give_back(connection)
+                _connections.give_back(self._dsn, connection)
+
+    def _settle(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out in which schema the tables are."""
+        if not self._home:
+            self._home = _connections.home(self._dsn, connection)
+            if self._shape is not None:
+                self._shape = replace(self._shape, schema=self._home)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
         with self._connected() as connection:
-            yield connection.raw
+            yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
         with self._connected() as connection:
-            if self._shape is not None:
-                self._make_stage(connection)
-            raw = connection.raw
-            raw.execute("BEGIN")
+            connection.execute(_begin())
             try:
-                yield raw
+                yield connection
             except BaseException:
                 with suppress(psycopg.Error):
-                    raw.execute("ROLLBACK")
+                    connection.execute("ROLLBACK")
                 raise
             try:
-                ended = raw.execute("COMMIT").statusmessage
+                ended = connection.execute("COMMIT").statusmessage
             except psycopg.OperationalError as error:
                 raise CommitOutcomeUnknown(f"{self.location}: {_line(error)}") from error
             if ended != "COMMIT":
                 raise RetryableError(f"{self.location}: the database answered COMMIT by {ended}")
-
-    def _make_stage(self, connection: _Connection) -> None:
-        """Create the temporary table once per connection: it lasts as long as the connection."""
-        name = self.shape.stage_name
-        if name not in connection.staged:
-            with self._denied("TEMPORARY on the database"):
-                connection.raw.execute(self.shape.stage_ddl())
-            connection.staged.add(name)
 
     @contextmanager
     def _denied(self, right: str) -> Iterator[None]:
@@ -404,7 +443,7 @@ class PostgresBackend(SqlBackend):
         for table in (*([self._table] if exists else []), HEADERS_TABLE):
             for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
                 query = "SELECT has_table_privilege(to_regclass(%s), %s)"
-                (granted,) = connection.execute(query, (f'"{table}"', right)).fetchone()
+                (granted,) = connection.execute(query, (qualified(self._home, table), right)).fetchone()
                 if granted is False:
                     raise self._may_not(f"{right} on table {table}")
 
@@ -425,23 +464,25 @@ class PostgresBackend(SqlBackend):
             )
         for table in (self._table, HEADERS_TABLE):
             query = "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(%s)"
-            if connection.execute(query, (f'"{table}"',)).fetchone() == (True,):
-                self._may_lose_writes(f"table {table} is unlogged", f'ALTER TABLE "{table}" SET LOGGED')
+            name = qualified(self._home, table)
+            if connection.execute(query, (name,)).fetchone() == (True,):
+                self._may_lose_writes(f"table {table} is unlogged", f"ALTER TABLE {name} SET LOGGED")
 
     def _create_headers(self, connection: Any) -> None:
-        if connection.execute("SELECT to_regclass(%s)", (f'"{HEADERS_TABLE}"',)).fetchone()[0] is None:
+        if connection.execute("SELECT to_regclass(%s)", (self._headers.name,)).fetchone()[0] is None:
             with self._creating(connection):
                 super()._create_headers(connection)
 
     def _create_table(self, connection: Any) -> None:
         with self._creating(connection):
             if self._model:  # with the indexes that others have made
-                connection.execute(f'CREATE TABLE "{self._table}" (LIKE "{self._model}" INCLUDING ALL)')
+                model = qualified(self._home, self._model)
+                connection.execute(f"CREATE TABLE {self.shape.name} (LIKE {model} INCLUDING ALL)")
             else:
                 super()._create_table(connection)
 
     def _in_the_way(self, connection: Any) -> list[str]:
-        names = {"table": f'"{self._table}"', "rebuilt": f'"{self.beside(REBUILT)._table}"'}
+        names = {"table": self.shape.name, "rebuilt": self.beside(REBUILT).shape.name}
         found = [name for (name,) in connection.execute(_IN_THE_WAY, {**names, "view": self._own_view(connection)})]
         if not found and connection.execute(_HAS_OTHER_INDEXES, names).fetchone() is not None:
             found = [
@@ -455,35 +496,26 @@ class PostgresBackend(SqlBackend):
         view = self.shape.live_view
         if view is None:
             return 0
-        with self._own_sql_txn(connection):
-            found = connection.execute(_PLAIN_VIEW, (f'"{view}"',)).fetchone()
-            if found is None:
-                return 0
-            probe = self.shape.live_view_ddl().replace(f'CREATE VIEW "{view}"', "CREATE TEMP VIEW _ratchet_probe", 1)
-            connection.execute(probe)
-            (text,) = connection.execute("SELECT pg_get_viewdef('pg_temp._ratchet_probe'::regclass)").fetchone()
-            connection.execute("DROP VIEW pg_temp._ratchet_probe")
+        found = connection.execute(_PLAIN_VIEW, (qualified(self._home, view),)).fetchone()
+        if found is None:
+            return 0
+        probe = qualified(self._home, "_ratchet_probe")
+        with self._denied("CREATE on the schema"), connection.transaction(force_rollback=True):
+            connection.execute(self.shape.live_view_ddl().replace(qualified(self._home, view), probe, 1))
+            (text,) = connection.execute("SELECT pg_get_viewdef(%s::regclass)", (probe,)).fetchone()
         return int(found[0]) if found[1] == text else 0
-
-    @contextmanager
-    def _own_sql_txn(self, connection: Any) -> Iterator[None]:
-        """A sql_txn, unless one is open."""
-        if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            with connection.transaction():
-                yield
-        else:
-            yield
 
     def _lock_briefly(self, connection: Any) -> None:
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (str(RENAME_TIMEOUT_MS),))
 
     def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
         view = self._own_view(connection)
-        names = {"table": f'"{self._table}"', "rebuilt": f'"{rebuilt}"', "name": self._table}
+        table, other = self.shape.name, qualified(self._home, rebuilt)
+        names = {"table": table, "rebuilt": other, "name": table}
         taken = connection.execute(_REVOKED, names).fetchall()
         given = connection.execute(_GRANTED, names).fetchall()
-        connection.execute(f'ALTER TABLE "{self._table}" RENAME TO "{former}"')
-        connection.execute(f'ALTER TABLE "{rebuilt}" RENAME TO "{self._table}"')
+        connection.execute(f'ALTER TABLE {table} RENAME TO "{former}"')
+        connection.execute(f'ALTER TABLE {other} RENAME TO "{self._table}"')
         for (statement,) in [*taken, *given]:
             connection.execute(statement)
         if view:
@@ -491,8 +523,8 @@ class PostgresBackend(SqlBackend):
 
     def _may_create_view(self, connection: Any, name: str) -> bool:
         def may() -> bool:
-            query = "SELECT to_regclass(%s) IS NULL AND has_schema_privilege(current_schema(), 'CREATE')"
-            return bool(connection.execute(query, (f'"{name}"',)).fetchone()[0])
+            query = "SELECT to_regclass(%s) IS NULL AND has_schema_privilege(%s, 'CREATE')"
+            return bool(connection.execute(query, (qualified(self._home, name), self._home)).fetchone()[0])
 
         if not may():
             return False
@@ -512,10 +544,10 @@ class PostgresBackend(SqlBackend):
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
         )
-        return [(name, kind) for name, kind in connection.execute(query, (f'"{self._table}"',))]
+        return [(name, kind) for name, kind in connection.execute(query, (self.shape.name,))]
 
     def _told_apart(self, connection: Any) -> str:
-        table = f'"{self._table}"'
+        table = self.shape.name
         query = (
             "SELECT 1 FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indimmediate "
             'AND indpred IS NULL AND indexprs IS NULL AND (SELECT array_agg(attname::text ORDER BY attname::text COLLATE "C") '
@@ -534,52 +566,60 @@ class PostgresBackend(SqlBackend):
         names = ", ".join(f'"{name}"' for name in self.shape.key)
         kinds = dict(self.shape.columns)
         arrays = ", ".join(f"%s::{kinds[name]}[]" for name in self.shape.key)
-        columns = [list(column) for column in zip(*keys, strict=True)]
-        yield from connection.execute(
-            f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))", columns
-        )
+        query = f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))"
+        for start in range(0, len(keys), _STATEMENT_ROWS):
+            columns = [_array_of(column) for column in zip(*keys[start : start + _STATEMENT_ROWS], strict=True)]
+            yield from self._fetched(connection, query, columns)
 
-    def _stage(self, connection: Any, deltas: pa.Table) -> None:
-        text = io.BytesIO()
-        table = pa.table([_copyable(column) for column in deltas.columns], names=deltas.column_names)
-        pacsv.write_csv(table, text, pacsv.WriteOptions(include_header=False))
-        with connection.cursor().copy(f"COPY {self.shape.stage} FROM STDIN (FORMAT csv)") as stage:
-            stage.write(text.getbuffer())
+    def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """In the binary form, which no setting of a session changes."""
+        rows: list[tuple[Any, ...]] = connection.execute(query, parameters, binary=True).fetchall()
+        return rows
 
-    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
-        columns = [
-            [None if value is None else self._stored(value, column.type) for value in python_values(column)]
-            for column in deltas.columns
-        ]
-        cursor = connection.cursor()
-        cursor.executemany(statement, [(*row, *stamp) for row in zip(*columns, strict=True)])
-        return int(cursor.rowcount)
+    def _merge(self, connection: Any, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        kinds = dict(self.shape.columns)
+        arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in deltas.column_names)
+        statement, changed = upsert.into(self.shape, f"(SELECT {arrays}) AS _given"), 0
+        for start in range(0, deltas.num_rows, rows := _rows_per_statement(deltas)):
+            columns = deltas.slice(start, rows).columns
+            changed += connection.execute(statement, (*stamp, *map(self._array, columns))).rowcount
+        return changed
+
+    def _array(self, column: pa.ChunkedArray) -> str:
+        """The column as the text of an array. Arrow makes those of large batches, and Python those
+        of small ones."""
+        if len(column) >= self._columnar_from_rows:
+            return _array_text(column)
+        values = python_values(column)
+        return _array_of(None if value is None else self._stored(value, column.type) for value in values)
 
     def _select(self, connection: Any, statement: str) -> Any:
         try:
             return super()._select(connection, statement)
         except psycopg.errors.LockNotAvailable:
             if statement.endswith(self._own_header):
-                self._end_stuck_writers()
+                self._end_stuck_writers(connection)
             raise
 
     def _store(self, connection: Any) -> str:
         return _SERVER
 
-    def _end_stuck_writers(self) -> None:
+    def _end_stuck_writers(self, connection: Any) -> None:
         """End the sessions that hold the header and send nothing.
 
         The database does not count a writer that stopped in the middle of a statement as idle, and
-        would wait for it forever. Called when another attempt has waited for the header in vain."""
-        with suppress(psycopg.Error), self._connected() as connection:
-            connection.raw.execute(
+        would wait for it forever. Called when another attempt has waited for the header in vain.
+        Ends the sql_txn first: a pooler may have no second session for this."""
+        with suppress(psycopg.Error):
+            connection.execute("ROLLBACK")
+            connection.execute(
                 "SELECT pg_terminate_backend(activity.pid) FROM pg_stat_activity AS activity "
                 "JOIN pg_locks AS held ON held.pid = activity.pid AND held.granted "
                 "WHERE held.relation = to_regclass(%s) AND held.mode = 'RowShareLock' AND activity.usename = current_user "
                 "AND activity.application_name = current_setting('application_name') "
                 "AND activity.pid <> pg_backend_pid() AND activity.wait_event = 'ClientRead' "
                 "AND activity.xact_start < now() - %s * interval '1 millisecond'",
-                (f'"{HEADERS_TABLE}"', LOCK_TIMEOUT_MS),
+                (self._headers.name, LOCK_TIMEOUT_MS),
             )
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
@@ -597,11 +637,13 @@ class PostgresBackend(SqlBackend):
     def _named(self, error: psycopg.Error) -> Exception:
         text = f"{self.location}: {_line(error)}"
         state = error.sqlstate or ""
+        if _STATEMENT_POOLING in text:
+            return ConfigError(f"{text}; the pooler must keep a session for a transaction: set pool_mode = transaction")
         if state.startswith(_PASSING) or (state == "23505" and self._created_by_another(error)):
             return RetryableError(text)
         if state.startswith(_VALUES) or isinstance(error, psycopg.DataError):
             return BadRecordError(f"{text}; this value cannot be stored as it is")
-        if state.startswith("28") or state in ("3D000", "3F000", "42501", "25006"):
+        if state.startswith("28") or state in ("3D000", "3F000", "42501"):
             return ConfigError(f"{text}; check the address, the user and its rights")
         if not state and any(words in text for words in _REFUSALS):
             return ConfigError(f"{text}; check the address, the user and the password")
@@ -627,18 +669,36 @@ def _line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _copyable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column in a type that Arrow's CSV writer writes as PostgreSQL reads it. Arrow quotes
-    every text and no null, so the two differ."""
+def _rows_per_statement(deltas: pa.Table) -> int:
+    fitting: int = deltas.num_rows * _STATEMENT_BYTES // max(deltas.nbytes, 1)
+    return max(min(fitting, _STATEMENT_ROWS), 1)
+
+
+def _array_of(values: Iterable[Any]) -> str:
+    """The text of an array."""
+    return f"{{{','.join('NULL' if value is None else _element(value) for value in values)}}}"
+
+
+def _element(value: Any) -> str:
+    """A value as an element of the text of an array."""
+    if isinstance(value, bytes):
+        text = f"\\x{value.hex()}"
+    else:
+        text = value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _array_text(column: pa.ChunkedArray) -> str:
     types, kind = pa.types, column.type
     if types.is_binary(kind) or types.is_large_binary(kind):
-        return pa.chunked_array(
-            [[None if value is None else "\\x" + value.hex() for value in column.to_pylist()]], pa.string()
-        )
-    if types.is_duration(kind):
-        return column.cast(pa.int64())
-    if types.is_floating(kind):
-        return column.cast(pa.float64())
-    if types.is_decimal(kind):
-        return column.cast(pa.string())
-    return column
+        texts = [None if value is None else _element(value) for value in column.to_pylist()]
+        column = pa.chunked_array([texts], pa.string())
+    elif types.is_string(kind) or types.is_large_string(kind):
+        escaped = pc.replace_substring(pc.replace_substring(column, "\\", "\\\\"), '"', '\\"')
+        column = pc.binary_join_element_wise('"', escaped, '"', "")
+    else:
+        numbers = pa.int64() if types.is_duration(kind) else pa.float64() if types.is_floating(kind) else kind
+        column = column.cast(numbers).cast(pa.string())
+    elements = pa.concat_arrays(pc.fill_null(column, "NULL").chunks)
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(elements)], pa.int64()), elements)
+    return f"{{{pc.binary_join(whole, ',')[0].as_py()}}}"

@@ -11,7 +11,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from sinks.backends.sql_schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
     Dialect,
+    HeadersTable,
     TableShape,
     header_of,
     header_values,
@@ -50,6 +51,23 @@ class SqlRollBack(Exception):
     """Ends an sql_txn that only looks."""
 
 
+@dataclass(frozen=True)
+class Upsert:
+    """How a batch of deltas is merged into the rows of a table."""
+
+    aggregates: tuple[tuple[str, Aggregate], ...]
+    value_type: ValueType
+
+    def into(self, shape: TableShape, rows: str = "") -> str:
+        """As ``TableShape.upsert``."""
+        return _statement(shape, self, rows)
+
+
+@lru_cache(maxsize=256)
+def _statement(shape: TableShape, upsert: Upsert, rows: str) -> str:
+    return shape.upsert(dict(upsert.aggregates), upsert.value_type, rows)
+
+
 class SqlBackend(MapBackend):
     """A table with stamped rows, and a row of ``_ratchet_headers`` in the same database."""
 
@@ -58,11 +76,11 @@ class SqlBackend(MapBackend):
     #: exclusive, to change the header.
     _keep_header: ClassVar[str] = ""
     _own_header: ClassVar[str] = ""
-    #: Batches of at least this many rows go through a temporary table.
-    _staged_from_rows: ClassVar[int] = 0
     #: Whether a column of floats can store NaN.
     _holds_nan: ClassVar[bool] = True
     commits_in_one_step = True
+    #: The schema of the tables; empty where it is not known yet, and in a database without schemas.
+    _home: str = ""
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
@@ -83,13 +101,8 @@ class SqlBackend(MapBackend):
         the commit gets no answer."""
 
     @abstractmethod
-    def _stage(self, connection: Any, deltas: pa.Table) -> None:
-        """Fill the temporary table with the deltas. Afterwards it holds nothing else."""
-
-    @abstractmethod
-    def _merge(self, connection: Any, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
-        """Run the statement for each delta, followed by ``stamp`` (the stamp and the writer) as
-        parameters. Returns how many rows changed."""
+    def _merge(self, connection: Any, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        """Merge the deltas. ``stamp``: the stamp and the writer. Returns how many rows changed."""
 
     @abstractmethod
     def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
@@ -113,8 +126,12 @@ class SqlBackend(MapBackend):
         """What is wrong with how an existing table identifies its rows or stores numbers; empty if
         nothing is."""
 
+    @property
+    def _headers(self) -> HeadersTable:
+        return HeadersTable(self.dialect, self._home)
+
     def _create_headers(self, connection: Any) -> None:
-        connection.execute(self.dialect.headers_ddl())
+        connection.execute(self._headers.ddl())
 
     def _create_table(self, connection: Any) -> None:
         connection.execute(self.shape.ddl())
@@ -154,7 +171,7 @@ class SqlBackend(MapBackend):
     # --- shape ------------------------------------------------------------------------------------
 
     def bind(self, key: Fields, value: Fields) -> None:
-        shape = TableShape(self.dialect, self._table, key, value)
+        shape = TableShape(self.dialect, self._table, key, value, self._home)
         if self._shape is not None and self._shape.columns != shape.columns:
             raise TopologyError(
                 f"{self.location} was declared with {self._shape.key} -> {self._shape.value}, and its committer writes {key} "
@@ -210,10 +227,10 @@ class SqlBackend(MapBackend):
             self._create_table(connection)
         self._create_view(connection)
         if header is None:
-            if columns and connection.execute(f'SELECT 1 FROM "{self._table}" LIMIT 1').fetchone():
+            if columns and connection.execute(f"SELECT 1 FROM {self.shape.name} LIMIT 1").fetchone():
                 raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
             header = Header(topology_id, uuid.uuid4().hex)
-            connection.execute(self.dialect.insert_header(), (self._table, *header_values(header)))
+            connection.execute(self._headers.insert(), (self._table, *header_values(header)))
         return header
 
     def check_held(self, topology_id: str) -> Header | None:
@@ -247,7 +264,7 @@ class SqlBackend(MapBackend):
                 raise found.refused(expected, self.location)
             if must_be not in ("", store):
                 raise self._another_store(expected)
-            connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
+            connection.execute(self._headers.update(), (*header_values(new), self._table))
         self._opened_in = store
 
     # --- rows -------------------------------------------------------------------------------------
@@ -272,12 +289,17 @@ class SqlBackend(MapBackend):
             where = f" WHERE ({names}) > ({marks})" if after is not None else ""
             with self._reading() as connection:
                 query = f"{self.shape.select()}{where} ORDER BY {names} LIMIT {SCAN_ROWS}"
-                page = connection.execute(query, after or ()).fetchall()
+                page = self._fetched(connection, query, after or ())
             for row in page:
                 yield self._row(row)
             if len(page) < SCAN_ROWS:
                 return
             after = page[-1][:width]
+
+    def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The rows that a query of the table selects."""
+        rows: list[tuple[Any, ...]] = connection.execute(query, parameters).fetchall()
+        return rows
 
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
@@ -329,8 +351,8 @@ class SqlBackend(MapBackend):
         with self._writing() as connection:
             found = self._found_header(connection, self._own_header)
             header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
-            connection.execute(f'DELETE FROM "{self._table}"')
-            connection.execute(self.dialect.update_header(), (*header_values(header), self._table))
+            connection.execute(f"DELETE FROM {self.shape.name}")
+            connection.execute(self._headers.update(), (*header_values(header), self._table))
             return header
 
     # --- beside another one -----------------------------------------------------------------------
@@ -381,9 +403,9 @@ class SqlBackend(MapBackend):
             former._drop(connection)
             self._rename(connection, former._table, other._table)
             taken = replace(expected, incarnation=rebuilt.incarnation)
-            connection.execute(self.dialect.insert_header(), (former._table, *header_values(taken)))
-            connection.execute(self.dialect.delete_header(), (other._table,))
-            connection.execute(self.dialect.update_header(), (*header_values(new), self._table))
+            connection.execute(self._headers.insert(), (former._table, *header_values(taken)))
+            connection.execute(self._headers.delete(), (other._table,))
+            connection.execute(self._headers.update(), (*header_values(new), self._table))
 
     def remove(self, topology_id: str) -> bool:
         if not self._model:
@@ -396,8 +418,8 @@ class SqlBackend(MapBackend):
         return there
 
     def _drop(self, connection: Any) -> None:
-        connection.execute(f'DROP TABLE IF EXISTS "{self._table}"')
-        connection.execute(self.dialect.delete_header(), (self._table,))
+        connection.execute(f"DROP TABLE IF EXISTS {self.shape.name}")
+        connection.execute(self._headers.delete(), (self._table,))
 
     def apply(
         self,
@@ -412,18 +434,12 @@ class SqlBackend(MapBackend):
         shape = self.shape
         stamp = header.stamp
         self._refuse_nan(deltas)
-        staged = deltas.num_rows >= self._staged_from_rows
-        statement = _upsert(shape, tuple(aggregates.items()), value_type, staged)
-        if statement is None:
+        if not shape.mergeable(aggregates):
             raise NotImplementedError
+        upsert = Upsert(tuple(aggregates.items()), value_type)
         with self._writing() as connection:
-            if staged:
-                self._stage(connection, deltas)  # before the header is locked, because it may take long
             with self._under(connection, header):
-                if staged:
-                    changed = connection.execute(statement, (*stamp, writer)).rowcount
-                else:
-                    changed = self._merge(connection, statement, deltas, (*stamp, writer))
+                changed = self._merge(connection, upsert, deltas, (*stamp, writer))
             if changed == deltas.num_rows and not want_values:
                 return None
             keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in shape.key), strict=True))
@@ -443,7 +459,7 @@ class SqlBackend(MapBackend):
     # --- inside -----------------------------------------------------------------------------------
 
     def _select_header(self, connection: Any, lock: str) -> Header | None:
-        row = self._select(connection, self.dialect.select_header() + lock)
+        row = self._select(connection, self._headers.select() + lock)
         return header_of(row, self.location) if row is not None else None
 
     def _select(self, connection: Any, statement: str) -> Any:
@@ -452,7 +468,7 @@ class SqlBackend(MapBackend):
 
     def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
         """The header, locked to be changed, and the identity of the store, in one statement."""
-        row = self._select(connection, self.dialect.select_header(self._store(connection)) + self._own_header)
+        row = self._select(connection, self._headers.select(self._store(connection)) + self._own_header)
         if row is None:
             raise self._no_header()
         return header_of(row, self.location), row[-1]
@@ -475,7 +491,7 @@ class SqlBackend(MapBackend):
             return
         self._check_header(connection, self._opens_from, self._own_header)
         yield
-        connection.execute(self.dialect.update_header(), (*header_values(header.done_as_open()), self._table))
+        connection.execute(self._headers.update(), (*header_values(header.done_as_open()), self._table))
 
     def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
         found = self._found_header(connection, lock)
@@ -558,15 +574,3 @@ class SqlBackend(MapBackend):
         return BadRecordError(
             f"{self.location}: {name!r} is NaN, which {self.dialect.name} stores as NULL; filter it out upstream"
         )
-
-
-@lru_cache(maxsize=256)
-def _upsert(
-    shape: TableShape, aggregates: tuple[tuple[str, Aggregate], ...], value_type: ValueType, staged: bool
-) -> str | None:
-    """The statement that merges these aggregates by the rules of a value type; None if the database
-    cannot merge them."""
-    named = dict(aggregates)
-    if not shape.mergeable(named):
-        return None
-    return shape.upsert(named, value_type, staged=staged)

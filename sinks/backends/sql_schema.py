@@ -53,9 +53,9 @@ class Dialect(ABC):
     mark = "?"
     #: The prefix of the name of a temporary table.
     temporary = ""
-    #: The text after the list of columns when a table, or a temporary table, is created.
+    #: The text after the list of columns when a table, or the table of headers, is created.
     table_options = ""
-    temporary_options = ""
+    headers_options = ""
     least = ""
     greatest = ""
     #: The database silently cuts names after this many bytes. None: it does not cut them.
@@ -91,32 +91,50 @@ class Dialect(ABC):
         """The expression in a form that compares as ``Aggregate`` does: text by its bytes."""
         return expression
 
-    def headers_ddl(self) -> str:
+
+@dataclass(frozen=True)
+class HeadersTable:
+    """The table that holds the headers of all states of a database, or of one schema of it."""
+
+    dialect: Dialect
+    schema: str = ""
+
+    @property
+    def name(self) -> str:
+        return qualified(self.schema, HEADERS_TABLE)
+
+    def ddl(self) -> str:
+        integer, text = self.dialect.integer, self.dialect.text
         return (
-            f"CREATE TABLE IF NOT EXISTS {HEADERS_TABLE} (state {self.text} NOT NULL PRIMARY KEY, "
-            f"format {self.integer} NOT NULL, topology_id {self.text} NOT NULL, incarnation {self.text} NOT NULL, "
-            f"epoch {self.integer} NOT NULL, open_txid {self.integer}, open_attempt {self.integer}, open_digest {self.text}, "
-            f"done {self.integer} NOT NULL)"
+            f"CREATE TABLE IF NOT EXISTS {self.name} (state {text} NOT NULL PRIMARY KEY, "
+            f"format {integer} NOT NULL, topology_id {text} NOT NULL, incarnation {text} NOT NULL, "
+            f"epoch {integer} NOT NULL, open_txid {integer}, open_attempt {integer}, open_digest {text}, "
+            f"done {integer} NOT NULL){self.dialect.headers_options}"
         )
 
-    def select_header(self, *more: str) -> str:
+    def select(self, *more: str) -> str:
         """``more``: expressions to select after the columns. Parameter: state."""
         columns = ", ".join((HEADER_COLUMNS, *more))
-        return f"SELECT {columns} FROM {HEADERS_TABLE} WHERE state = {self.mark}"
+        return f"SELECT {columns} FROM {self.name} WHERE state = {self.dialect.mark}"
 
-    def insert_header(self) -> str:
+    def insert(self) -> str:
         """Parameters: state, then as ``header_values``."""
-        marks = ", ".join([self.mark] * 9)
-        return f"INSERT INTO {HEADERS_TABLE} (state, {HEADER_COLUMNS}) VALUES ({marks})"
+        marks = ", ".join([self.dialect.mark] * 9)
+        return f"INSERT INTO {self.name} (state, {HEADER_COLUMNS}) VALUES ({marks})"
 
-    def delete_header(self) -> str:
+    def delete(self) -> str:
         """Parameter: state."""
-        return f"DELETE FROM {HEADERS_TABLE} WHERE state = {self.mark}"
+        return f"DELETE FROM {self.name} WHERE state = {self.dialect.mark}"
 
-    def update_header(self) -> str:
+    def update(self) -> str:
         """Parameters: as ``header_values``, then state."""
-        assignments = ", ".join(f"{column} = {self.mark}" for column in HEADER_COLUMNS.split(", "))
-        return f"UPDATE {HEADERS_TABLE} SET {assignments} WHERE state = {self.mark}"
+        assignments = ", ".join(f"{column} = {self.dialect.mark}" for column in HEADER_COLUMNS.split(", "))
+        return f"UPDATE {self.name} SET {assignments} WHERE state = {self.dialect.mark}"
+
+
+def qualified(schema: str, name: str) -> str:
+    """The name of a table in SQL. ``schema``: empty in a database without schemas."""
+    return f"{_q(schema)}.{_q(name)}" if schema else _q(name)
 
 
 def header_values(header: Header) -> tuple[Any, ...]:
@@ -155,12 +173,19 @@ def _check_column(name: str, table: str) -> None:
 
 @dataclass(frozen=True)
 class TableShape:
-    """The table of one state."""
+    """The table of one state. ``schema``: empty where it is not known yet, and in a database
+    without schemas."""
 
     dialect: Dialect
     table: str
     key: Fields
     value: Fields
+    schema: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in SQL."""
+        return qualified(self.schema, self.table)
 
     def __post_init__(self) -> None:
         identifier(self.table, "table")
@@ -238,9 +263,9 @@ class TableShape:
         retyped = [(name, kind) for name, kind in wanted if name in names and (name, kind) not in found]
         if retyped and not addable and all(kind == self.dialect.boolean for _, kind in retyped):
             changes = ", ".join(f"ALTER {name} TYPE {kind} USING {name} <> 0" for name, kind in retyped)
-            mend = f'an earlier version created it; change it: ALTER TABLE "{self.table}" {changes};'
+            mend = f"an earlier version created it; change it: ALTER TABLE {self.name} {changes};"
         elif not extra and addable and not required & {name for name, _ in addable}:
-            added = " ".join(f'ALTER TABLE "{self.table}" ADD COLUMN "{name}" {kind};' for name, kind in addable)
+            added = " ".join(f'ALTER TABLE {self.name} ADD COLUMN "{name}" {kind};' for name, kind in addable)
             mend = f"use another table, or add them: {added}"
         return (
             f"has other columns than this topology writes (missing: {', '.join(missing) or 'none'}; not expected: "
@@ -252,7 +277,7 @@ class TableShape:
         required = {*self.key, *STAMP_COLUMNS}
         lines = [f'"{name}" {kind}{" NOT NULL" if name in required else ""}' for name, kind in self.columns]
         key = ", ".join(f'"{name}"' for name in self.key)
-        return f'CREATE TABLE "{self.table}" ({", ".join(lines)}, PRIMARY KEY ({key})){self.dialect.table_options}'
+        return f"CREATE TABLE {self.name} ({', '.join(lines)}, PRIMARY KEY ({key})){self.dialect.table_options}"
 
     @property
     def live_view(self) -> str | None:
@@ -265,7 +290,8 @@ class TableShape:
     def live_view_ddl(self) -> str:
         """The statement that creates the view."""
         columns = ", ".join(map(_q, (*self.key, *self.value)))
-        return f'CREATE VIEW "{self.live_view}" AS SELECT {columns} FROM "{self.table}" WHERE NOT _deleted'
+        view = qualified(self.schema, self.live_view or "")
+        return f"CREATE VIEW {view} AS SELECT {columns} FROM {self.name} WHERE NOT _deleted"
 
     @property
     def stage(self) -> str:
@@ -283,8 +309,7 @@ class TableShape:
         return ", ".join(f"{_q(name)} {kind}" for name, kind in self.columns if name in self.key or name in self.value)
 
     def stage_ddl(self) -> str:
-        options = self.dialect.temporary_options
-        return f"CREATE TEMP TABLE IF NOT EXISTS {_q(self.stage_name)} ({self._stage_columns}){options}"
+        return f"CREATE TEMP TABLE IF NOT EXISTS {_q(self.stage_name)} ({self._stage_columns})"
 
     def mergeable(self, aggregates: Mapping[str, Aggregate]) -> bool:
         """Whether the database can merge all these aggregates by itself."""
@@ -296,11 +321,12 @@ class TableShape:
     def select(self) -> str:
         """Every column, in order."""
         columns = ", ".join(f'"{name}"' for name, _ in self.columns)
-        return f'SELECT {columns} FROM "{self.table}"'
+        return f"SELECT {columns} FROM {self.name}"
 
-    def upsert(self, aggregates: Mapping[str, Aggregate], value_type: ValueType, *, staged: bool) -> str:
-        """The statement that merges deltas: all rows of the temporary table if ``staged``, else one
-        delta. Parameters: the delta, unless staged; then txid, epoch, attempt, writer.
+    def upsert(self, aggregates: Mapping[str, Aggregate], value_type: ValueType, rows: str = "") -> str:
+        """The statement that merges deltas. ``rows``: where they are, as an item of FROM; empty:
+        one delta, given as parameters before the others. Parameters: txid, epoch, attempt, writer,
+        then those of ``rows``.
 
         A row that already has this txid: the transactional rule skips it, the opaque rule merges
         into its previous value, the non-transactional rule merges into its value. A row with a
@@ -340,14 +366,14 @@ class TableShape:
         keys = ", ".join(_q(name) for name in self.key)
         names = ", ".join(_q(name) for name in self.value)
         columns = f"{keys}, {names}, _txid, _epoch, _attempt, _writer, _deleted, _prev_exists"
-        if staged:
+        if rows:
             marks = ", ".join([f"CAST({self.dialect.mark} AS {self.dialect.integer})"] * 3)
-            source = f"SELECT {keys}, {names}, {marks}, {self.dialect.mark}, FALSE, FALSE FROM {self.stage} WHERE TRUE"
+            source = f"SELECT {keys}, {names}, {marks}, {self.dialect.mark}, FALSE, FALSE FROM {rows} WHERE TRUE"
         else:
             marks = ", ".join([self.dialect.mark] * (len(self.key) + len(self.value) + 4))
             source = f"VALUES ({marks}, FALSE, FALSE)"
         return (
-            f"INSERT INTO {_q(self.table)} AS {t} ({columns}) {source} "
+            f"INSERT INTO {self.name} AS {t} ({columns}) {source} "
             f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(assignments)} WHERE {allowed}"
         )
 
@@ -370,7 +396,7 @@ class TableShape:
         names = [name for name, _ in self.columns]
         marks = ", ".join([self.dialect.mark] * len(names))
         columns = ", ".join(map(_q, names))
-        return f'INSERT INTO "{self.table}" ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING'
+        return f"INSERT INTO {self.name} ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING"
 
     def update_row(self) -> str:
         """Update one row if it has the expected stamp. Parameters: every column except the key,
@@ -378,17 +404,17 @@ class TableShape:
         m = self.dialect.mark
         updates = ", ".join(f"{_q(name)} = {m}" for name, _ in self.columns if name not in self.key)
         match = " AND ".join(f"{_q(name)} = {m}" for name in self.key)
-        return f'UPDATE "{self.table}" SET {updates} WHERE {match} AND _txid = {m} AND _epoch = {m} AND _attempt = {m}'
+        return f"UPDATE {self.name} SET {updates} WHERE {match} AND _txid = {m} AND _epoch = {m} AND _attempt = {m}"
 
     def purge(self) -> str:
         """Parameter: txid."""
-        return f'DELETE FROM "{self.table}" WHERE _deleted AND _txid < {self.dialect.mark}'
+        return f"DELETE FROM {self.name} WHERE _deleted AND _txid < {self.dialect.mark}"
 
     def sweep(self) -> str:
         """Parameters: epoch, attempt, txid, epoch, attempt."""
         m = self.dialect.mark
         return (
-            f'UPDATE "{self.table}" SET {self._restored(SWEPT)}, _epoch = {m}, _attempt = {m} '
+            f"UPDATE {self.name} SET {self._restored(SWEPT)}, _epoch = {m}, _attempt = {m} "
             f"WHERE _txid = {m} AND (_epoch, _attempt) < ({m}, {m})"
         )
 
@@ -396,7 +422,7 @@ class TableShape:
         """Parameters: new txid, epoch, attempt; txid to undo."""
         m = self.dialect.mark
         return (
-            f'UPDATE "{self.table}" SET {self._restored(ROLLED_BACK)}, _txid = {m}, _epoch = {m}, _attempt = {m} '
+            f"UPDATE {self.name} SET {self._restored(ROLLED_BACK)}, _txid = {m}, _epoch = {m}, _attempt = {m} "
             f"WHERE _txid = {m}"
         )
 

@@ -33,7 +33,7 @@ from framework.paths import local_path
 from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
 from sinks.backends.backend import Key, MapBackend
-from sinks.backends.sql import SqlBackend, SqlRollBack
+from sinks.backends.sql import SqlBackend, SqlRollBack, Upsert
 from sinks.backends.sql_schema import Dialect
 from sinks.places import check_can_be_made
 from sinks.plain_values import check_storable, is_plain, plain, restored
@@ -71,6 +71,7 @@ class SqliteDialect(Dialect):
     boolean = "INTEGER"
     temporary = "temp."
     table_options = " STRICT, WITHOUT ROWID"
+    headers_options = " STRICT"
     least = "min"
     greatest = "max"
     folds_case = True
@@ -86,9 +87,6 @@ class SqliteDialect(Dialect):
         if types.is_floating(declared):
             return "REAL"
         return "BLOB" if types.is_binary(declared) or types.is_large_binary(declared) else "TEXT"
-
-    def headers_ddl(self) -> str:
-        return super().headers_ddl() + " STRICT"
 
     def added(self, one: str, other: str, declared: pa.DataType) -> str:
         """The sum of +inf and -inf is NaN, which SQLite turns into NULL. The text 'NaN' takes its
@@ -202,7 +200,9 @@ class SqliteBackend(SqlBackend):
 
     dialect = SqliteDialect()
     reach = Reach.HOST
-    _staged_from_rows = 100  # below, the temporary table costs more than it saves
+    #: Batches of at least this many rows go through a temporary table; below, it costs more than it
+    #: saves.
+    _staged_from_rows = 100
     _holds_nan = False
     _opens: type[_File] = _File
 
@@ -314,17 +314,21 @@ class SqliteBackend(SqlBackend):
             query = f"{self.shape.select()} WHERE ({names}) IN (VALUES {', '.join([one] * len(part))})"
             yield from connection.execute(query, [item for key in part for item in key])
 
+    def _merge(self, connection: sqlite3.Connection, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
+        if deltas.num_rows >= self._staged_from_rows:
+            self._stage(connection, deltas)
+            return connection.execute(upsert.into(self.shape, self.shape.stage), stamp).rowcount
+        columns = [self._stored_column(column) for column in deltas.columns]
+        same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
+        return connection.executemany(upsert.into(self.shape), zip(*columns, *same, strict=True)).rowcount
+
     def _stage(self, connection: sqlite3.Connection, deltas: pa.Table) -> None:
+        """Fill the temporary table with the deltas. Afterwards it holds nothing else."""
         connection.execute(self.shape.stage_ddl())
         connection.execute(f"DELETE FROM {self.shape.stage}")
         marks = ", ".join("?" * deltas.num_columns)
         columns = [self._stored_column(column) for column in deltas.columns]
         connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
-
-    def _merge(self, connection: sqlite3.Connection, statement: str, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
-        columns = [self._stored_column(column) for column in deltas.columns]
-        same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
-        return connection.executemany(statement, zip(*columns, *same, strict=True)).rowcount
 
     def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
         values = python_values(column)

@@ -8,19 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 
 from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.errors import ConfigError
 from framework.transactions import MemoryStore
-from integration import RedisServer
-from sinks import Count, MapBackend, OpaqueMapState, RedisBackend, StateCommitter
+from integration import PostgresServer, RedisServer, TcpProxy
+from sinks import Count, MapBackend, OpaqueMapState, PostgresBackend, RedisBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.state_parts import Log, counting, journal, redis_pool
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
+KEY, VALUE = Fields(word=str), Fields(n=int)
 WORDS = [f"w{number % 7}" for number in range(1_400)]
 AWAY_S = 3.0
 
@@ -51,6 +54,49 @@ def goes_on(name: str, backend: MapBackend, demote: Callable[[], None], promote:
     assert {key[0]: row.value[0] for key, row in state.backend.scan() if row.value} == dict(Counter(WORDS))
 
 
+def settle(server: PostgresServer, setting: str) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(f"ALTER SYSTEM {setting}")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.rule("C30")
+def test_postgres_that_is_read_only_for_seconds_is_waited_for(own_postgres: PostgresServer, name: str) -> None:
+    goes_on(
+        name,
+        PostgresBackend(own_postgres.dsn, "words"),
+        lambda: settle(own_postgres, "SET default_transaction_read_only = on"),
+        lambda: settle(own_postgres, "RESET default_transaction_read_only"),
+    )
+
+
+@pytest.mark.rule("C30")
+def test_a_connection_to_a_server_that_became_read_only_is_not_used_again(
+    own_postgres: PostgresServer, postgres: PostgresServer, name: str
+) -> None:
+    """The address leads to the new primary, and open connections to the former one."""
+    table = name.replace("-", "_")
+    with TcpProxy(own_postgres.address) as link:
+        backend = PostgresBackend(f"postgresql://ratchet@{link.address}/ratchet", table, KEY, VALUE)
+        header = backend.prepare("topology")
+        settle(own_postgres, "SET default_transaction_read_only = on")
+        wait_for(lambda: _read_only(own_postgres))
+        promoted = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+        new = promoted.prepare("topology")
+        link.retarget(postgres.address, resets=False)
+        with pytest.raises(Exception, match="read-only"):
+            backend.raise_header(header, header.finished(1))
+        backend.raise_header(new, new.finished(1))
+        assert promoted.read_header().done == 1
+
+
+def _read_only(server: PostgresServer) -> bool:
+    with psycopg.connect(server.dsn) as connection:
+        row = connection.execute("SHOW transaction_read_only").fetchone()
+    return row == ("on",)
+
+
 @pytest.mark.rule("C30")
 def test_redis_that_is_a_replica_for_seconds_is_waited_for(own_redis: RedisServer, name: str) -> None:
     with redis.Redis.from_url(own_redis.url) as admin:
@@ -60,6 +106,19 @@ def test_redis_that_is_a_replica_for_seconds_is_waited_for(own_redis: RedisServe
             lambda: admin.execute_command("REPLICAOF", "127.0.0.1", "1"),  # nothing answers there: its data stay
             lambda: admin.execute_command("REPLICAOF", "NO", "ONE"),
         )
+
+
+def test_servers_that_take_no_writes_at_the_start_are_refused(
+    own_postgres: PostgresServer, own_redis: RedisServer, name: str
+) -> None:
+    settle(own_postgres, "SET default_transaction_read_only = on")
+    wait_for(lambda: _read_only(own_postgres))
+    with pytest.raises(ConfigError, match="the server is read-only; give the address of the primary"):
+        PostgresBackend(own_postgres.dsn, "words", KEY, VALUE).prepare("topology")
+    with redis.Redis.from_url(own_redis.url) as admin:
+        admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+    with pytest.raises(ConfigError, match="the server is a replica; give the address of the primary"):
+        RedisBackend(own_redis.url, name, KEY, VALUE).prepare("topology")
 
 
 def test_state_of_stateful_bolts_waits_for_redis_that_is_a_replica_for_seconds(

@@ -161,15 +161,15 @@ class TestPostgresBackend(Contract):
         return PostgresBackend(self.dsn, name, key, value)
 
 
-class StagedPostgres(PostgresBackend):
-    _staged_from_rows = 0
+class ColumnarPostgres(PostgresBackend):
+    _columnar_from_rows = 0
 
 
-class TestStagedPostgresBackend(TestPostgresBackend):
-    """All batches go through COPY, whatever their size."""
+class TestColumnarPostgresBackend(TestPostgresBackend):
+    """Arrow makes the arrays of all batches, whatever their size."""
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
-        return StagedPostgres(self.dsn, name, key, value)
+        return ColumnarPostgres(self.dsn, name, key, value)
 
 
 @pytest.mark.integration

@@ -81,8 +81,8 @@ class StagedSqlite(SqliteBackend):
     _staged_from_rows = 0
 
 
-class StagedPostgres(PostgresBackend):
-    _staged_from_rows = 0
+class ColumnarPostgres(PostgresBackend):
+    _columnar_from_rows = 0
 
 
 @pytest.fixture(
@@ -98,7 +98,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], MapBack
             return RedisBackend(request.getfixturevalue("redis_server").url, name)
         if "sqlite" in request.param:
             return (StagedSqlite if "staged" in request.param else SqliteBackend)(tmp_path / "x.db", name)
-        kind = StagedPostgres if "staged" in request.param else PostgresBackend
+        kind = ColumnarPostgres if "staged" in request.param else PostgresBackend
         return kind(request.getfixturevalue("postgres").dsn, name)
 
     return made
