@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
@@ -21,19 +23,23 @@ import pyarrow.compute as pc
 from framework.errors import (
     BadRecordError,
     ConfigError,
+    CorruptStateError,
     InvariantViolation,
     MovedOnError,
     RetryableError,
     StaleWriterError,
 )
 from framework.topology import Fields, Header
+from sinks.tables.folders import is_passing
 from sinks.tables.partitions import NULL_FOLDER, is_text, texts_of
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
 try:
     import deltalake
-    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
+
+    from sinks.tables.delta_protocol import check_readable, check_writable
 except ImportError as error:  # an extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 
@@ -41,6 +47,8 @@ except ImportError as error:  # an extra
 #: Texts that Delta reads as null in a partition column: the first by its protocol, the second
 #: because its OPTIMIZE reads folder names.
 _NULL_TEXTS = ("", NULL_FOLDER)
+#: How the client's errors name an error of the file system.
+_OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 
 
 class DeltaLakeTable(FileTable):
@@ -59,6 +67,11 @@ class DeltaLakeTable(FileTable):
 
     def bind(self, fields: Fields) -> None:
         super().bind(fields)
+        for clash in _same_but_for_case(fields.schema() or ()):
+            raise ConfigError(
+                f"{self.location}: the columns {' and '.join(map(repr, clash))} differ only by case, which Delta Lake does not "
+                "distinguish; rename one of them upstream"
+            )
         for field in fields.schema() or ():
             if any(map(_is_lost, _types_in(field.type))) or not _is_taken(field):
                 raise ConfigError(
@@ -66,10 +79,22 @@ class DeltaLakeTable(FileTable):
                     "such as a signed integer, a moment in UTC to microseconds, or a string, upstream"
                 )
 
+    def check(self, topology_id: str) -> Header | None:
+        header = super().check(topology_id)
+        if header is not None:
+            self._check_writable(self._table())
+        return header
+
+    def prepare(self, topology_id: str) -> Header:
+        header = super().prepare(topology_id)
+        self._check_writable(self._table())
+        return header
+
     def create_table(self) -> None:
-        if not deltalake.DeltaTable.is_deltatable(str(self.path)):
-            schema = deltalake.Schema.from_arrow(self.schema)
-            deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
+        with self._named_errors():
+            if not deltalake.DeltaTable.is_deltatable(str(self.path)):
+                schema = deltalake.Schema.from_arrow(self.schema)
+                deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
 
     def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
         for each in self.partition_by:
@@ -88,11 +113,12 @@ class DeltaLakeTable(FileTable):
         if opened is None:
             raise InvariantViolation("publishing needs an open transaction")
         application = self._application(header)
-        try:
+        with self._named_errors():
             table = self._table()
             held = table.transaction_version(application)
             if held is not None and held >= opened.txid:
                 return
+            self._check_writable(table)
             if (
                 self.read_header() != header
             ):  # read after the table's version, so that a later leader's commit conflicts with ours
@@ -112,10 +138,6 @@ class DeltaLakeTable(FileTable):
                     app_transactions=[deltalake.Transaction(application, opened.txid)],
                 ),
             )
-        except CommitFailedError as error:
-            raise StaleWriterError(f"{self.location}: another commit was first: {error}") from error
-        except DeltaError as error:
-            raise RetryableError(f"{self.location}: {error}") from error
 
     def files(self) -> list[DataFile]:
         return self._files_of(self._table())
@@ -124,7 +146,12 @@ class DeltaLakeTable(FileTable):
     def _application(header: Header) -> str:
         return f"ratchet/{header.topology_id}/{header.incarnation}"
 
+    def _check_writable(self, table: deltalake.DeltaTable) -> None:
+        shape = self.shape
+        check_writable(table, self.location, schema=shape.schema, partition_by=shape.partition_by)
+
     def _files_of(self, table: Any) -> list[DataFile]:
+        check_readable(table, self.location)
         actions = pa.table(table.get_add_actions(flatten=True))
         paths, rows, sizes = (actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
         columns = [actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by]
@@ -181,14 +208,51 @@ class DeltaLakeTable(FileTable):
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
+        """Raise errors of Delta's client as Ratchet's. An error that says nothing of a file system
+        whose state passes is permanent."""
         try:
             yield
-        except DeltaError as error:
-            raise RetryableError(f"{self.location}: {error}") from error
+        except CommitFailedError as error:
+            raise StaleWriterError(f"{self.location}: another commit was first: {_line(error)}") from error
+        except TableNotFoundError as error:
+            raise CorruptStateError(f"{self.path / '_delta_log'} is gone; restore it from a backup") from error
+        except (DeltaError, OSError) as error:
+            if is_passing(_number_of(error)):
+                raise RetryableError(f"{self.location}: {_line(error)}") from error
+            raise ConfigError(
+                f"{self.location}: Delta's client refuses: {_line(error)}; this does not pass by itself: look at the table, then "
+                "run the topology again"
+            ) from error
 
     def _table(self) -> Any:
         self.require()
-        return deltalake.DeltaTable(str(self.path))
+        with self._named_errors():
+            return deltalake.DeltaTable(str(self.path))
+
+
+def _line(error: Exception) -> str:
+    """The words of the client on one line, without its stack."""
+    lines = [each.strip() for each in str(error).splitlines()]
+    return " ".join(each for each in lines if each and not re.match(r"\d+: ", each))
+
+
+def _number_of(error: Exception) -> int | None:
+    """The number of the file system's error that an error of the client names."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = _OS_ERROR.search(str(error))
+    return int(found[1] or found[2]) if found is not None else None
+
+
+def _same_but_for_case(fields: Iterable[pa.Field]) -> Iterator[list[str]]:
+    """Names of one level that are equal for a reader that ignores case."""
+    levels = [[each.name for each in fields]]
+    for each in fields:
+        structs = filter(pa.types.is_struct, _types_in(each.type))
+        levels += [[kind.field(number).name for number in range(kind.num_fields)] for kind in structs]
+    for names in levels:
+        counts = Counter(map(str.lower, names))
+        yield from ([name for name in names if name.lower() == each] for each, count in counts.items() if count > 1)
 
 
 def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:

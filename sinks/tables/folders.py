@@ -185,6 +185,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def is_passing(number: int | None) -> bool:
+    """Whether an error of the file system passes by itself, or when there is room again."""
+    return number in _PASSING
+
+
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
     """Raise errors of the file system as Ratchet's, which are named by recovery."""
@@ -194,7 +199,7 @@ def named_errors(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error.strerror}; check the path and its permissions") from error
     except OSError as error:
         text = f"{path}: {error.strerror or error}"
-        if error.errno in _PASSING:
+        if is_passing(error.errno):
             raise RetryableError(text) from error
         if error.errno == errno.ENAMETOOLONG:
             raise BadRecordError(f"{text}; a value that names a partition must be short") from error

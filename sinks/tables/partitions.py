@@ -2,7 +2,9 @@
 
 A partition value is a text in the form of Delta's protocol, or None for null. It is recorded with
 the name of each file, in the manifest or in Delta's log, and read from there. Folder names show the
-values to people only; no program reads them back, so any value is possible.
+values to people, and to engines that only list; Ratchet does not read them back, so any value is
+possible. A moment carries its zone, which is always UTC: a reader would otherwise take it for a
+moment in the zone of its session.
 """
 
 from __future__ import annotations
@@ -119,7 +121,10 @@ def _texts_of(column: pa.ChunkedArray) -> list[str | None]:
     kind = column.type
     if pa.types.is_decimal(kind):  # Arrow writes small ones with an exponent
         return [None if value is None else format(value, "f") for value in column.to_pylist()]
-    found: list[str | None] = (column.cast(_plain(kind))).cast(pa.string()).to_pylist()
+    texts = column.cast(_plain(kind)).cast(pa.string())
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        texts = pc.binary_join_element_wise(pc.replace_substring(texts, " ", "T"), "Z", "")
+    found: list[str | None] = texts.to_pylist()
     return found
 
 
@@ -130,7 +135,7 @@ def _scalar(text: str, kind: pa.DataType) -> pa.Scalar:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type to write as text: timestamps lose their zone, because they are written in UTC."""
+    """The type to write as text: timestamps lose their zone's name, because they are in UTC."""
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
 
 
