@@ -3,7 +3,8 @@
 ::
 
     ratchet:{namespace}              hash: key -> value, as committed
-    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has
+    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has;
+                                     count: how many keys are committed
     ratchet:{namespace}:prepared     set of the ids under which something is prepared
     ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared: "+" and a value, or "-" for a
                                      deletion
@@ -12,6 +13,10 @@ Changes travel in pipelines. A script moves what is prepared inside Redis, part 
 nothing once this checkpoint, or a higher one, is committed. A small checkpoint is one step. Scans
 use ``HSCAN``, so that no step blocks the server.
 
+Each script that reads or writes values compares their number with ``count`` first: keys that
+another program has removed, or that have expired or were evicted, would begin again from nothing
+(ADR 79).
+
 Source: ``org.apache.storm.redis.state.RedisKeyValueStateProvider``.
 """
 
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -53,31 +59,67 @@ _RETRIES = 6
 #: For longer keys a scan remembers a digest. The digest is longer than this, so no short key equals
 #: it.
 _SHORT_BYTES = 32
+#: What a script answers when keys are missing: how many there were, and how many there are.
+_LOST = re.compile(r"LOST (\d+) (\d+)")
+
+# For scripts whose first keys are the meta data and the values.
+_COUNTED = """
+local function check()
+  local expected, held = redis.call('HGET', KEYS[1], 'count') or '0', tostring(redis.call('HLEN', KEYS[2]))
+  return expected ~= held and redis.error_reply('LOST ' .. expected .. ' ' .. held)
+end
+local function write(puts, deleted)
+  for i = 1, #puts, 4000 do redis.call('HSET', KEYS[2], unpack(puts, i, math.min(i + 3999, #puts))) end
+  for i = 1, #deleted, 4000 do redis.call('HDEL', KEYS[2], unpack(deleted, i, math.min(i + 3999, #deleted))) end
+  redis.call('HSET', KEYS[1], 'count', redis.call('HLEN', KEYS[2]))
+end
+"""
 
 # KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when the
 # checkpoint is already committed or forgotten; -1 when the part is missing.
-_APPLY = """
+_APPLY = f"""{_COUNTED}
 local done = tonumber(redis.call('HGET', KEYS[1], 'txid') or '0')
 if done >= tonumber(ARGV[1]) then return 0 end
 local parts = redis.call('HGET', KEYS[1], 'ready:' .. ARGV[1])
 if not parts then return 0 end
+local lost = check()
+if lost then return lost end
 local all = redis.call('HGETALL', KEYS[3])
 if #all == 0 and tonumber(parts) > 0 then return -1 end
-local puts, deleted = {}, {}
+local puts, deleted = {{}}, {{}}
 for i = 1, #all, 2 do
   if string.sub(all[i + 1], 1, 1) == '+' then
     puts[#puts + 1] = all[i]
     puts[#puts + 1] = string.sub(all[i + 1], 2)
-    if #puts >= 2000 then redis.call('HSET', KEYS[2], unpack(puts)) puts = {} end
   else
     deleted[#deleted + 1] = all[i]
-    if #deleted >= 2000 then redis.call('HDEL', KEYS[2], unpack(deleted)) deleted = {} end
   end
 end
-if #puts > 0 then redis.call('HSET', KEYS[2], unpack(puts)) end
-if #deleted > 0 then redis.call('HDEL', KEYS[2], unpack(deleted)) end
+write(puts, deleted)
 if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'txid', ARGV[1]) end
 return 1
+"""
+
+# KEYS: meta, values. ARGV: how many of the arguments that follow are keys and values to put; these;
+# then keys to delete. Returns 1.
+_WRITE = f"""{_COUNTED}
+local lost = check()
+if lost then return lost end
+local puts, deleted, last = {{}}, {{}}, 1 + tonumber(ARGV[1])
+for i = 2, #ARGV do
+  local into = i <= last and puts or deleted
+  into[#into + 1] = ARGV[i]
+end
+write(puts, deleted)
+return 1
+"""
+
+# KEYS: meta, values. ARGV: keys. Returns their values.
+_GET = f"""{_COUNTED}
+local lost = check()
+if lost then return lost end
+if #ARGV == 0 then return {{}} end
+return redis.call('HMGET', KEYS[2], unpack(ARGV))
 """
 
 
@@ -171,25 +213,30 @@ class RedisStore:
         self._values = f"ratchet:{{{namespace}}}"
         self._meta = f"{self._values}:meta"
         self._pending = f"{self._values}:prepared"
+        self._get, self._apply, self._write = (client.register_script(each) for each in (_GET, _APPLY, _WRITE))
 
     def txid(self) -> int:
         with self._asking():
             return int(self._client.hget(self._meta, "txid") or 0)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = []
         with self._asking():
-            if len(keys) == 1:
-                return [self._client.hget(self._values, keys[0])]  # type: ignore[list-item]
-            found: list[bytes | None] = []
             for part in _batched(keys, PART_CHANGES):
-                found += self._client.hmget(self._values, list(part))  # type: ignore[arg-type]
-            return found
+                found += self._get([self._meta, self._values], part)
+        return found
+
+    def _check(self) -> None:
+        """Raise ``CorruptStateError`` if keys are missing."""
+        with self._asking():
+            self._get([self._meta, self._values], [])
 
     def count(self) -> int:
         with self._asking():
             return int(self._client.hlen(self._values))
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        self._check()
         seen: set[bytes] = set()  # while its table shrinks, Redis may return a key twice
         with self._asking():
             for key, value in self._client.hscan_iter(self._values, count=SCAN_COUNT):
@@ -199,6 +246,7 @@ class RedisStore:
                     yield key, value
 
     def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
+        self._check()
         found: dict[bytes, bytes] = {}
         with self._asking():
             while len(found) < most:
@@ -240,7 +288,7 @@ class RedisStore:
             for part in range(max(parts, 1)):
                 last = "1" if part >= parts - 1 else "0"
                 keys = [self._meta, self._values, self._part(txid, part)]
-                if self._client.eval(_APPLY, len(keys), *keys, txid, last) == -1:
+                if self._apply(keys, [txid, last]) == -1:
                     raise CorruptStateError(
                         f"{self._values} lacks a part of what was prepared as checkpoint {txid}: who has removed it from Redis?"
                     )
@@ -263,14 +311,9 @@ class RedisStore:
     def write(self, changes: Changes, txid: int | None) -> None:
         with self._asking():
             for part in _batched(changes.items(), PART_CHANGES):
-                with self._client.pipeline(transaction=True) as pipeline:
-                    puts = {key: value for key, value in part if value is not None}
-                    deleted = [key for key, value in part if value is None]
-                    if puts:
-                        pipeline.hset(self._values, mapping=puts)  # type: ignore[arg-type]
-                    if deleted:
-                        pipeline.hdel(self._values, *deleted)
-                    pipeline.execute()
+                puts = [each for key, value in part if value is not None for each in (key, value)]
+                deleted = [key for key, value in part if value is None]
+                self._write([self._meta, self._values], [len(puts), *puts, *deleted])
             if txid is not None:
                 self._client.hset(self._meta, "txid", txid)
 
@@ -293,6 +336,11 @@ class RedisStore:
             if passes(error):
                 leave_replica(self._client, error)
                 raise RetryableError(f"{self._values}: {error}") from error
+            if lost := _LOST.search(str(error)):
+                raise CorruptStateError(
+                    f"{self._values} has {lost[2]} keys, and {lost[1]} were committed: another program has removed some (DEL, "
+                    "HDEL), or they expired or were evicted; restore the server's data, or a snapshot (ratchet state restore)"
+                ) from error
             raise CorruptStateError(f"{self._values}: {error}; does something else use these keys?") from error
         except redis.RedisError as error:
             raise RetryableError(f"{self._values}: Redis does not answer: {error}") from error

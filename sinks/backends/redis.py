@@ -8,11 +8,14 @@ under the header.
     {words}:columns    names and types of the columns
     {words}:touched    keys written by the open transaction: what a sweep reads
     {words}:deleted    keys of tombstones: what a purge reads
+    {words}:count      how many rows there are, and how many keys are listed as touched
 
     {"s":[txid,epoch,attempt],"w":writer,"v":[values],"p":[previous values]}
 
 The field of a row is its key: one text column as it is, any other single column as JSON, several
 columns as a JSON array. ``v`` is null in a tombstone. ``p`` is absent if there was no value before.
+Each script compares the count first: rows that another program has removed, or that have expired or
+were evicted, would begin again from nothing (ADR 79).
 Numbers are merged in Python, because all numbers of Lua are floats. A script compares stamps and
 writes, in one atomic step for up to ``ROWS_PER_STEP`` rows.
 """
@@ -60,31 +63,48 @@ except ImportError as error:  # an extra
 
 _ADDRESS = "the address of a RedisBackend"
 #: The keys of a state, beside its own name.
-_PARTS = ("header", "", "touched", "deleted", "columns")
+_PARTS = ("header", "", "touched", "deleted", "columns", "count")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-# KEYS: header, rows, touched, deleted. ARGV: header expected, number of rows, number of tombstones,
-# header under which they are written, header afterwards ("" for both: the one expected); then for
-# each row its key, the expected beginning of its stored text ("" for no row), and its new text.
-# Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key refused. What a
-# script has written before an error stays: so the header is opened before any row.
-_PUT = """
+# The beginning of scripts that write. KEYS[2] are the rows, KEYS[3] is the list of touched keys,
+# and the last key is their count. ``lost``: nil if there are as many as were written, else the
+# script's answer: -4, how many were written, how many there are, and 1 for rows or 2 for touched
+# keys.
+_COUNTED = """
+local counts, expected = KEYS[#KEYS], redis.call('HMGET', KEYS[#KEYS], 'rows', 'touched')
+local held = {redis.call('HLEN', KEYS[2]), redis.call('LLEN', KEYS[3])}
+local lost = nil
+for i = 1, 2 do
+  if expected[i] ~= tostring(held[i]) then lost = {-4, expected[i] or '', tostring(held[i]), i} end
+end
+local function counted()
+  redis.call('HSET', counts, 'rows', redis.call('HLEN', KEYS[2]), 'touched', redis.call('LLEN', KEYS[3]))
+end
+"""
+
+# KEYS: header, rows, touched, deleted, count. ARGV: header expected, number of rows, number of
+# tombstones, header under which they are written, header afterwards ("" for both: the one
+# expected); then for each row its key, the expected beginning of its stored text ("" for no row),
+# and its new text. Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key
+# refused. What a script has written before an error stays: so the header is opened before any row.
+_PUT = f"""{_COUNTED}
 local header = redis.call('GET', KEYS[1])
-if header ~= ARGV[1] then return {0, header} end
+if header ~= ARGV[1] then return {{0, header}} end
+if lost then return lost end
 local count, deleted = tonumber(ARGV[2]), tonumber(ARGV[3])
 for start = 0, count - 1, 2000 do
-  local fields, stop = {}, math.min(start + 2000, count) - 1
+  local fields, stop = {{}}, math.min(start + 2000, count) - 1
   for i = start, stop do fields[#fields + 1] = ARGV[6 + 3 * i] end
   local found = redis.call('HMGET', KEYS[2], unpack(fields))
   for i = start, stop do
     local expected, row = ARGV[7 + 3 * i], found[i - start + 1]
     if expected == '' then
-      if row then return {-1, ARGV[6 + 3 * i]} end
+      if row then return {{-1, ARGV[6 + 3 * i]}} end
     elseif not row or string.sub(row, 1, #expected) ~= expected then
-      return {-1, ARGV[6 + 3 * i]}
+      return {{-1, ARGV[6 + 3 * i]}}
     end
   end
 end
@@ -96,7 +116,7 @@ if ARGV[4] ~= '' then
   redis.call('UNLINK', KEYS[3])
 end
 for start = 0, count - 1, 2000 do
-  local pairs, fields = {}, {}
+  local pairs, fields = {{}}, {{}}
   for i = start, math.min(start + 2000, count) - 1 do
     pairs[#pairs + 1] = ARGV[6 + 3 * i]
     pairs[#pairs + 1] = ARGV[8 + 3 * i]
@@ -106,64 +126,71 @@ for start = 0, count - 1, 2000 do
   redis.call('HSET', KEYS[2], unpack(pairs))
   redis.call('RPUSH', KEYS[3], unpack(fields))
 end
+counted()
 if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[5]) end
-return {1}
+return {{1}}
 """
 
-# KEYS: header, touched. ARGV: header expected, header new, 1 if the new header opens another
-# transaction, the identity that this server must have ("" for any). Returns as _PUT, with two
-# additions: 1 comes with the identity of the server, and -2 means another server. A server gets a
-# new run id when it starts, and a new replication id when it takes the data of another server or
+# KEYS: header, rows, touched, count. ARGV: header expected, header new, 1 if the new header opens
+# another transaction, the identity that this server must have ("" for any). Returns as _PUT, with
+# two additions: 1 comes with the identity of the server, and -2 means another server. A server gets
+# a new run id when it starts, and a new replication id when it takes the data of another server or
 # stops following one.
-_RAISE = """
+_RAISE = f"""{_COUNTED}
 local header = redis.call('GET', KEYS[1])
-if header ~= ARGV[1] then return {0, header} end
+if header ~= ARGV[1] then return {{0, header}} end
+if lost then return lost end
 local links = redis.call('INFO', 'replication')
 if string.find(links, 'role:slave', 1, true) then return redis.error_reply('READONLY it follows another server') end
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local server = (run or '') .. '/' .. (string.match(links, 'master_replid:(%w+)') or '')
-if ARGV[4] ~= '' and ARGV[4] ~= server then return {-2} end
+if ARGV[4] ~= '' and ARGV[4] ~= server then return {{-2}} end
 redis.call('SET', KEYS[1], ARGV[2])
-if ARGV[3] == '1' then redis.call('UNLINK', KEYS[2]) end
-return {1, server}
+if ARGV[3] == '1' then redis.call('UNLINK', KEYS[3]) end
+counted()
+return {{1, server}}
 """
 
-# KEYS: header, rows, deleted. ARGV: header; then for each key the expected beginning of the text of
-# the row to remove, or "" to take the key off the list of tombstones only. Returns as _PUT; 1 comes
-# with the number of rows removed.
-_PURGE = """
+# KEYS: header, rows, touched, deleted, count. ARGV: header; then for each key the expected
+# beginning of the text of the row to remove, or "" to take the key off the list of tombstones only.
+# Returns as _PUT; 1 comes with the number of rows removed.
+_PURGE = f"""{_COUNTED}
 local header = redis.call('GET', KEYS[1])
-if header ~= ARGV[1] then return {0, header} end
+if header ~= ARGV[1] then return {{0, header}} end
+if lost then return lost end
 local removed = 0
 for i = 2, #ARGV, 2 do
   local row = ARGV[i + 1] ~= '' and redis.call('HGET', KEYS[2], ARGV[i])
   if row and string.sub(row, 1, #ARGV[i + 1]) == ARGV[i + 1] then
     removed = removed + redis.call('HDEL', KEYS[2], ARGV[i])
   end
-  redis.call('SREM', KEYS[3], ARGV[i])
+  redis.call('SREM', KEYS[4], ARGV[i])
 end
-return {1, removed}
+counted()
+return {{1, removed}}
 """
 
-# KEYS: header, rows, touched, deleted. ARGV: header expected, header new. Returns as _PUT.
-_CLEAR = """
+# KEYS: header, rows, touched, deleted, count. ARGV: header expected, header new. Returns as _PUT.
+_CLEAR = f"""{_COUNTED}
 local header = redis.call('GET', KEYS[1])
-if header ~= ARGV[1] then return {0, header} end
+if header ~= ARGV[1] then return {{0, header}} end
 redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
+counted()
 redis.call('SET', KEYS[1], ARGV[2])
-return {1}
+return {{1}}
 """
 
 # KEYS: header, rows, touched, deleted; the same of the rebuilt rows and of the former ones; then
-# the columns of the three. ARGV: header expected, header new, header of the rebuilt rows, header of
-# the former ones. Returns as _PUT; -2 means that the rebuilt rows have another header, -3 that a
-# part of what is exchanged is gone. Checks everything first: what a script has written stays.
+# the columns of the three, and their counts. ARGV: header expected, header new, header of the
+# rebuilt rows, header of the former ones. Returns as _PUT; -2 means that the rebuilt rows have
+# another header, -3 that a part of what is exchanged is gone. Checks everything first: what a
+# script has written stays.
 _EXCHANGE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
 if redis.call('GET', KEYS[5]) ~= ARGV[3] then return {-2} end
 local columns = redis.call('GET', KEYS[13])
-if not columns or redis.call('EXISTS', KEYS[6]) < redis.call('EXISTS', KEYS[7]) then return {-3} end
+if not columns or redis.call('HGET', KEYS[17], 'rows') ~= tostring(redis.call('HLEN', KEYS[6])) then return {-3} end
 redis.call('UNLINK', KEYS[10], KEYS[11], KEYS[12])
 for i = 2, 4 do
   if redis.call('EXISTS', KEYS[i]) == 1 then redis.call('RENAME', KEYS[i], KEYS[i + 8]) end
@@ -171,20 +198,30 @@ for i = 2, 4 do
 end
 redis.call('SET', KEYS[9], ARGV[4])
 redis.call('SET', KEYS[15], columns)
-redis.call('UNLINK', KEYS[5], KEYS[14])
+redis.call('UNLINK', KEYS[5], KEYS[14], KEYS[17])
+for place, rows in pairs({[16] = 2, [18] = 10}) do
+  local touched = redis.call('LLEN', KEYS[rows + 1])
+  redis.call('HSET', KEYS[place], 'rows', redis.call('HLEN', KEYS[rows]), 'touched', touched)
+end
 redis.call('SET', KEYS[1], ARGV[2])
 return {1}
 """
 
-# KEYS: header, columns, rows. ARGV: header for a new state, columns. Returns the header and the
-# columns that are stored afterwards; nothing when there are rows but no header.
+# KEYS: header, columns, rows, touched, count. ARGV: header for a new state, columns. Returns the
+# header and the columns that are stored afterwards; nothing when there are rows but no header.
 _CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then return {} end
   redis.call('SET', KEYS[2], ARGV[2])
+  redis.call('HSET', KEYS[5], 'rows', 0, 'touched', redis.call('LLEN', KEYS[4]))
   redis.call('SET', KEYS[1], ARGV[1])
 end
 return {redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''}
+"""
+
+# KEYS: header, rows, touched, count. Returns as _PUT.
+_COUNT = f"""{_COUNTED}
+return lost or {{1}}
 """
 
 # KEYS: a scratch key. Uses the commands of the other scripts, to check that the user may.
@@ -320,11 +357,20 @@ class RedisBackend(MapBackend):
         return self.check(topology_id)
 
     def prepare(self, topology_id: str) -> Header:
+        header = self._prepared(topology_id)
+        with self._named(writes=False):
+            self._checked(self._script(_COUNT, ["header", "", "touched", "count"], []), header)
+        return header
+
+    def _prepared(self, topology_id: str) -> Header:
+        """As ``prepare``, but rows may be missing."""
         new = Header(topology_id, uuid.uuid4().hex)
         with self._named(writes=False):
             self._probe()
         with self._named():
-            answer = self._script(_CREATE, ["header", "columns", ""], [_header_text(new), self._columns_text()])
+            answer = self._script(
+                _CREATE, ["header", "columns", "", "touched", "count"], [_header_text(new), self._columns_text()]
+            )
         if not answer:
             raise ConfigError(
                 f"{self.location} has rows and no header in '{{{self._name}}}:header': restore the header"
@@ -400,7 +446,7 @@ class RedisBackend(MapBackend):
         other = expected.open is None or new.open is None or expected.open.txid != new.open.txid
         arguments = [_header_text(expected), _header_text(new), b"1" if other else b"0", self._must_be(expected, new)]
         with self._named():
-            answer = self._checked(self._script(_RAISE, ["header", "touched"], arguments), expected)
+            answer = self._checked(self._script(_RAISE, ["header", "", "touched", "count"], arguments), expected)
         if answer[0] == -2:
             raise self._another_store(expected)
         self._opened_in = answer[1].decode()
@@ -456,7 +502,7 @@ class RedisBackend(MapBackend):
             calls.append(arguments)
         with self._named():
             for arguments in calls:
-                answer = self._script(_PUT, ["header", "", "touched", "deleted"], arguments)
+                answer = self._script(_PUT, ["header", "", "touched", "deleted", "count"], arguments)
                 self._checked(answer, opens_from or header)
 
     def sweep(self, header: Header) -> int:
@@ -473,7 +519,10 @@ class RedisBackend(MapBackend):
         """Replace the wanted rows among those that the open transaction has touched."""
         with self._named():
             self._checked(
-                self._script(_PUT, ["header", "", "touched", "deleted"], [_header_text(header), 0, 0, b"", b""]), header
+                self._script(
+                    _PUT, ["header", "", "touched", "deleted", "count"], [_header_text(header), 0, 0, b"", b""]
+                ),
+                header,
             )
         with self._named(writes=False):
             touched = list(dict.fromkeys(_clients.get(self._url).lrange(self._key("touched"), 0, -1)))
@@ -497,16 +546,18 @@ class RedisBackend(MapBackend):
             calls[-1] += [name, _stamp_text(row.stamp) if row is not None and row.value is None else b""]
         with self._named():
             for arguments in calls:
-                answer = self._script(_PURGE, ["header", "", "deleted"], [_header_text(header), *arguments])
+                answer = self._script(
+                    _PURGE, ["header", "", "touched", "deleted", "count"], [_header_text(header), *arguments]
+                )
                 removed += self._checked(answer, header)[1]
         return removed
 
     def clear(self, topology_id: str) -> Header:
-        found = self.prepare(topology_id)
+        found = self._prepared(topology_id)
         header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
         with self._named():
             arguments = [_header_text(found), _header_text(header)]
-            self._checked(self._script(_CLEAR, ["header", "", "touched", "deleted"], arguments), found)
+            self._checked(self._script(_CLEAR, ["header", "", "touched", "deleted", "count"], arguments), found)
         return header
 
     def beside(self, place: str) -> RedisBackend:
@@ -517,7 +568,7 @@ class RedisBackend(MapBackend):
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         three, parts = ("", REBUILT, FORMER), ("header", "", "touched", "deleted")
         keys = [":".join(filter(None, (place, part))) for place in three for part in parts]
-        keys += [":".join(filter(None, (place, "columns"))) for place in three]
+        keys += [":".join(filter(None, (place, part))) for part in ("columns", "count") for place in three]
         taken = replace(expected, incarnation=rebuilt.incarnation)
         arguments = [_header_text(each) for each in (expected, new, rebuilt, taken)]
         self.beside(FORMER)._check_ours(expected.topology_id)
@@ -577,6 +628,13 @@ class RedisBackend(MapBackend):
         if answer[0] == -1:
             raise StaleWriterError(
                 f"{self.location}, key {answer[1].decode()!r}: its stamp is not the one that was read"
+            )
+        if answer[0] == -4:
+            what = "rows" if answer[3] == 1 else "entries of the list of touched keys"
+            raise CorruptStateError(
+                f"{self.location} has {answer[2].decode()} {what}, and {answer[1].decode() or 'an unknown number'} were written: "
+                "another program has removed some (DEL, HDEL), or they expired or were evicted; restore the server's data, run "
+                "ratchet rebuild, or begin again with ratchet reset --everything"
             )
         return answer
 
@@ -691,7 +749,7 @@ class RedisBackend(MapBackend):
 
 _SHA = {
     source: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _EXCHANGE, _CREATE, _PROBE)
+    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _EXCHANGE, _CREATE, _COUNT, _PROBE)
 }
 
 

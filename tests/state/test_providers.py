@@ -271,3 +271,44 @@ def test_redis_keeps_large_checkpoints_in_parts_and_leaves_nothing_behind(redis_
         assert len(dict(other.items())) == 12_000
         names = {each.decode().rpartition("}")[2] for each in client.keys(f"ratchet:{{{namespace}}}*")}
         assert names == {"", ":meta"}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("loss", ["all keys", "one key", "all keys by expiry"])
+@pytest.mark.parametrize("by", ["a read", "a scan", "a checkpoint", "a write"])
+def test_keys_that_redis_lost_do_not_begin_again_from_nothing(redis_server: RedisServer, loss: str, by: str) -> None:
+    conf = {CONFIG: {"jedisPoolConfig": redis_pool(redis_server)}}
+    namespace = f"t{uuid.uuid4().hex[:8]}/b/1/0"
+    provider = RedisKeyValueStateProvider()
+    first = provider.new_state(namespace, conf, None)
+    for word in ("dog", "cat"):
+        first.put(word, 1)
+    first.prepare_commit(1)
+    first.commit(1)
+    state = provider.new_state(namespace, conf, None)
+    assert state.multi_get(["dog", "cat"]) == [1, 1]
+    with redis.Redis.from_url(redis_server.url) as client:
+        values = f"ratchet:{{{namespace}}}"
+        if loss == "all keys":
+            client.delete(values)
+        elif loss == "one key":
+            client.hdel(values, next(iter(client.hkeys(values))))
+        else:
+            client.pexpire(values, 1)
+            while client.exists(values):
+                pass
+    fresh = provider.new_state(namespace, conf, None)
+    with pytest.raises(
+        CorruptStateError, match=r"has [01] keys, and 2 were committed: another program has removed some"
+    ):
+        if by == "a read":
+            fresh.get("dog")
+        elif by == "a scan":
+            list(fresh.items())
+        else:
+            state.put("dog", 2)  # its value was read before the loss
+            if by == "a write":
+                state.commit()
+            state.prepare_commit(2)
+            state.commit(2)
+    provider.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
+from redis.commands.core import Script
 
 from framework import Config, submit
 from framework.core.reader import TopologyState
@@ -70,13 +70,15 @@ def test_a_half_committed_checkpoint_in_redis_is_not_taken_for_the_previous_one(
     run(key, WORDS, conf, store)
     before = read_record(store, key)
     monkeypatch.setattr(state_in_redis, "PART_CHANGES", 1)
-    real = redis.Redis.eval
+    real = Script.__call__
 
-    def die_after(client: Any, *arguments: Any) -> Any:
-        real(client, *arguments)
-        raise Gone
+    def die_after(script: Script, *arguments: Any, **named: Any) -> Any:
+        answer = real(script, *arguments, **named)
+        if script.script == state_in_redis._APPLY:
+            raise Gone
+        return answer
 
-    monkeypatch.setattr(redis.Redis, "eval", die_after)
+    monkeypatch.setattr(Script, "__call__", die_after)
     with pytest.raises(Gone):
         run(key, [*WORDS, *WORDS], conf, store)
     monkeypatch.undo()

@@ -28,11 +28,13 @@ from framework.errors import (
 )
 from framework.topology import OpenCommit, Stamp
 from framework.transactions import MemoryStore
+from framework.transactions.rebuild import rebuild
 from framework.transactions.run import TopologyFailed
 from integration import RedisServer
-from sinks import Count, OpaqueMapState, RedisBackend, Row, StateCommitter
+from sinks import Count, MapState, OpaqueMapState, RedisBackend, Row, StateCommitter, TransactionalMapState
 from sinks.contract.parts import transact
-from spouts import OpaqueMemoryTransactionalSpout
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE = Fields(word=str), Fields(n=int)
@@ -204,6 +206,7 @@ def test_a_write_whose_answer_is_lost_is_not_sent_again(redis_server: RedisServe
     backend = RedisBackend(f"redis://127.0.0.1:{proxy.port}/0", name, KEY, VALUE)
     header = backend.prepare("topology")
     opened = header.opened(1, OpenCommit(1, 1, "d"))
+    backend.raise_header(header, header)  # the server knows the script
     proxy.swallow.set()
     with pytest.raises(CommitOutcomeUnknown):
         backend.raise_header(header, opened)
@@ -293,3 +296,96 @@ def test_a_scan_that_gives_a_row_twice_is_no_answer(
     monkeypatch.setattr(backend, "scan", lambda: [*once(), next(iter(once()))])
     with pytest.raises(MovedOnError, match="may have given a row twice"):
         list(backend.items_as_of(1))
+
+
+LOSSES: dict[str, Callable[[Any, str], None]] = {
+    "all rows deleted": lambda client, name: client.delete(f"{{{name}}}"),
+    "one row deleted": lambda client, name: client.hdel(f"{{{name}}}", "a"),
+    "all rows expired": lambda client, name: client.pexpire(f"{{{name}}}", 1),
+    "the count deleted": lambda client, name: client.delete(f"{{{name}}}:count"),
+    "the list of touched keys deleted": lambda client, name: client.delete(f"{{{name}}}:touched"),
+}
+
+
+def counting(url: str, name: str, state: type[MapState], words: list[str]) -> tuple[Any, Any]:
+    spout = OpaqueMemoryTransactionalSpout({0: [[word] for word in words]}, Fields(word=str), 3)
+    if state is TransactionalMapState:
+        spout = MemoryTransactionalSpout({0: [[word] for word in words]}, Fields(word=str), 3)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    committer = StateCommitter(state(RedisBackend(url, name)), ["word"], {"count": Count()})
+    builder.set_bolt("words", committer).global_grouping("spout")
+    return builder.build(), spout
+
+
+@pytest.mark.rule("C30")
+@pytest.mark.parametrize("state", [OpaqueMapState, TransactionalMapState])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_that_were_lost_do_not_begin_again_from_nothing(
+    redis_server: RedisServer, client: Any, name: str, loss: str, state: type[MapState]
+) -> None:
+    """In a run, and at the next start."""
+    topology, spout = counting(redis_server.url, name, state, ["a", "b", "c"] * 5)
+    store = MemoryStore()
+    run = submit(topology, store=store, executor="local")
+    run.wait_until_caught_up(60)
+    LOSSES[loss](client, name)
+    wait_for(lambda: loss != "all rows expired" or not client.exists(f"{{{name}}}"))
+    left = client.hgetall(f"{{{name}}}")
+    for _ in range(5):
+        spout.append("0", ["a"])
+    with pytest.raises(
+        TopologyFailed, match=r"were written: another program has removed some .DEL, HDEL., or they expired"
+    ):
+        run.wait_until_caught_up(60)
+    run.stop()
+    again = submit(topology, store=store, executor="local")
+    with pytest.raises(CorruptStateError, match="another program has removed some"):
+        again.wait_until_caught_up(60)
+    again.stop()
+    assert client.hgetall(f"{{{name}}}") == left
+
+
+def test_a_server_that_evicts_in_a_run_is_noticed(own: Callable[..., RedisServer], name: str) -> None:
+    server = own()
+    topology, spout = counting(server.url, name, OpaqueMapState, [f"word-{number % 500}" for number in range(1_000)])
+    with redis.Redis.from_url(server.url) as client:
+        run = submit(topology, store=MemoryStore(), executor="local")
+        run.wait_until_caught_up(60)
+        client.config_set("maxmemory-policy", "allkeys-lfu")
+        client.config_set("maxmemory", 1)  # everything must go
+        wait_for(lambda: not _filled(client, name))
+        client.config_set("maxmemory", 0)
+        spout.append("0", ["word-1"])
+        with pytest.raises(TopologyFailed, match="another program has removed some|its header is gone"):
+            run.wait_until_caught_up(60)
+        run.stop()
+
+
+def _filled(client: Any, name: str) -> bool:
+    with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+        client.set("other", b"x" * 1_000)  # a write makes the server evict
+    return bool(client.exists(f"{{{name}}}"))
+
+
+def test_a_state_that_lost_rows_can_be_rebuilt(redis_server: RedisServer, client: Any, name: str) -> None:
+    topology, spout = counting(redis_server.url, name, OpaqueMapState, ["a", "b", "c"] * 5)
+    store = MemoryStore()
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    client.hdel(f"{{{name}}}", "a")
+    rebuild(topology, store, state="words", take_over=True)
+    spout.append("0", ["a"])
+    with submit(topology, store=store, executor="local") as run:
+        run.wait_until_caught_up(60)
+    assert {key[0]: row.value for key, row in topology.states[0].backend.scan()} == {"a": (6,), "b": (5,), "c": (5,)}
+
+
+def test_a_state_that_lost_rows_can_be_cleared(redis_server: RedisServer, client: Any, name: str) -> None:
+    state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
+    put(state, 1, dog=2, cat=3)
+    client.hdel(f"{{{name}}}", "cat")
+    with pytest.raises(CorruptStateError, match="has 1 rows, and 2 were written"):
+        state.prepare("standalone")
+    state.clear("standalone")
+    put(state, 1, dog=1)
+    assert state.get("dog") == 1
