@@ -18,7 +18,7 @@ from integration.spark import descendants
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -117,20 +117,20 @@ def test_no_secret_comes_out_anywhere(
                 row = database.execute(f"SELECT sum(n) FROM {table}").fetchone()
             return int(row[0] or 0) if row is not None else 0
 
-        assert run.wait_for(lambda: counted() == 50, 120), run.tail()
+        assert run.wait_for(lambda: counted() == 50), run.tail()
         assert run.process is not None
         processes = [run.process.pid, *descendants(run.process.pid)]
         assert len(processes) >= 3  # the driver, its JVM, Python workers
         # The driver's own command line is what the user has typed.
         shown["ps"] = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes[1:] if alive(pid))
         for what, port, path in (("environment page", page, "environment/"), ("metrics", metrics, "metrics")):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_S) as answer:
                 shown[what] = answer.read().decode()
         for path in ("topologies", f"topology?id={name}", f"topology/transaction?id={name}&txid=1"):
             asked = urllib.request.Request(
                 f"http://127.0.0.1:{own}/api/{path}", headers={"Authorization": f"Bearer {VIEWER}"}
             )
-            with urllib.request.urlopen(asked, timeout=20) as answer:
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
                 shown[f"page {path}"] = answer.read().decode()
         # A record that no bolt can count: the topology fails with a long message.
         topics.send(name, [b"poison"])
@@ -175,7 +175,7 @@ def documents(zookeeper: ZooKeeperServer, certificates: Certificates, root: str)
         keyfile=str(certificates.broker),
         sasl_options={"mechanism": "DIGEST-MD5", "username": "alice", "password": ZOOKEEPER},
     )
-    client.start(15)
+    client.start(PATIENCE_S)
     found: list[str] = []
 
     def walk(path: str) -> None:

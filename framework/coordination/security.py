@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,30 +96,29 @@ class ZooKeeperSecurity:
             }
         return options
 
-    def explain(self, hosts: Sequence[tuple[str, int]]) -> str | None:
-        """Try a TLS handshake with each server. Return why a server refused this client, or None
-        when no handshake gives a reason."""
-        for host, port in hosts:
-            try:
-                with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
-                    if not self.tls:
-                        continue
-                    context = ssl.create_default_context(cafile=self.ca)
-                    if self.certificate is not None:
-                        context.load_cert_chain(self.certificate, self.key, self.key_password or "")
-                    with context.wrap_socket(connection, server_hostname=host) as secure:
-                        secure.settimeout(1.0)
-                        secure.recv(1)  # TLS 1.3: a server refuses a certificate after the handshake
-            except ssl.SSLCertVerificationError as error:
-                return f"{host}:{port}: its certificate is not accepted: {error.verify_message}; check {_PREFIX}.tls.ca"
-            except TimeoutError:
-                continue
-            except ssl.SSLError as error:
-                what = error.reason or str(error)
-                hint = f"check {_PREFIX}.tls.certificate, .key and .password, and that this port is the one for TLS"
-                return f"{host}:{port}: TLS fails: {what}; {hint}"
-            except OSError:
-                continue
+    def explain(self, host: str, port: int) -> str | None:
+        """Try a TLS handshake with a server. Return why the server refuses this client, or None
+        when the handshake gives no reason."""
+        if not self.tls:
+            return None
+        try:
+            with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
+                context = ssl.create_default_context(cafile=self.ca)
+                if self.certificate is not None:
+                    context.load_cert_chain(self.certificate, self.key, self.key_password or "")
+                with context.wrap_socket(connection, server_hostname=host) as secure:
+                    secure.settimeout(1.0)
+                    secure.recv(1)  # TLS 1.3: a server refuses a certificate after the handshake
+        except ssl.SSLCertVerificationError as error:
+            return f"{host}:{port}: its certificate is not accepted: {error.verify_message}; check {_PREFIX}.tls.ca"
+        except TimeoutError:
+            return None
+        except ssl.SSLError as error:
+            what = error.reason or str(error)
+            hint = f"check {_PREFIX}.tls.certificate, .key and .password, and that this port is the one for TLS"
+            return f"{host}:{port}: TLS fails: {what}; {hint}"
+        except OSError:
+            return None
         return None
 
 

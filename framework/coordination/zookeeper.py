@@ -36,7 +36,6 @@ from kazoo.exceptions import (
     SessionClosedRequireSaslError,
     SessionExpiredError,
 )
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
@@ -52,6 +51,8 @@ from framework.observe.logs import get_logger
 _log = get_logger()
 _LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
 _POLL_S = 0.05
+#: How often a client that has no connection asks the servers for the reason.
+_LOOK_EVERY_S = 1.0
 #: The largest request that a server accepts (the default of jute.maxbuffer), and the bytes that an
 #: operation needs in addition to path and data.
 _REQUEST_BYTES_MAX = 0xFFFFF
@@ -104,24 +105,14 @@ class ZooKeeperStore(CoordinationStore):
             command_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.1),
         )
         self._lost_sessions = 0
+        self._refused = False  # credentials; kazoo itself soon says only that it is closed
         self._give_up_after_s = max(_GIVE_UP_SESSIONS * session_timeout_s, _GIVE_UP_MIN_S)
         self._giving_up: threading.Timer | None = None
         granted_s = _note_granted_timeout(self._client)
         self._client.add_listener(self._on_state)
-        try:
-            self._client.start(timeout=connect_timeout_s)
-        except KazooTimeoutError as error:
-            self.close()
-            reason = security.explain(self._client.hosts)
-            if reason is not None:
-                raise ConfigError(f"ZooKeeper at {reason}") from error
-            raise RetryableError(
-                f"no ZooKeeper server at {hosts} answered within {connect_timeout_s:g} s: check "
-                "transactional.zookeeper.servers and transactional.zookeeper.port, that a server runs there, and whether it "
-                "wants TLS (transactional.zookeeper.tls.*)"
-            ) from error
         self._ensured: set[str] = set()
         try:
+            self._connect(connect_timeout_s, security)
             if observes:
                 self.children("")
             else:
@@ -212,6 +203,35 @@ class ZooKeeperStore(CoordinationStore):
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _connect(self, timeout_s: float, security: ZooKeeperSecurity) -> None:
+        """Wait for a connection.
+
+        A server checks credentials after it has accepted the connection, and then drops it:
+        kazoo's own ``start`` can take that for a timeout. The wait ends early when each server
+        gives the same reason for a refusal twice.
+        """
+        connected = self._client.start_async()
+        deadline = time.monotonic() + timeout_s
+        before: list[str | None] = []
+        look_at = time.monotonic() + _LOOK_EVERY_S
+        while not connected.wait(_POLL_S):
+            if self._refused:
+                raise self._named(AuthFailedError(), self._root)
+            over = time.monotonic() >= deadline
+            if not over and time.monotonic() < look_at:
+                continue
+            reasons = [security.explain(host, port) for host, port in self._client.hosts]
+            found = next((each for each in reasons if each is not None), None)
+            if found is not None and (over or (reasons == before and None not in reasons)):
+                raise ConfigError(f"ZooKeeper at {found}")
+            if over:
+                raise RetryableError(
+                    f"no ZooKeeper server at {self._hosts} answered within {timeout_s:g} s: check "
+                    "transactional.zookeeper.servers and transactional.zookeeper.port, that a server runs there, and whether it "
+                    "wants TLS (transactional.zookeeper.tls.*)"
+                )
+            before, look_at = reasons, time.monotonic() + _LOOK_EVERY_S
+
     def _node(self, path: str) -> str:
         parts = [part for part in path.split("/") if part]
         if any(part in (".", "..") or "\0" in part for part in parts):
@@ -221,6 +241,7 @@ class ZooKeeperStore(CoordinationStore):
     def _on_state(self, state: str) -> None:
         if state == KazooState.LOST:
             self._lost_sessions += 1
+            self._refused = self._refused or self._client.client_state == KeeperState.AUTH_FAILED
         self._stop_giving_up()
         if state == KazooState.SUSPENDED:
             self._giving_up = threading.Timer(self._give_up_after_s, self._give_up)
@@ -252,7 +273,7 @@ class ZooKeeperStore(CoordinationStore):
             except NoNodeError:
                 raise
             except _LOST_REPLY as error:
-                if self._client.client_state == KeeperState.AUTH_FAILED:
+                if self._refused:
                     raise self._named(AuthFailedError(), node) from error
                 if self._client.state == KazooState.LOST and self._client._stopped.is_set():
                     raise RetryableError(f"the connection to ZooKeeper at {self._hosts} is closed") from error

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.kit.processes import ROOT, commands_below
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.kills]
 
@@ -23,6 +24,7 @@ from framework import *
 from framework.topology import BaseBasicBolt
 from sinks import *
 from spouts import *
+from tests.kit.waiting import PATIENCE_S
 
 class Slow(BaseBasicBolt):
     def execute(self, tup, collector):
@@ -53,12 +55,12 @@ def interrupted(folder: Path, when: Callable[[psutil.Process, Path], bool], *opt
             command, cwd=folder, stdout=stderr, stderr=stderr, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while not when(psutil.Process(process.pid), log):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        status = process.wait(120)
+        status = process.wait(PATIENCE_S)
     finally:
         process.kill()
     return status, log.read_text()

@@ -20,11 +20,13 @@ from integration import EmbeddedServers
 from tests.kit.command import Answer, call
 from tests.kit.processes import ROOT
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 BASE = """\
 from framework import *
 from sinks import *
 from spouts import *
+from tests.kit.waiting import PATIENCE_S
 
 class Split(BaseBasicBolt):
     def execute(self, tup, collector):
@@ -130,7 +132,7 @@ class User:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         return Answer(answer.returncode, answer.stdout, answer.stderr)
 

@@ -22,6 +22,7 @@ from framework.observe.metrics import METRICS
 from tests.kit.command import call
 from tests.kit.processes import ROOT
 from tests.kit.reference import PAGE, page
+from tests.kit.waiting import PATIENCE_S
 
 
 def ratchet(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
@@ -70,7 +71,7 @@ def test_ctrl_c_while_python_imports_prints_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
     assert process.returncode == -signal.SIGINT  # which a shell shows as 130
 
 
@@ -156,6 +157,7 @@ TOPOLOGY = """\
 from framework import *
 from sinks import *
 from spouts import *
+from tests.kit.waiting import PATIENCE_S
 class Fails(OpaqueMemoryTransactionalSpout):
     def planner(self, conf, context):
         pass

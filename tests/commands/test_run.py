@@ -12,11 +12,12 @@ import pytest
 from integration.server import free_port
 from tests.kit.command import call
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 
 def run_as_a_process(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "framework.run", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ from framework import *
 from framework.topology import BaseBasicBolt
 from sinks import *
 from spouts import *
+from tests.kit.waiting import PATIENCE_S
 
 class Split(BaseBasicBolt):
     def execute(self, tup, collector):

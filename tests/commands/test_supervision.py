@@ -23,6 +23,7 @@ from framework.transactions.status import RunStatus
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.processes import RunProcess
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.kit.words_runs import EXACT, Setup
 
 STATUS = RunStatus(
@@ -87,11 +88,11 @@ def test_a_signal_stops_a_run_in_order_and_the_next_one_goes_on(tmp_path: Path, 
     before = signal.getsignal(which)
 
     def stop() -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while signal.getsignal(which) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         try:
-            first.wait_for_commit(1, 30)
+            first.wait_for_commit(1, PATIENCE_S)
         finally:
             if signal.getsignal(which) != before:  # otherwise the signal would end this process
                 os.kill(os.getpid(), which)
@@ -163,6 +164,7 @@ def test_a_source_that_does_not_say_where_it_ends_is_named_when_the_time_is_over
     setup = Setup(tmp_path)
     setup.spout = LateSpout({0: []}, Fields(word=str), 10)
     with setup.start() as run:
+        wait_for(lambda: run.status().phase == "running")
         with pytest.raises(TimeoutError, match=r"waited 0.5 s for spout 'spout' to say where its source ends"):
             run.wait_until_caught_up(0.5)
         RELEASED.set()
@@ -179,7 +181,7 @@ def test_a_signal_ends_a_run_on_spark_with_status_0(tmp_path: Path, which: signa
     assert run.wait_for(lambda: run.said("committed 1"))
     os.kill(run.pid, which)
     assert run.process is not None
-    assert run.process.wait(60) == 0, run.tail()
+    assert run.process.wait(PATIENCE_S) == 0, run.tail()
     assert run.said("stopping, the commit under way is finished")
     assert not run.said("Traceback")
 

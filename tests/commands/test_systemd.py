@@ -19,6 +19,7 @@ from framework.transactions import MemoryStore
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_run_says_when_it_leads_that_it_works_and_that_it_stops(
     state = OpaqueMapState(MemoryBackend())
     builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")
     run = submit(builder.build(), store=MemoryStore(), executor="local")
-    run.wait_until_caught_up(60)
+    run.wait_until_caught_up(PATIENCE_S)
     assert supervise(run, threading.Event(), until_caught_up=True)
     first, *_, last = told()
     assert first == "READY=1\nWATCHDOG=1\nSTATUS=running" and last == "STOPPING=1"

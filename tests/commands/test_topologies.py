@@ -24,7 +24,7 @@ from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout, TextCodec
 from tests.kit.command import Answer, call
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +70,7 @@ def test_a_root_without_topologies_is_empty_and_an_unknown_topology_is_named(wor
 
 def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     with closing(store_of(Config.of(words.settings))) as store:
         store.apply([Put("broken/coordinator/currtx", b"not JSON")])
         waited = store.lead("waited", "here", 10)
@@ -87,7 +87,7 @@ def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -
 
 def test_a_topology_is_listed_while_it_runs_with_its_standby_and_after_it(words: Words) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         with submit(words.topology(), words.settings, executor="local", standby=True):
             wait_for(
                 lambda: [each["phase"] for each in words.documents("list")[0]["drivers"]] == ["running", "standby"]
@@ -132,7 +132,7 @@ def test_the_driver_of_a_core_topology_is_listed_too(words: Words) -> None:
     builder.set_spout("numbers", ListSpout("numbers", [1, 2, 3]))
     builder.set_bolt("prints", Prints()).shuffle_grouping("numbers")
     with submit(builder.build(), words.settings, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         wait_for(lambda: words.documents("list") != [] and words.documents("list")[0]["state"] == "running")
         assert words.documents("list")[0]["kind"] == "core"
         assert "prints" in words.ask("status", "numbers").stdout
@@ -151,7 +151,7 @@ def test_a_driver_that_dies_is_gone_with_its_session(words: Words, servers: Embe
 
 def test_history_shows_transactions_and_one_of_them_whole(words: Words) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     records = words.documents("history", "words")
     assert [(each["type"], each["txid"], each["attempts_total"]) for each in records] == [
         ("transaction", 1, 1),
@@ -227,7 +227,7 @@ def test_check_names_a_broker_that_does_not_answer(words: Words, name: str) -> N
 
 def test_check_names_a_table_of_another_topology(words: Words, topics: Topics, name: str) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     topics.create(name, 1)
     status, findings = checked(words, kafka_topology(topics.bootstrap_servers, name, words.folder))
     assert status == 1
@@ -236,7 +236,7 @@ def test_check_names_a_table_of_another_topology(words: Words, topics: Topics, n
 
 def test_check_asks_for_the_servers_that_the_transactions_of_a_table_are_recorded_on(words: Words) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     (words.folder / "mine.py").write_text(
         "from framework import *\nfrom sinks import *\nfrom spouts import *\n"
         "spout = OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str), 1)\n"
@@ -267,7 +267,7 @@ def test_catching_up_with_a_topic_that_does_not_exist_is_an_error(topics: Topics
     from framework.errors import ConfigError
 
     with submit(builder.build(), executor="local") as run, pytest.raises(ConfigError, match="does not exist"):
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 def _kafka_spout(servers: str, topic: str) -> Any:

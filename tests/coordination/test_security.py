@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient, KazooState
 
 from framework import Config
 from framework.coordination import store_of
@@ -19,6 +20,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.transactions import CoordinationStore, Put, ZooKeeperStore
 from integration import SecurePort, ZooKeeperServer
 from tests.kit.certificates import Certificates, make_certificates
+from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
 
 USER, PASSWORD = "ratchet", "canary-2bad1dea"
 
@@ -46,7 +48,7 @@ def settings(address: str, certificates: Certificates, **changes: object) -> dic
         "tls.key": str(certificates.broker),
         "sasl.username": USER,
         "sasl.password": PASSWORD,
-        "connection.timeout.secs": 3,
+        "connection.timeout.secs": PATIENCE_S,
         **{key.replace("_", "."): value for key, value in changes.items()},
     }
     return {f"transactional.zookeeper.{key}": value for key, value in values.items() if value is not None}
@@ -61,7 +63,7 @@ def test_tls_with_sasl_connects_and_leaves_no_znode_open_to_others(
 ) -> None:
     values = settings(server.secure_address, certificates, root=f"/{name}")
     store = opened(values)
-    leadership = store.lead("topology", "test", timeout_s=20)
+    leadership = store.lead("topology", "test", timeout_s=PATIENCE_S)
     assert leadership is not None
     leadership.apply([Put("topology/coordinator/currtx", b"1")])
     assert isinstance(store, ZooKeeperStore)
@@ -143,7 +145,7 @@ def test_a_server_with_an_untrusted_certificate_is_refused(
             tls=True, ca=str(certificates.authority), certificate=str(certificates.broker), key=str(certificates.broker)
         )
         with pytest.raises(ConfigError, match=message):
-            ZooKeeperStore(server.secure_address, "/x", security=security, connect_timeout_s=3)
+            ZooKeeperStore(server.secure_address, "/x", security=security, connect_timeout_s=PATIENCE_S)
 
 
 def test_tls_to_a_plain_port_and_plain_text_to_a_tls_port_are_refused(
@@ -153,19 +155,38 @@ def test_tls_to_a_plain_port_and_plain_text_to_a_tls_port_are_refused(
         tls=True, ca=str(certificates.authority), certificate=str(certificates.broker), key=str(certificates.broker)
     )
     with pytest.raises(ConfigError, match="TLS fails: .*this port is the one for TLS"):
-        ZooKeeperStore(server.address, "/x", security=security, connect_timeout_s=3)
+        ZooKeeperStore(server.address, "/x", security=security, connect_timeout_s=PATIENCE_S)
     with pytest.raises(RetryableError, match=r"whether it wants TLS \(transactional.zookeeper.tls"):
-        ZooKeeperStore(server.secure_address, "/x", connect_timeout_s=3)
+        ZooKeeperStore(server.secure_address, "/x", connect_timeout_s=WATCH_S)
 
 
 def test_a_server_that_demands_sasl_says_so(tmp_path: Path) -> None:
     secure = SecurePort(users={USER: PASSWORD}, required=True)
     with ZooKeeperServer(tmp_path, secure=secure) as server:
         with pytest.raises(ConfigError, match="refused the credentials: check transactional.zookeeper.sasl.username"):
-            ZooKeeperStore(server.address, "/x", connect_timeout_s=5)
+            ZooKeeperStore(server.address, "/x", connect_timeout_s=PATIENCE_S)
         store = ZooKeeperStore(server.address, "/x", security=ZooKeeperSecurity(username=USER, password=PASSWORD))
         store.apply([Put("a", b"1")])
         store.close()
+
+
+def test_credentials_that_are_refused_before_the_start_looks_are_not_called_a_timeout(
+    server: ZooKeeperServer, certificates: Certificates, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server checks credentials after it has accepted the connection: a start that is slow sees
+    only that the connection is gone."""
+    begin = KazooClient.start_async
+
+    def slow(client: KazooClient) -> Any:
+        states: list[str] = []
+        client.add_listener(states.append)
+        live = begin(client)
+        wait_for(lambda: KazooState.LOST in states)
+        return live
+
+    monkeypatch.setattr(KazooClient, "start_async", slow)
+    with pytest.raises(ConfigError, match="refused the credentials"):
+        opened(settings(server.secure_address, certificates, root=f"/{name}", sasl_password="wrong-canary"))
 
 
 def test_a_session_timeout_beyond_the_servers_limits_is_logged(
@@ -214,7 +235,7 @@ def test_a_plain_kazoo_client_connects_with_the_same_certificates_and_not_withou
         certfile=str(certificates.broker),
         keyfile=str(certificates.broker),
     )
-    client.start(15)
+    client.start(PATIENCE_S)
     assert "zookeeper" in client.get_children("/")
     client.stop()
     client.close()

@@ -8,6 +8,7 @@ import pytest
 
 from framework.coordination.steps import Steps, Threads, perform
 from framework.errors import RetryableError
+from tests.kit.waiting import PATIENCE_S
 
 
 def halves(numbers: list[int]) -> Steps[list[int]]:
@@ -57,6 +58,6 @@ def test_a_spawned_thread_performs_its_steps() -> None:
         yield partial(messages.put, "done")
 
     thread = threads.spawn("steps", steps())
-    assert messages.get(timeout=30) == "done"
-    thread.join(30)
+    assert messages.get(timeout=PATIENCE_S) == "done"
+    thread.join(PATIENCE_S)
     assert thread.name == "ratchet-steps"

@@ -22,10 +22,11 @@ from framework.errors import (
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
 from integration import EmbeddedServers
 from integration.server import free_port
+from tests.kit.waiting import PATIENCE_S
 
 
 def elected(store: CoordinationStore, path: str) -> Leadership:
-    leadership = store.lead(path, "test", timeout_s=20)
+    leadership = store.lead(path, "test", timeout_s=PATIENCE_S)
     assert leadership is not None
     return leadership
 
@@ -59,7 +60,7 @@ class StoreContract:
         waiting = threading.Thread(target=lambda: found.append(elected(stores[1], name)))
         waiting.start()
         first.resign()
-        waiting.join(20)
+        waiting.join(PATIENCE_S)
         assert found[0].epoch == 2
 
     def test_a_deposed_leader_writes_nothing(self, stores: list[CoordinationStore], name: str) -> None:
@@ -198,7 +199,7 @@ class TestZooKeeperStore(StoreContract):
 
         writing = threading.Thread(target=write, daemon=True)
         writing.start()
-        writing.join(20)
+        writing.join(PATIENCE_S)
         assert [type(each) for each in errors] == [ConfigError]
         assert f"/stores/{name}/plans/0" in str(errors[0]) and "1,200," in str(errors[0])
         leadership.apply([Put(f"{name}/plans/{number}", b"x" * 340_000) for number in range(3)])

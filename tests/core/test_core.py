@@ -25,6 +25,7 @@ from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping
 from spouts import MemoryTransactionalSpout
 from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, fail, hold, nothing, seen
+from tests.kit.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -372,7 +373,7 @@ def test_a_component_that_cannot_start_ends_the_topology(key: str) -> None:
     with pytest.raises(
         CoreTopologyFailed, match=r"spout\[0\]: ConnectionRefusedError: nobody at queue:22133(?s:.*)Traceback"
     ):
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert run.status().phase == "failed"
 
 
@@ -526,14 +527,14 @@ def test_submit_refuses_what_a_core_topology_does_not_have(key: str) -> None:
 
 def test_a_run_can_be_waited_for_until_idle_and_stopped(key: str) -> None:
     with submit(built(key, list(range(500)), Basic(key), Rich(f"{key}2", ack)), {}, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().pending == 0
         assert sorted(seen(key).acked) == list(range(500))
     assert run.status().phase == "stopped"
     assert (seen(key).closed, seen(f"{key}2").cleaned) == (1, 1)
     assert run.join(0)
     with pytest.raises(TopologyError, match="was stopped while waiting"):
-        run.wait_until_idle(1)
+        run.wait_until_idle(PATIENCE_S)
 
 
 def test_the_figures_of_a_run_are_metrics(key: str) -> None:
@@ -561,5 +562,5 @@ def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, ki
 
     run = submit(built(key, [1], Rich(key, lost)), executor="local")
     with pytest.raises(kind, match=r"it is gone") as failed:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert isinstance(failed.value, CoreTopologyFailed)

@@ -29,6 +29,7 @@ from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
 from tests.kit.homes import Overhearing
 from tests.kit.journaled import alive, noted, word_count
+from tests.kit.waiting import PATIENCE_S, WATCH_S
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def home(settings: HomeSettings) -> Iterator[Address]:
         os.kill(address.pid, signal.SIGKILL)
 
 
-def gone(pid: int, seconds: float = 10) -> bool:
+def gone(pid: int, seconds: float = PATIENCE_S) -> bool:
     end = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
@@ -101,13 +102,13 @@ def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
                 ended.set()
 
         threading.Thread(target=walk, args=(1,), daemon=True).start()
-        assert ended.wait(40)  # there is one sentence
+        assert ended.wait(PATIENCE_S)  # there is one sentence
         ended.clear()
         threading.Thread(target=walk, args=(2,), daemon=True).start()
-        assert not ended.wait(1)  # there is no other
+        assert not ended.wait(WATCH_S)  # there is no other
         if from_outside:
             HomeClient(homes_, settings.credentials, {}, 60.0).wake(0)
-            assert ended.wait(40)
+            assert ended.wait(PATIENCE_S)
     finally:
         for each in homes_:
             os.kill(each.pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from framework.errors import DataLossError
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
 from tests.kit.state_parts import Log, Source, counting, journal, lmdb, steps_of
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 def topology(key: str, instance: str) -> CoreTopology:
@@ -56,18 +56,18 @@ def test_of_two_drivers_of_a_topology_without_state_one_runs(monkeypatch: pytest
     key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     first, second = f"{key}-first", f"{key}-second"
     with submit(topology(key, first), {}, executor="local", store=store) as leading:
-        leading.wait_until_idle(30)
+        leading.wait_until_idle(PATIENCE_S)
         with submit(topology(key, second), {}, executor="local", store=store) as waiting:
-            wait_for(lambda: phase(waiting) == "standby", 30)
+            wait_for(lambda: phase(waiting) == "standby")
             assert (seen(first).acked, seen(second).opened) == ([1, 2, 3], 0)
             store.depose(key)  # as if its session had ended
-            wait_for(lambda: phase(leading) == "standby", 30)
-            waiting.wait_until_idle(30)
+            wait_for(lambda: phase(leading) == "standby")
+            waiting.wait_until_idle(PATIENCE_S)
             assert seen(second).acked == [1, 2, 3]
             assert seen(first).closed == seen(first).opened == 1  # its objects are not used again
             waiting.stop()
-        wait_for(lambda: phase(leading) == "running", 30)
-        leading.wait_until_idle(30)
+        wait_for(lambda: phase(leading) == "running")
+        leading.wait_until_idle(PATIENCE_S)
         assert seen(first).opened == 2
 
 
@@ -84,7 +84,7 @@ def test_a_deposed_driver_that_misses_records_stands_by(stateful: bool) -> None:
         builder.set_bolt("bolt", Rich(key, ack)).fields_grouping("words", Fields("word"))
         built = builder.build()
     with submit(built, {}, executor="local", store=store) as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
         assert store._epochs[key] == 3
     assert sorted(journal(key).acked) == [(0, 0), (0, 1)]
     assert not stateful or journal(key).results == {"the": 1, "cow": 1}
@@ -94,7 +94,7 @@ def test_a_deposed_driver_that_misses_records_stands_by(stateful: bool) -> None:
 def test_a_topology_without_state_and_zookeeper_runs_and_warns_that_it_is_unguarded() -> None:
     key = f"l{uuid.uuid4().hex[:8]}"
     with structlog.testing.capture_logs() as logs, submit(topology(key, key), {}, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     said = [log["reason"] for log in logs if log["event"] == "driver.unguarded"]
     assert len(said) == 1
     assert said[0].startswith("transactional.zookeeper.servers is not set")
@@ -124,27 +124,27 @@ def test_of_two_drivers_with_state_in_memory_one_runs_and_the_next_leader_begins
     words = ["the", "cow", "the", "moon"]
     counts = {"the": 2, "cow": 1, "moon": 1}
     with submit(counting(key, Log(key, [words])), conf, executor="local", store=store) as leading:
-        leading.wait_until_idle(30)
+        leading.wait_until_idle(PATIENCE_S)
         assert journal(key).results == counts
         with submit(counting(key, Log(f"{key}-second", [[]])), conf, executor="local", store=store) as waiting:
-            wait_for(lambda: phase(waiting) == "standby", 30)
+            wait_for(lambda: phase(waiting) == "standby")
             store.depose(key)
             leading._terms._driver._checkpoints.worked()  # type: ignore[union-attr]
-            wait_for(lambda: phase(leading) == "standby", 30)
-            waiting.wait_until_idle(30)
+            wait_for(lambda: phase(leading) == "standby")
+            waiting.wait_until_idle(PATIENCE_S)
             journal(key).results.clear()  # before the lead is free
             waiting.stop()
-        leading.wait_until_idle(30)
+        leading.wait_until_idle(PATIENCE_S)
         assert journal(key).results == counts
 
 
 def test_a_run_with_state_in_memory_does_not_change_the_record_of_another_provider(tmp_path: Path) -> None:
     key, store = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
     with submit(counting(key, Log(key, [["the"]])), lmdb(tmp_path), executor="local", store=store) as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     before = read_record(store, key)
     with submit(counting(key, Log(key, [["the", "cow"]])), {}, executor="local", store=store) as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert before is not None and read_record(store, key) == before
 
 
@@ -173,11 +173,11 @@ def test_a_driver_that_leads_again_opens_spouts_anew_where_state_is_at_least_onc
     journal(key).results |= {"group": 0, "end": 3}
     conf = lmdb(tmp_path) if durable else {"topology.state.checkpoint.interval.ms": 20}
     with submit(counting(key, Grouped(key, list("abcdef"))), conf, executor="local", store=store) as run:
-        wait_for(lambda: run.wait_until_idle(30) is None and journal(key).emitted == [0, 1, 2], 30)
+        wait_for(lambda: run.wait_until_idle(PATIENCE_S) is None and journal(key).emitted == [0, 1, 2])
         journal(key).results["group"] = 6  # the other driver
         store.depose(key)
         run._terms._driver._checkpoints.worked()  # type: ignore[union-attr]
-        wait_for(lambda: len(steps_of(key, "words")) == 2, 30)  # opened again
+        wait_for(lambda: len(steps_of(key, "words")) == 2)  # opened again
         journal(key).results["end"] = 6
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert journal(key).emitted == [0, 1, 2]

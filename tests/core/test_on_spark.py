@@ -26,7 +26,7 @@ from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
 from tests.kit.targets import Often
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
     """
     conf = {"spark.master": spark, "topology.acker.executors": ackers, "topology.max.spout.pending": 20}
     with submit(word_count(tmp_path, 300), conf) as run:
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().rounds >= (5 if ackers else 1)
         pids = homes_of(run)
         assert len(pids) == 2
@@ -63,7 +63,7 @@ def test_small_rounds_go_from_the_driver_to_the_homes_without_a_spark_job(
 
     monkeypatch.setattr(SparkJobs, "one", refused)
     with submit(word_count(tmp_path, 100), {"spark.master": spark, "topology.max.spout.pending": 20}) as run:
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
         assert (run.status().rounds > 3, run.status().rounds_lost) == (True, 0)
     assert check_every_word_was_seen(tmp_path, 100) == 0
 
@@ -88,7 +88,7 @@ def test_where_the_driver_cannot_carry_rounds_they_are_spark_jobs(
     else:
         monkeypatch.setattr(SparkJobs, "executors_follow_jobs", True)
     with submit(word_count(tmp_path, 60), {"spark.master": spark, "topology.max.spout.pending": 20}) as run:
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().rounds_lost == 0
     assert len(jobs) > 3
     assert check_every_word_was_seen(tmp_path, 60) == 0
@@ -106,7 +106,7 @@ def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str,
         first = homes_of(run)
         os.kill(first[which], signal.SIGKILL)
         wait_for(lambda: homes_of(run) != first)
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
         status = run.status()
         assert status.rounds_lost >= 1
         assert homes_of(run)[1 - which] == first[1 - which]
@@ -120,7 +120,7 @@ def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster:
     words = often(60, 300)
     conf = {"spark.master": cluster, "topology.collapse.records.max": 0, "topology.max.spout.pending": 100}
     with submit(word_count(tmp_path, words), {**conf, "topology.acker.executors": 2}) as run:
-        run.wait_until_idle(180)
+        run.wait_until_idle(PATIENCE_S)
         executor = run._executor
         assert isinstance(executor, SparkRounds)
         assert all(isinstance(each.place, tuple) for each in executor._addresses)
@@ -147,7 +147,7 @@ def test_a_killed_executor_takes_its_homes_with_it_and_the_next_round_finds_new_
         os.kill(executor, signal.SIGKILL)
         wait_for(lambda: not alive(first[0]))
         wait_for(lambda: homes_of(run)[0] != first[0])
-        run.wait_until_idle(180)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().rounds_lost >= 1
         assert homes_of(run)[1] == first[1]
     check_every_word_was_seen(tmp_path, 600)
@@ -169,7 +169,7 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
         assert process.wait_for(lambda: len(noted(tmp_path, "acked")) > 100)
         pids = {int(line.split()[1]) for line in noted(tmp_path, "opened")}
         assert process.kill()
-        wait_for(lambda: not any(map(alive, pids)), 20)
+        wait_for(lambda: not any(map(alive, pids)))
         assert len(noted(tmp_path, "acked")) < 300
         process.start("--until-caught-up")
         assert process.finish() == 0, process.tail()
@@ -240,5 +240,5 @@ def test_a_component_that_hangs_is_ended_with_its_home(
     builder.set_bolt("hangs", Hangs(tmp_path)).shuffle_grouping("queue")
     with submit(builder.build(), {"spark.master": spark, "topology.message.timeout.secs": 0.5}) as run:
         wait_for(lambda: "did not answer for 8 s" in str(run.status().last_error))
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
     assert len(set(noted(tmp_path, "acked"))) == 20

@@ -25,6 +25,7 @@ from tests.kit.core_parts import ListSpout, Rich, Stepped, ack, seen
 from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.state_parts import Count, Log, SteppedState, journal
+from tests.kit.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def test_a_run_gives_ticks_as_configured(key: str) -> None:
     topology = built(key, [], TickingBasic(key))
     topology.components[1].instance.tick_s = None
     with submit(topology, {"topology.tick.tuple.freq.secs": 0.05}, executor="local"):
-        wait_until(lambda: len(seen(key).executed) > 3, 30, "ticks")
+        wait_until(lambda: len(seen(key).executed) > 3, PATIENCE_S, "ticks")
 
 
 class Windows(BaseWindowedBolt):
@@ -293,7 +294,7 @@ def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str,
     settings = HomeSettings.of(plan, 60.0, None)
     home = start_home(settings, 0)
     try:
-        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=30, attempts_max=5)
+        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=PATIENCE_S, attempts_max=5)
         checkpoints = Checkpoints(
             CheckpointRecord(),
             {"windows": 1},
@@ -306,11 +307,13 @@ def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str,
         )
         running = threading.Thread(target=driver.run, kwargs={"checkpoints": lambda: checkpoints}, daemon=True)
         running.start()
-        wait_until(lambda: sum(int(each.split()[1]) for each in noted(tmp_path, "fired")) == 3, 30, "all windows")
-        assert driver.wait_until_idle(30)
+        wait_until(
+            lambda: sum(int(each.split()[1]) for each in noted(tmp_path, "fired")) == 3, PATIENCE_S, "all windows"
+        )
+        assert driver.wait_until_idle(PATIENCE_S)
         assert driver.status().components["windows"].failed == 0
         driver.request_stop()
-        running.join(30)
+        running.join(PATIENCE_S)
         assert (driver.status().phase, checkpoints.status().recoveries) == ("stopped", 0)
     finally:
         close_home(home, settings.credentials)

@@ -19,6 +19,7 @@ from framework.core.turns import OvertakenError, Turns
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
+from tests.kit.waiting import PATIENCE_S
 
 
 def test_a_round_waits_for_its_predecessor() -> None:
@@ -36,7 +37,7 @@ def test_a_round_waits_for_its_predecessor() -> None:
     with turns.of(1, 0):
         thread.join(0.05)
         order.append(1)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert order == [1, 2]
 
 
@@ -101,9 +102,9 @@ def run_to_the_end(key: str, count: int, lose: Sequence[int] = ()) -> Jittery:
     driver = RoundDriver(plan, rounds, timeout_s=4, attempts_max=5)
     thread = threading.Thread(target=driver.run)
     thread.start()
-    assert driver.wait_until_idle(60)
+    assert driver.wait_until_idle(PATIENCE_S)
     driver.request_stop()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert driver.error is None
     return rounds
 

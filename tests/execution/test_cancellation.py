@@ -19,6 +19,7 @@ from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.bolts import UpdateGlobalCount
 from tests.kit.runners import SPREAD_ONLY, start
+from tests.kit.waiting import PATIENCE_S
 
 ROWS = {each: [[f"w{number % 4}"] for number in range(20)] for each in range(2)}
 EXACT = {f"w{number}": 10 for number in range(4)}
@@ -69,7 +70,7 @@ def counted(path: Path) -> dict[str, int]:
         return dict(connection.execute("SELECT word, n FROM words_live"))
 
 
-def gone(pid: int, within_s: float = 30.0) -> bool:
+def gone(pid: int, within_s: float = PATIENCE_S) -> bool:
     """Whether a process ends (or is a zombie that nobody has waited for yet)."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -108,7 +109,7 @@ def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, 
 def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:
     """Another worker does the batch again."""
     with start(stalling(tmp_path, die), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed >= 1
     assert counted(tmp_path / "x.db") == EXACT
 
@@ -128,7 +129,7 @@ def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Pat
     """
     config = {"topology.message.timeout.secs": 60, "topology.collapse.records.max": 0}
     with start(stalling(tmp_path, kill_executor), ("spark", config)) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed >= 1
     assert counted(tmp_path / "x.db") == EXACT
 
@@ -150,7 +151,7 @@ class LateCommit(UpdateGlobalCount):
             self.state.begin_commit(self.attempt)
             self.state.multi_update(["zombie"], [lambda old: 1_000_000])
             (folder / "stalled").touch()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while not (folder / "go on").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
             try:
@@ -177,19 +178,22 @@ def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: 
     builder.set_bolt("hold", Holds(tmp_path)).global_grouping("sum")
     config = {"topology.message.timeout.secs": 2}
     with start(builder.build(), ("local", {}), **config) as run:
-        deadline = time.monotonic() + 30
-        while state_open(tmp_path / "x.db") != (1, 2):  # open for the next attempt: the fence is closed
+        deadline = time.monotonic() + PATIENCE_S
+        while (state_open(tmp_path / "x.db") or (0, 0)) < (1, 2):  # open for the next attempt: the fence is closed
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (tmp_path / "go on").touch()
         while not (tmp_path / "refused").exists():
-            assert time.monotonic() < deadline + 30
+            assert time.monotonic() < deadline
             assert not (tmp_path / "wrote").exists()
             time.sleep(0.02)
         (tmp_path / "finish").touch()
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert counted(tmp_path / "x.db") == {"total": 3}
     assert "open for" in (tmp_path / "refused").read_text()
+
+
+HOLD_S = 1.5
 
 
 class Holds(BaseBatchBolt):
@@ -202,7 +206,7 @@ class Holds(BaseBatchBolt):
         pass
 
     def finish_batch(self) -> None:
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + HOLD_S
         while not (Path(self.folder) / "finish").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
 

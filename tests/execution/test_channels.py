@@ -11,8 +11,7 @@ from queue import Queue
 import pytest
 
 from framework.execution.channels import Channel, ChannelServer, Credentials, connect
-
-WITHIN_S = 60.0
+from tests.kit.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -34,22 +33,22 @@ def crowd(place: str) -> contextlib.ExitStack:
 def test_a_server_that_has_many_to_accept_is_waited_for(place: str) -> None:
     credentials = Credentials.new(None)
     arrived: Queue[Channel] = Queue()
-    server = ChannelServer(place, credentials, arrived.put, WITHIN_S)
+    server = ChannelServer(place, credentials, arrived.put, PATIENCE_S)
     made: Queue[Channel] = Queue()
     with crowd(place):
-        thread = threading.Thread(target=lambda: made.put(connect(place, credentials, WITHIN_S)))
+        thread = threading.Thread(target=lambda: made.put(connect(place, credentials, PATIENCE_S)))
         thread.start()
         server.start()
-        with made.get(timeout=WITHIN_S) as mine, arrived.get(timeout=WITHIN_S) as theirs:
-            mine.send("hello", WITHIN_S)
-            assert theirs.receive(WITHIN_S) == "hello"
+        with made.get(timeout=PATIENCE_S) as mine, arrived.get(timeout=PATIENCE_S) as theirs:
+            mine.send("hello", PATIENCE_S)
+            assert theirs.receive(PATIENCE_S) == "hello"
         thread.join()
     server.close()
 
 
 def test_a_server_that_accepts_nobody_is_given_up(place: str) -> None:
     credentials = Credentials.new(None)
-    server = ChannelServer(place, credentials, lambda channel: None, WITHIN_S)
+    server = ChannelServer(place, credentials, lambda channel: None, PATIENCE_S)
     with crowd(place), pytest.raises(TimeoutError, match="did not let anybody in"):
         connect(place, credentials, 0.05)
     server.close()

@@ -23,6 +23,7 @@ from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.runners import DATA, SPREAD_ONLY, WORDS, start
+from tests.kit.waiting import PATIENCE_S
 
 # All in the process that runs Spark, in-process runs too: a DataFrame needs a session.
 pytestmark = pytest.mark.spark
@@ -88,7 +89,7 @@ def test_frames_in_the_processing_phase_are_joined_and_replayed_exactly(runner: 
     letters = StateCommitter(OpaqueMapState(SqliteBackend(path, "letters")), ["word"], {"letters": Sum("letters")})
     builder.set_bolt("all-letters", letters, 2).fields_grouping("letters", Fields("word"))
     with start(builder.build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed == 1
         records = run.transactions()
     words = [row[0] for rows in DATA.values() for row in rows]
@@ -113,7 +114,7 @@ def test_a_frame_below_a_committer_runs_in_the_commit_phase(runner: Any, tmp_pat
     sizes = StateCommitter(OpaqueMapState(SqliteBackend(path, "sizes")), ["even"], {"times": Sum("times")})
     builder.set_bolt("sizes", sizes).global_grouping("parity")
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     words = [row[0] for rows in DATA.values() for row in rows]
     assert table(path, "counts", "word", "n") == {word: words.count(word) for word in set(words)}
     expected = {0: 0, 1: 0}
@@ -167,7 +168,7 @@ def test_a_failing_query_names_its_component(runner: Any, tmp_path: Path, what: 
     builder.set_bolt("counts", counts).global_grouping("odd")
     run = start(builder.build(), runner, MemoryStore(), **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match=message):
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 def test_untyped_input_and_types_that_sql_does_not_have_are_refused(spark: str) -> None:
@@ -205,7 +206,7 @@ def test_values_pass_through_spark_sql_unchanged(runner: Any, tmp_path: Path) ->
     builder.set_bolt("same", Same(fields)).shuffle_grouping("spout")
     builder.set_bolt("look", Look(str(seen))).shuffle_grouping("same")
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert seen.read_text(encoding="utf-8") == repr(tuple(row))
 
 

@@ -27,6 +27,7 @@ from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, Tra
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay, Split, UpdateGlobalCount
 from tests.kit.runners import DATA, SPREAD_ONLY, WORDS, start
+from tests.kit.waiting import PATIENCE_S
 
 
 def global_count(path: Path, opaque: bool = True) -> tuple[TransactionalTopologyBuilder, Any]:
@@ -47,13 +48,13 @@ def test_global_count_is_exact_and_resumes(runner: Any, tmp_path: Path, opaque: 
     store = MemoryStore()
     topology = builder.build()
     with start(topology, runner, store, **{"topology.max.spout.pending": 3}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert state.get("total") == 130
         assert run.status().committed_txid == 10
     topology.spout.instance.append(2, [["more"], ["still more"]])  # type: ignore[union-attr]
     topology.spout.instance.add_partition(3, [["new"]])  # type: ignore[union-attr]
     with start(topology, runner, store) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert state.get("total") == 133
         assert run.status().committed_txid == 11
 
@@ -94,7 +95,7 @@ def test_a_replay_is_identical_and_each_task_finishes_once(runner: Any, tmp_path
     builder.set_bolt("after", Failing(str(tmp_path / "late"), 1), 1).global_grouping("order")
     (tmp_path / "late").write_text("1")
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed == 3
     by_task: dict[tuple[str, str], set[str]] = {}
     for file in seen.iterdir():
@@ -115,7 +116,7 @@ def test_rows_arrive_in_the_order_of_their_senders_whatever_the_exchange_did(
         builder.set_bolt("relay", Relay(), 3).shuffle_grouping("spout")
         builder.set_bolt("order", Order(str(folder)), 2).fields_grouping("relay", Fields("word"))
         with start(builder.build(), ("local", {})) as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
         return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
 
     in_order = seen(tmp_path / "in order")
@@ -158,7 +159,7 @@ def test_failed_exceptions_replay_and_count_once(runner: Any, tmp_path: Path, op
     builder.set_bolt("fails", Relay(str(tmp_path / "failures")), 2).shuffle_grouping("spout")
     builder.set_bolt("late", LateTotal(str(tmp_path / "late")), 1).global_grouping("sum")
     with start(builder.build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed >= 4
     assert state.get("total") == 130
 
@@ -180,7 +181,7 @@ def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tm
     builder.set_bolt("broken", Relay(str(tmp_path / "failures"), ZeroDivisionError)).shuffle_grouping("spout")
     run = start(builder.build(), runner, **{"topology.max.attempts": 3})
     with pytest.raises(TopologyFailed, match=r"broken\[0\]: ZeroDivisionError: as asked") as failed:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert "in execute" in failed.value.failure.trace
     assert run.status().phase == "failed"
     assert state.get("total") is None
@@ -198,7 +199,7 @@ def test_user_code_that_calls_exit_or_was_cancelled_fails_like_any_other(
         start(builder.build(), ("local", {}), **{"topology.max.attempts": 3}) as run,
         pytest.raises(TopologyFailed, match=rf"broken\[0\]: {error.__name__}: as asked"),
     ):
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 class Doubles(ArrowBolt):
@@ -240,7 +241,7 @@ def test_streams_diamonds_and_a_committer_below_a_committer_are_exact(runner: An
     builder.set_bolt("everywhere", UpdateGlobalCount(everywhere)).global_grouping("per-task")
     builder.set_bolt("tail", BatchCount(), 2).none_grouping("doubles").partial_key_grouping("words", Fields("word"))
     with start(builder.build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     counts = {word: WORDS.count(word) + WORDS[:30].count(word) for word in set(WORDS)}
     state = OpaqueMapState(SqliteBackend(path, "words", Fields(word=str), Fields(n=int)))
     assert {word: state.get(word) for word in counts} == {word: 3 * count for word, count in counts.items()}
@@ -253,7 +254,7 @@ def test_an_unpicklable_committer_fails_with_advice(runner: Any, tmp_path: Path)
     builder.set_committer_bolt("leaky", Leaky()).shuffle_grouping("spout")
     run = start(builder.build(), runner, **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match="'leaky' cannot be pickled after execute.*open them in finish_batch"):
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 class Leaky(BatchCount):
@@ -288,7 +289,7 @@ def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: ty
     builder.set_committer_bolt("wrong", ComesBackWrong(error)).shuffle_grouping("spout")
     run = start(builder.build(), ("local", {}), **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match=rf"wrong.*{error.__name__}: not here"):
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_wrong_emissions_name_component_stream_and_field(
     builder.set_bolt("bad", Wrong(values)).shuffle_grouping("spout")
     run = start(builder.build(), runner, **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match=message):
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 class Wrong(Split):
@@ -330,7 +331,7 @@ def test_several_batches_process_at_once_and_commits_do_not_overlap(runner: Any,
     (tmp_path / "gate").mkdir()
     executor = runner[0]
     with start(builder.build(), runner, **{"topology.max.spout.pending": 4}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         events = run.events()
     processing: set[int] = set()
     most, committing, order = 0, 0, []
@@ -363,7 +364,7 @@ class Gate(BatchCount):
 
         super().prepare(conf, context, collector, batch_id)
         (Path(self.folder) / str(batch_id.txid)).touch()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while batch_id.txid <= 2 and len(list(Path(self.folder).iterdir())) < 2:
             if time.monotonic() > deadline:
                 raise TimeoutError("no second batch came while the first was being processed")

@@ -8,11 +8,13 @@ import sys
 import pytest
 
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 CODE = """
 import psutil
 from framework.execution.spark.session import launch_ahead, start_context
 from tests.kit.processes import commands_below
+from tests.kit.waiting import PATIENCE_S
 
 ahead = {"spark.master": "local[1]", "spark.driver.memory": "600m"}
 launch_ahead(ahead)
@@ -39,7 +41,7 @@ def test_a_jvm_that_was_started_ahead_is_the_one_that_is_used(others: str, said:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert answer.stdout.strip() == said

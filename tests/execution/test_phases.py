@@ -28,6 +28,7 @@ from framework.execution.records import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.runners import DATA, start
+from tests.kit.waiting import PATIENCE_S
 
 
 class Noted(BaseBatchBolt):
@@ -88,7 +89,7 @@ def test_bolts_below_a_committer_finish_in_the_same_commit_phase_in_the_order_of
     runner: Any, tmp_path: Path
 ) -> None:
     with start(abcd(tmp_path).build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         at = {(event.kind, event.txid): event.at_s for event in run.events()}
     seen = calls(tmp_path)
     for txid in (1, 2):
@@ -150,7 +151,7 @@ def test_the_time_of_each_component_is_its_own(monkeypatch: pytest.MonkeyPatch) 
     builder.set_bolt("B", Slow(10)).global_grouping("A")
     builder.set_committer_bolt("C", SlowCommitter(100)).global_grouping("B")
     with submit(builder.build(), {}, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         (record,) = run.transactions()
     assert record.attempts[0].component_ms == {"spout": 0.0, "A": 4_000.0, "B": 40_000.0, "C": 400_000.0}
 
@@ -162,7 +163,7 @@ def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction
 ) -> None:
     topology = abcd(tmp_path, fails=(f"{where} 1:1", f"{where} 1:2")).build()
     with start(topology, runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         records = run.transactions()
     assert [each.outcome for each in records[0].attempts] == ["failed", "failed", "committed"]
     seen = calls(tmp_path)
@@ -203,7 +204,7 @@ def test_attributes_and_rows_of_a_committers_execute_reach_the_commit_phase(runn
         "gathers", Fields("word")
     )
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     counts = Counter(word for rows in DATA.values() for (word,) in rows)
     assert {word: state.get(word) for word in counts} == {word: 2 * count for word, count in counts.items()}
 
@@ -220,15 +221,15 @@ def test_batches_after_one_that_was_replanned_shorter_begin_where_it_ends(runner
     builder.set_bolt("gate", Gate(tmp_path)).global_grouping("spout")
     builder.set_bolt("seen", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")
     with start(builder.build(), runner, **{"topology.max.spout.pending": 2}) as run:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while len(run.transactions()) < 2:  # B is emitted while A is being processed
             assert time.monotonic() < deadline
             time.sleep(0.01)
         spout.set_take(40)
         (tmp_path / "fail").touch()
-        run.wait_for_commit(1, 60)
+        run.wait_for_commit(1, PATIENCE_S)
         spout.set_take(50)
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         records = run.transactions()
     first, second = records[0], records[1]
     assert first.plan == {"0": {"first": 0, "next": 40}}
@@ -251,7 +252,7 @@ class Gate(BaseBatchBolt):
 
     def finish_batch(self) -> None:
         if (self.attempt.txid, self.attempt.attempt_id) == (1, 1):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             while not (Path(self.folder) / "fail").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise FailedException("as asked")
@@ -276,7 +277,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
 
     monkeypatch.setattr(collapsed, "run_level", lossy)
     with start(abcd(tmp_path).build(), ("local", {})) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         reasons = [attempt.reason for each in run.transactions() for attempt in each.attempts if attempt.reason]
     assert lost
     assert len(reasons) == 1
@@ -300,7 +301,7 @@ def test_rows_that_a_committer_emits_in_execute_reach_bolts_in_the_same_task(
     builder.set_bolt("D", Noted(tmp_path), tasks).local_or_shuffle_grouping("C")
     builder.set_bolt("wider", Noted(tmp_path), 4).shuffle_grouping("spout")
     with start(builder.build(), runner, **{"topology.max.attempts": 1}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert [len(each.attempts) for each in run.transactions()] == [1, 1, 1]
     received = Counter((name, task) for name, what, _, _, task, _ in calls(tmp_path) if what == "execute")
     rows = [len(data[number]) for number in data] if tasks == 3 else [18]
@@ -317,7 +318,7 @@ def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Pat
     builder = TransactionalTopologyBuilder("shared", "spout", spout, 2)
     getattr(builder.set_bolt("A", Noted(tmp_path), 2), f"{grouping}_grouping")("spout")
     with start(builder.build(), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     received = Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute")
     assert received == ({0: 10} if grouping == "local_or_shuffle" else {0: 5, 1: 5})
 
@@ -328,7 +329,7 @@ def test_shuffled_rows_that_were_read_in_about_equal_shares_stay_where_they_are(
     builder = TransactionalTopologyBuilder("even", "spout", spout, 2)
     builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
     with start(builder.build(), ("local", {})) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert Counter(task for _, what, _, _, task, _ in calls(tmp_path) if what == "execute") == {0: 10, 1: 6}
 
 
@@ -368,7 +369,7 @@ def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_use
     builder = TransactionalTopologyBuilder("stray", "spout", spout, 1)
     builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
     with start(builder.build(), ("local", {})) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         attempts = [attempt for each in run.transactions() for attempt in each.attempts]
     assert len(strayed) == 2
     assert [each.outcome for each in attempts] == ["failed", "committed"]
@@ -404,5 +405,5 @@ def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
         start(abcd(tmp_path).build(), ("local", {}), **{"topology.max.attempts": 2}) as run,
         pytest.raises(TopologyFailed, match="exchange"),
     ):
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert run.status().attempts_failed == 2

@@ -31,9 +31,7 @@ from tests.kit.bolts import BatchCount
 from tests.kit.processes import ROOT
 from tests.kit.runners import start
 from tests.kit.spark import SparkMasters
-from tests.kit.waiting import wait_for
-
-WITHIN_S = 60.0
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 def nothing() -> None:
@@ -83,7 +81,7 @@ def made(spark: str) -> Iterator[Callable[..., ResidentTask]]:
         task = opened[-1][1]
         task.start()
         if waits:
-            wait_for(lambda: task._stay is not None and task._stay.channel is not None, WITHIN_S, what="the task")
+            wait_for(lambda: task._stay is not None and task._stay.channel is not None, PATIENCE_S, what="the task")
         return task
 
     yield make
@@ -99,13 +97,13 @@ def made(spark: str) -> Iterator[Callable[..., ResidentTask]]:
 def answered(task: ResidentTask, attempt: int, message: str) -> Any:
     """What the task answers, when one has begun: until then its messages are for jobs."""
     answers: list[Any] = []
-    wait_for(lambda: answers.append(task.run(attempt, message)) or answers[-1], WITHIN_S, what="a task that answers")
+    wait_for(lambda: answers.append(task.run(attempt, message)) or answers[-1], PATIENCE_S, what="a task that answers")
     return answers[-1][1]
 
 
 def active_jobs(context: Any) -> list[int]:
     """Spark's jobs that run now; those that have just ended are given a moment."""
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + PATIENCE_S
     while (found := list(context.statusTracker().getActiveJobsIds())) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
@@ -125,7 +123,7 @@ def test_messages_go_to_one_task_that_stays(made: Any) -> None:
 def test_a_task_without_work_gives_its_slot_back_and_comes_back_with_work(made: Any) -> None:
     task = made(idle_s=0.0, waits=False)
     assert answered(task, 1, "a") == "a"
-    wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
+    wait_for(lambda: not task._living, PATIENCE_S, what="the task to leave")
     assert active_jobs(task._spark.context) == []
     assert answered(task, 2, "b") == "b"
 
@@ -134,7 +132,7 @@ def test_a_job_gets_the_slot_and_messages_are_for_jobs_meanwhile(made: Any) -> N
     task = made()
     assert task.run(1, "a")[1] == "a"
     with task.given_back():
-        wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
+        wait_for(lambda: not task._living, PATIENCE_S, what="the task to leave")
         assert task.run(2, "b") is None
     assert answered(task, 3, "c") == "c"
 
@@ -142,20 +140,20 @@ def test_a_job_gets_the_slot_and_messages_are_for_jobs_meanwhile(made: Any) -> N
 def test_a_task_that_works_answers_before_it_leaves(made: Any, tmp_path: Path) -> None:
     task = made()
     under_way = in_thread(lambda: task.run(1, str(tmp_path)))
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to work")
     with task.given_back():
         (tmp_path / "go on").touch()
-        assert under_way.result(WITHIN_S) is None  # what hang_in returns, and no exception
-        wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
+        assert under_way.result(PATIENCE_S) is None  # what hang_in returns, and no exception
+        wait_for(lambda: not task._living, PATIENCE_S, what="the task to leave")
 
 
 def test_while_the_task_works_another_message_is_for_a_job_in_another_slot(made: Any, tmp_path: Path) -> None:
     task = made()
     under_way = in_thread(lambda: task.run(1, str(tmp_path)))
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to work")
     assert task.run(2, "b") is None
     (tmp_path / "go on").touch()
-    assert under_way.result(WITHIN_S) is None
+    assert under_way.result(PATIENCE_S) is None
     assert task.run(3, "c")[1] == "c"
 
 
@@ -166,7 +164,7 @@ def test_a_task_that_died_while_it_had_nothing_to_do_fails_no_attempt(made: Any)
     assert gone(pid)
     answer = task.run(2, "b")  # a job, as long as the slot of the dead one is taken
     assert answer is None or answer[1] == "b"
-    wait_for(lambda: task.run(3, "c") is not None, WITHIN_S, what="another task")
+    wait_for(lambda: task.run(3, "c") is not None, PATIENCE_S, what="another task")
 
 
 def die(message: Any) -> Any:
@@ -224,12 +222,12 @@ def test_an_error_outside_of_user_code_is_that_of_the_job(made: Any, work: Any, 
 def test_a_cancelled_task_is_killed_and_another_one_takes_over(made: Any, tmp_path: Path) -> None:
     task = made()
     under_way = in_thread(lambda: task.run(1, str(tmp_path)))
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to work")
     (pid,) = (int(each.name) for each in tmp_path.iterdir())
     cancel(task, 1)
-    assert isinstance(under_way.exception(WITHIN_S), RetryableError)
+    assert isinstance(under_way.exception(PATIENCE_S), RetryableError)
     assert gone(pid)
-    wait_for(lambda: task.run(2, "b") is not None, WITHIN_S, what="another task")
+    wait_for(lambda: task.run(2, "b") is not None, PATIENCE_S, what="another task")
 
 
 class HangsFirst:
@@ -247,8 +245,8 @@ def test_while_a_task_starts_messages_are_for_jobs_in_another_slot(made: Any, tm
     """It may never connect, as where a firewall drops what it sends; the attempt would time out
     with it, again and again."""
     task = made(prepare=HangsFirst(tmp_path), waits=False)
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to start")
-    assert in_thread(lambda: task.run(1, "a")).result(WITHIN_S) is None
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to start")
+    assert in_thread(lambda: task.run(1, "a")).result(PATIENCE_S) is None
     (tmp_path / "go on").touch()
     assert answered(task, 2, "b") == "b"
 
@@ -257,13 +255,13 @@ def test_tasks_leave_when_there_are_fewer_slots(made: Any, monkeypatch: pytest.M
     """A job may wait for the slot already: it was to have that of an executor that is lost now."""
     task = made()
     under_way = in_thread(lambda: task.run(1, str(tmp_path)))
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to work")
     monkeypatch.setattr(Spark, "local", False)
     monkeypatch.setattr(Spark, "slots", 1)
-    wait_for(lambda: task._stay is None, WITHIN_S, what="the task to be told")
+    wait_for(lambda: task._stay is None, PATIENCE_S, what="the task to be told")
     (tmp_path / "go on").touch()
-    assert under_way.result(WITHIN_S) is None  # what hang_in returns, and no exception
-    wait_for(lambda: not task._living, WITHIN_S, what="the task to leave")
+    assert under_way.result(PATIENCE_S) is None  # what hang_in returns, and no exception
+    wait_for(lambda: not task._living, PATIENCE_S, what="the task to leave")
     assert task.run(2, "b") is None
     monkeypatch.undo()
 
@@ -271,16 +269,16 @@ def test_tasks_leave_when_there_are_fewer_slots(made: Any, monkeypatch: pytest.M
 def test_an_attempt_that_is_cancelled_while_its_task_starts_ends_that_task(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(resident, "JOB_S", WITHIN_S)
+    monkeypatch.setattr(resident, "JOB_S", PATIENCE_S)
     task = made(prepare=HangsFirst(tmp_path), waits=False)
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to start")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to start")
     under_way = in_thread(lambda: task.run(1, "a"))
-    wait_for(lambda: task._waiting, WITHIN_S, what="the attempt to wait for it")
+    wait_for(lambda: task._waiting, PATIENCE_S, what="the attempt to wait for it")
     cancel(task, 1)
-    assert isinstance(under_way.exception(WITHIN_S), RetryableError)
+    assert isinstance(under_way.exception(PATIENCE_S), RetryableError)
     (pid,) = (int(each.name) for each in tmp_path.iterdir())
     assert gone(pid)
-    wait_for(lambda: task.run(2, "b") is not None, WITHIN_S, what="another task")
+    wait_for(lambda: task.run(2, "b") is not None, PATIENCE_S, what="another task")
 
 
 def test_a_task_that_cannot_connect_leaves_everything_to_jobs(
@@ -289,7 +287,7 @@ def test_a_task_that_cannot_connect_leaves_everything_to_jobs(
     monkeypatch.setattr(ResidentTask, "_open", lambda self: str(tmp_path / "nobody listens"))
     with capture_logs() as logs:
         task = made(waits=False)
-        wait_for(lambda: not task._living, WITHIN_S, what="the task to end")
+        wait_for(lambda: not task._living, PATIENCE_S, what="the task to end")
     assert task.run(1, "a") is None
     assert not task._living
     assert [each["event"] for each in logs] == ["resident.unreachable"]
@@ -315,7 +313,7 @@ def test_hosts_talk_in_tls(spark_masters: SparkMasters, cluster: str) -> None:
     task = ResidentTask(session, "t", prepare=nothing, work=echo, dead=set())
     task.start()
     try:
-        wait_for(lambda: task.run(1, "a") is not None, WITHIN_S, what="the task")
+        wait_for(lambda: task.run(1, "a") is not None, PATIENCE_S, what="the task")
         assert task._server is not None and isinstance(task._server.place, tuple)
         assert task._server._context is not None
     finally:
@@ -380,7 +378,7 @@ def stays(executor: SparkExecutor) -> Any:
     """The executor's task, when it is there and has nothing to do."""
     assert executor._resident is not None
     task = executor._resident
-    wait_for(lambda: task._stay is not None and task._stay.channel is not None, WITHIN_S, what="a task that stays")
+    wait_for(lambda: task._stay is not None and task._stay.channel is not None, PATIENCE_S, what="a task that stays")
     return task._stay
 
 
@@ -424,10 +422,10 @@ def test_a_worker_that_dies_fails_the_attempt_and_not_the_users_code(executor: S
 def test_a_cancelled_attempt_ends_its_worker_and_leaves_no_result(executor: SparkExecutor, tmp_path: Path) -> None:
     stays(executor)
     under_way = in_thread(lambda: process(executor, 1, ["hang"]))
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to work")
     (pid,) = (int(each.name) for each in tmp_path.iterdir())
     executor.cancel(header(1))
-    assert "cancelled" in under_way.result(WITHIN_S).failure.message
+    assert "cancelled" in under_way.result(PATIENCE_S).failure.message
     assert gone(pid)
     assert executor._results == {}
     assert process(executor, 2, ["a"]).failure is None
@@ -436,12 +434,12 @@ def test_a_cancelled_attempt_ends_its_worker_and_leaves_no_result(executor: Spar
 def test_the_end_of_a_run_ends_a_task_that_hangs(executor: SparkExecutor, tmp_path: Path) -> None:
     stays(executor)
     under_way = in_thread(lambda: process(executor, 1, ["hang"]))
-    wait_for(lambda: list(tmp_path.iterdir()), WITHIN_S, what="the task to work")
+    wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to work")
     (pid,) = (int(each.name) for each in tmp_path.iterdir())
     context = executor._spark.context
     executor.cancel(header(1))  # a term that ends cancels what it has under way
     executor.close()
-    assert under_way.result(WITHIN_S).failure is not None
+    assert under_way.result(PATIENCE_S).failure is not None
     assert gone(pid)
     assert active_jobs(context) == []
 
@@ -455,7 +453,7 @@ def test_on_a_single_slot_large_batches_and_small_ones_take_turns(spark_masters:
             assert executor.commit(header(attempt)).failure is None
             task = executor._resident
             assert task is not None
-            wait_for(lambda task=task: task._stay or not task._living, WITHIN_S, what="the task to leave")  # type: ignore[misc]
+            wait_for(lambda task=task: task._stay or not task._living, PATIENCE_S, what="the task to leave")  # type: ignore[misc]
             numbers.append(task._stay.number if task._stay is not None else 0)
         assert numbers == [1, 1, 0, 2, 0, 3]  # 0: none is there
         assert len(list(tmp_path.iterdir())) == 1  # a worker outlives its stay, with all that it keeps
@@ -477,12 +475,12 @@ def test_a_worker_that_is_killed_in_the_middle_of_small_batches_costs_no_record(
     killed: set[int] = set()
     with start(builder.build(), ("spark", {"topology.collapse.records.max": 100})) as run:
         for committed in (3, 12):
-            run.wait_for_commit(committed, WITHIN_S)
+            run.wait_for_commit(committed, PATIENCE_S)
             for each in tmp_path.iterdir():
                 if each.name.isdigit() and int(each.name) not in killed and not gone(int(each.name), 0):
                     os.kill(int(each.name), signal.SIGKILL)
                     killed.add(int(each.name))
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert killed
     assert counted(tmp_path / "x.db") == {f"w{number}": 40 for number in range(5)}
 

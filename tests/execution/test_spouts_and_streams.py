@@ -27,6 +27,7 @@ from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.bolts import Relay
 from tests.kit.runners import start
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class Numbers(TransactionalSpout):
@@ -105,12 +106,12 @@ def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: A
         return builder.build()
 
     with start(build(30), runner, store, **{"topology.max.spout.pending": 3}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 5
         assert run.status().attempts_failed >= 1
         assert sum(each.attempts[-1].source_rows for each in run.transactions()) == 45
     with start(build(40), runner, store) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 7
     made = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert made == [[txid, 7 * txid - 7, min(7 * txid, 30)] for txid in range(1, 6)] + [[6, 30, 37], [7, 37, 40]]
@@ -154,7 +155,7 @@ def test_metadata_that_is_changed_later_is_still_what_it_was_for_its_own_batch(t
     every = StateCommitter(state, ["word"], {"n": Count()})
     builder.set_bolt("every", every, 2).fields_grouping("relay", Fields("word"))
     with start(builder.build(), ("local", {}), **{"topology.max.spout.pending": 3}) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         ranges = [record.plan["batch"]["metadata"] for record in run.transactions()]
     assert ranges == [{"first": first, "next": min(first + 7, 100)} for first in range(0, 100, 7)]
     expected = Counter(f"n{number % 5}" for number in range(100))
@@ -225,7 +226,7 @@ def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
     """1.10"""
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))
     with start(routed(state, tasks=tasks).build(), runner) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     words = Counter(row[0] for rows in DATA.values() for row in rows)
     expected = {f"{word}@{len(word) % tasks}": times for word, times in words.items()}
     assert counts(state, list(expected)) == expected
@@ -243,7 +244,7 @@ def test_direct_streams_used_the_wrong_way_are_named(runner: Any, tmp_path: Path
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "seen"))
     run = start(routed(state, wrong).build(), runner, **{"topology.max.attempts": 1})
     with pytest.raises(TopologyFailed, match=message):
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 def test_groupings_and_direct_declarations_must_agree(tmp_path: Path) -> None:
@@ -275,10 +276,10 @@ def test_an_opaque_spout_goes_on_without_a_partition_that_is_away(runner: Any, t
     spout.make_unavailable(1)
     topology, state = word_count(spout, tmp_path / "x.db")
     with start(topology, runner) as run:
-        run.wait_for_commit(3, 60)
+        run.wait_for_commit(3, PATIENCE_S)
         assert counts(state, "ab") == {"a": 6, "b": None}
         spout.make_available(1)
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert counts(state, "ab") == {"a": 6, "b": 6}
 
 
@@ -287,10 +288,11 @@ def test_a_transactional_spout_waits_for_a_partition_that_is_away(runner: Any, t
     topology, state = word_count(spout, tmp_path / "x.db")
     spout.make_unavailable(1)
     with start(topology, runner) as run:
+        wait_for(lambda: run.status().waiting_for is not None)
         with pytest.raises(TimeoutError, match="waiting for memory partition 1 is unavailable"):
-            run.wait_for_commit(1, 1)
+            run.wait_for_commit(1, 0.5)
         spout.make_available(1)
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
     assert counts(state, "ab") == {"a": 6, "b": 6}
 
 
@@ -304,9 +306,9 @@ def test_lost_rows_stop_the_run_or_are_skipped_and_counted(runner: Any, tmp_path
         run = start(topology, runner)
         if on_data_loss == "fail":
             with pytest.raises(TopologyFailed, match="memory partition 0 has forgotten offsets 0 to 3 unread"):
-                run.wait_until_caught_up(240)
+                run.wait_until_caught_up(PATIENCE_S)
         else:
-            run.wait_until_caught_up(240)
+            run.wait_until_caught_up(PATIENCE_S)
             assert [each.plan["0"] for each in run.transactions()] == [
                 {"first": 3, "next": 5, "skipped": 3},
                 {"first": 5, "next": 6},

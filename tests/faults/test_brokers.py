@@ -15,7 +15,7 @@ from tests.kit.jobs import Job
 from tests.kit.stores import PARTITIONS, Feed
 from tests.kit.striking import strike
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -27,13 +27,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 
 def leader_of(cluster: KafkaCluster, topic: str, partition: int) -> KafkaBroker:
-    metadata = Topics(cluster.bootstrap_servers).admin.list_topics(topic, timeout=30)
+    metadata = Topics(cluster.bootstrap_servers).admin.list_topics(topic, timeout=PATIENCE_S)
     return cluster.brokers[metadata.topics[topic].partitions[partition].leader - 1]
 
 
 def in_sync(cluster: KafkaCluster) -> bool:
     """Whether every replica of every partition is in sync."""
-    metadata = Topics(cluster.bootstrap_servers).admin.list_topics(timeout=30)
+    metadata = Topics(cluster.bootstrap_servers).admin.list_topics(timeout=PATIENCE_S)
     partitions = [each for topic in metadata.topics.values() for each in topic.partitions.values()]
     return all(len(each.isrs) == len(each.replicas) for each in partitions)
 
@@ -43,7 +43,7 @@ def state_of(cluster: KafkaCluster) -> str:
     told = []
     for broker in cluster.brokers:
         try:
-            metadata = Topics(broker.address).admin.list_topics(timeout=10)
+            metadata = Topics(broker.address).admin.list_topics(timeout=PATIENCE_S)
         except KafkaException as error:
             told.append(f"{broker.address}: {error}")
             continue

@@ -27,7 +27,7 @@ from tests.kit.jobs import Job
 from tests.kit.processes import RunProcess
 from tests.kit.stores import Feed
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import WATCH_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills, pytest.mark.spark]
 
@@ -66,7 +66,7 @@ def on_cluster(
 def started(job: Job) -> RunProcess:
     run = job.process(executor="spark")
     run.start()
-    assert run.wait_for(lambda: job.committed() >= 3, 120), run.tail()
+    assert run.wait_for(lambda: job.committed() >= 3), run.tail()
     return run
 
 
@@ -178,13 +178,13 @@ def test_a_paused_executor_that_wakes_after_its_attempt_writes_nothing(
             for pid in frozen:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                wait_for(lambda before=before: job.committed() >= before + 6, 120)  # type: ignore[misc]
+                wait_for(lambda before=before: job.committed() >= before + 6)  # type: ignore[misc]
             finally:
                 for pid in frozen:
                     wake(pid)
             faults.injected()
             held = job.committed()
-            wait_for(lambda held=held: job.committed() >= held + 4, 120)  # type: ignore[misc]
+            wait_for(lambda held=held: job.committed() >= held + 4)  # type: ignore[misc]
         run.kill()
     finish(job, spark_cluster)
 
@@ -203,7 +203,7 @@ def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
 
     def delete() -> None:
         """For 2 s, delete every file that appears in the executors' folders."""
-        until = time.monotonic() + 2.0
+        until = time.monotonic() + 2 * WATCH_S
         deleted = 0
         while time.monotonic() < until:
             for file in glob.glob("/tmp/spark-*/executor-*/blockmgr-*/*/*"):  # folders may vanish meanwhile
@@ -223,7 +223,7 @@ def finish(job: Job, spark_cluster: SparkCluster) -> None:
     """Catch up without the cluster: the figures do not depend on
     the executor that computed them.
     """
-    wait_for(lambda: not spark_cluster.executors(), 60)
+    wait_for(lambda: not spark_cluster.executors())
     job.finish(job.process())
 
 
@@ -265,12 +265,12 @@ def test_the_flights_on_a_cluster_are_exact_after_one_server_of_each_kind_is_kil
 
         try:
             run.start("--until-caught-up")
-            run.wait_for(lambda: committed() >= 5, 180)
+            run.wait_for(lambda: committed() >= 5)
             executor = chance.choice(spark.await_executors(2))
             os.kill(executor, signal.SIGKILL)
-            run.wait_for(lambda: committed() >= 20, 180)
+            run.wait_for(lambda: committed() >= 20)
             chance.choice(servers.brokers).kill()
-            run.wait_for(lambda: committed() >= 35, 180)
+            run.wait_for(lambda: committed() >= 35)
             chance.choice(servers.zookeepers).kill()
             faults.injected(3)
             assert run.finish(300) == 0, run.tail()

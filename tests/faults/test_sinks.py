@@ -24,7 +24,7 @@ from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.striking import lose_a_reply, strike
 from tests.kit.targets import Often
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -73,7 +73,7 @@ def test_a_lock_on_the_sqlite_file_is_waited_for(make_job: Callable[..., Job], f
     job = make_job()
 
     def lock() -> None:
-        rival = sqlite3.connect(job.settings["app.address"], isolation_level=None, timeout=30)
+        rival = sqlite3.connect(job.settings["app.address"], isolation_level=None, timeout=PATIENCE_S)
         rival.execute("BEGIN EXCLUSIVE")
         time.sleep(1.0)
         rival.execute("ROLLBACK")
@@ -118,7 +118,7 @@ def test_a_batch_that_one_sink_committed_while_the_other_was_down_is_replayed_un
 
     store = MemoryStore()
     with submit(built, {"topology.max.attempts": 1000}, store, "local") as run:
-        run.wait_for_commit(4, 30)
+        run.wait_for_commit(4, PATIENCE_S)
         Struck.strike = own_postgres.kill
         wait_for(lambda: run.status().attempts_failed >= 3)
         held, seen = run.status().committed_txid, rows()
@@ -127,7 +127,7 @@ def test_a_batch_that_one_sink_committed_while_the_other_was_down_is_replayed_un
         assert max(txid for _, _, txid in seen) == held + 1  # type: ignore[misc] - A has it, B does not
         own_postgres.start()
         faults.injected()
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     with sqlite3.connect(path) as connection:
         in_a = dict(connection.execute("SELECT word, n FROM a").fetchall())
     with psycopg.connect(own_postgres.dsn) as database:
@@ -188,7 +188,7 @@ def test_a_damaged_row_stops_the_topology_and_is_named(tmp_path: Path, faults: F
     store = MemoryStore()
     spout.set_take(10)
     with submit(builder.build(), {}, store, "local") as run:
-        run.wait_for_commit(2, 30)
+        run.wait_for_commit(2, PATIENCE_S)
     with sqlite3.connect(path) as connection:  # as in a damaged file, whose constraints no longer hold
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("UPDATE sqlite_schema SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'words'")
@@ -198,7 +198,7 @@ def test_a_damaged_row_stops_the_topology_and_is_named(tmp_path: Path, faults: F
     with pytest.raises(Exception, match=words) as stopped:
         run = submit(builder.build(), {"topology.max.attempts": 3}, store, "local")
         try:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
         finally:
             run.stop()
     assert str(path) in str(stopped.value) or "words" in str(stopped.value)

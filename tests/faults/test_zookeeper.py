@@ -19,7 +19,7 @@ from tests.kit.jobs import Job
 from tests.kit.stores import Feed
 from tests.kit.striking import lose_a_reply, strike
 from tests.kit.targets import Often
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -81,7 +81,7 @@ def test_a_session_that_expires_ends_a_term_and_another_begins(
 
         def expire() -> None:
             thief = KazooClient(zookeeper.address, client_id=store._client.client_id, timeout=4)
-            thief.start(15)
+            thief.start(PATIENCE_S)
             thief.stop()
             thief.close()
 
@@ -152,7 +152,7 @@ def test_a_flipped_bit_in_a_plan_stops_the_next_start_and_is_named(
         wait_for(lambda: job.committed() >= 3)
         run.kill()
     client = KazooClient(zookeeper.address)
-    client.start(15)
+    client.start(PATIENCE_S)
     base = f"/ratchet/{job.name}/user/spout"
     plan = f"{base}/{max(client.get_children(base), key=int)}"
     data = bytearray(client.get(plan)[0])

@@ -27,6 +27,7 @@ from sinks import (
 )
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Same
+from tests.kit.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 ROWS = [[f"w{number % 5}", number] for number in range(40)]
@@ -68,9 +69,9 @@ def keep(folder: Path) -> None:
     store = MemoryStore()
     for kind in ("opaque", "transactional"):
         with submit(topology(kind, folder, Dies), {"topology.max.attempts": 1}, store, "local") as run:
-            run.wait_for_commit(DIED_IN - 1, 60)
+            run.wait_for_commit(DIED_IN - 1, PATIENCE_S)
             try:
-                run.wait_until_caught_up(60)
+                run.wait_until_caught_up(PATIENCE_S)
             except Exception as error:  # noqa: BLE001 - it must fail, whatever the reason
                 print(f"{kind}: {error}")
     nodes = {path: data.decode().replace(str(folder), FOLDER) for path, data in sorted(store._nodes.items())}

@@ -19,6 +19,7 @@ from framework.core.stateful_run import _RecordLog
 from framework.transactions import MemoryStore
 from tests.kept.keep import HERE
 from tests.kit.state_parts import Log, counting, lmdb
+from tests.kit.waiting import PATIENCE_S
 
 NAME = "kept-core"
 WORDS = [[f"w{number % 7}" for number in range(part, part + 30)] for part in (0, 3)]
@@ -40,7 +41,7 @@ def keep(folder: Path) -> None:
     """The half of the words is counted and committed, the other half prepared: there it dies."""
     store = MemoryStore()
     with submit(topology([each[: len(each) // 2] for each in WORDS]), settings(folder), store, "local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     real = _RecordLog.save
 
     def save(log: _RecordLog, record: CheckpointRecord) -> None:
@@ -51,7 +52,7 @@ def keep(folder: Path) -> None:
     with patch.object(_RecordLog, "save", save):
         run = submit(topology(), settings(folder), store, "local")
         try:
-            run.join(60)
+            run.join(PATIENCE_S)
         except Gone:
             print("the driver died")
     nodes = {path: data.decode() for path, data in sorted(store._nodes.items()) if "/drivers/" not in path}

@@ -17,6 +17,7 @@ from sinks import ParquetTable
 from tests.kept import keep_core
 from tests.kept.keep import DIED_IN, HERE, ROWS, opened, topology
 from tests.kit.state_parts import checkpointed
+from tests.kit.waiting import PATIENCE_S
 from tests.pipeline.test_undo import held
 
 VERSIONS = sorted(path.parent.name for path in HERE.glob("*/store.json"))
@@ -32,7 +33,7 @@ def test_a_topology_goes_on_from_the_state_of_an_earlier_release(version: str, k
     assert committed_txid(store, built.id) == DIED_IN - 1
     assert [each.txid for each in read_history(store, built.id)] == [*range(1, DIED_IN)]
     with submit(built, {}, store, "local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     values = {word: [number for other, number in ROWS if other == word] for word in dict(ROWS)}
     wanted = {word: (len(each), sum(each), max(each)) for word, each in values.items()}
     assert held(built) == wanted
@@ -40,7 +41,7 @@ def test_a_topology_goes_on_from_the_state_of_an_earlier_release(version: str, k
     assert verify(built, store).right
     undo(built, store)
     with submit(built, {}, store, "local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     assert held(built) == wanted and verify(built, store).right
 
 
@@ -54,7 +55,7 @@ def test_a_core_topology_goes_on_from_the_checkpoint_of_an_earlier_release(versi
     assert before is not None and before.txid > 0 and before.prepared and before.pending == before.txid + 1
     words = [[*each, "later"] for each in keep_core.WORDS]
     with submit(keep_core.topology(words), conf, store, "local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, keep_core.NAME) == Counter(word for each in words for word in each)
 
 

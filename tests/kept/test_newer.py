@@ -30,6 +30,7 @@ from sinks.tables.folders import FORMAT as TABLE_FORMAT
 from sinks.tables.folders import overwrite, read_document
 from tests.kept import keep_core
 from tests.kept.keep import DIED_IN, HERE, opened, topology
+from tests.kit.waiting import PATIENCE_S
 
 LATER = 99
 #: What a driver reads before it goes on. The rest of a topology's documents has the same form.
@@ -43,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def started(built: Topology, store: MemoryStore) -> None:
     with submit(built, {}, store, "local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -123,7 +124,7 @@ def test_a_record_of_checkpoints_is_refused_and_the_state_stays(of_the_record: b
     before = dict(store._nodes), {path: path.read_bytes() for path in folder.rglob("data.mdb")}
     knows = f"this one reads {RECORD_FORMAT}" if of_the_record else f"this Ratchet knows up to {FORMAT}"
     with pytest.raises((CorruptStateError, CoreTopologyFailed), match=f"format.* 99.*{knows}"):
-        submit(keep_core.topology(), keep_core.settings(folder), store, "local").join(60)
+        submit(keep_core.topology(), keep_core.settings(folder), store, "local").join(PATIENCE_S)
     with pytest.raises(CorruptStateError, match="99"):
         read_record(store, keep_core.NAME)
     assert (dict(store._nodes), {path: path.read_bytes() for path in folder.rglob("data.mdb")}) == before

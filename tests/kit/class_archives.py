@@ -23,6 +23,7 @@ from kazoo.client import KazooClient
 from integration import KafkaBroker, ServerError, ZooKeeperServer
 from integration.java import find_java
 from integration.server import QUICK
+from tests.kit.waiting import PATIENCE_S
 
 #: The environment variable with options of the Java of Spark's driver.
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
@@ -93,7 +94,7 @@ def _run_kafka(options: Sequence[str]) -> None:
         broker.start()
         admin = AdminClient({"bootstrap.servers": broker.address})
         for created in admin.create_topics([NewTopic("t", 1)]).values():
-            created.result(60)
+            created.result(PATIENCE_S)
         broker.stop()
 
 
@@ -103,7 +104,7 @@ def _run_zookeeper(options: Sequence[str]) -> None:
         server.java_options = (*QUICK, *options)
         with server:
             client = KazooClient(server.address)
-            client.start(60)
+            client.start(PATIENCE_S)
             client.create("/archived", b"", ephemeral=True)
             client.stop()
             client.close()

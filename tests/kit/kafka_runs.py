@@ -20,8 +20,7 @@ from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextC
 from spouts.kafka.tail import KafkaTail
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
-
-TIMEOUT_S = 240
+from tests.kit.waiting import PATIENCE_S
 
 
 class KafkaRuns:
@@ -57,11 +56,11 @@ class KafkaRuns:
     def catch_up(self, config: Mapping[str, Any] | None = None, *, fresh: bool = False, **changes: Any) -> Run:
         """Run until every record that exists now is committed. Returns the run, which has ended."""
         with self.start(config, fresh=fresh, **changes) as run:
-            run.wait_until_caught_up(TIMEOUT_S)
+            run.wait_until_caught_up(PATIENCE_S)
         return run
 
     def await_counts(self, run: Run, expected: Mapping[str, int]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while (found := self.counts() if self.path.exists() else {}) != expected:
             status = run.status()
             assert status.phase != "failed" and time.monotonic() < deadline, f"{found} instead of {expected}: {status}"

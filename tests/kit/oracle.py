@@ -12,8 +12,12 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
 
+from tests.kit.waiting import PATIENCE_S
 
-def told_of(client: Consumer | AdminClient, wanted: Mapping[str, int], seconds: float = 30) -> dict[str, TopicMetadata]:
+
+def told_of(
+    client: Consumer | AdminClient, wanted: Mapping[str, int], seconds: float = PATIENCE_S
+) -> dict[str, TopicMetadata]:
     """Wait until a broker knows all ``wanted`` topics, and return its metadata.
 
     A broker learns of a topic a moment after it was created. ``wanted``: topic -> least number of
@@ -21,7 +25,7 @@ def told_of(client: Consumer | AdminClient, wanted: Mapping[str, int], seconds: 
     """
     deadline = time.monotonic() + seconds
     while True:
-        found: dict[str, TopicMetadata] = client.list_topics(timeout=30).topics
+        found: dict[str, TopicMetadata] = client.list_topics(timeout=PATIENCE_S).topics
         if all(topic in found and len(found[topic].partitions) >= count for topic, count in wanted.items()):
             return found
         assert time.monotonic() < deadline, f"no broker tells of {dict(wanted)}"
@@ -73,7 +77,7 @@ def is_stable(bootstrap_servers: str, topics: Sequence[str], timeout_s: float) -
 
             def ends(level: IsolationLevel, where: list[TopicPartition] = where) -> list[int]:
                 answers = admin.list_offsets({each: OffsetSpec.latest() for each in where}, isolation_level=level)
-                return [answer.result(30).offset for answer in answers.values()]
+                return [answer.result(PATIENCE_S).offset for answer in answers.values()]
 
             if ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED):
                 return True

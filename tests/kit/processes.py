@@ -13,8 +13,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.kit.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 300.0
+#: How long an aborted driver may write where its threads were.
+DUMP_S = 5.0
 
 
 class RunProcess:
@@ -104,7 +108,7 @@ class RunProcess:
         alive = self.process.poll() is None
         if alive:
             os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
         return alive
 
     def end(self) -> None:
@@ -117,10 +121,10 @@ class RunProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGABRT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
+                self.process.wait(DUMP_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
         print(f"{self.log} ends:\n{self.tail(200)}")
 
     def finish(self, timeout_s: float = 600) -> int:

@@ -39,6 +39,7 @@ from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec
 from tests.kit.command import Answer, call
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 FIELDS = Fields(word=str, n=int)
 KEY, VALUE = Fields(word=str), Fields(v=int)
@@ -101,7 +102,7 @@ def topology_of(rows: Sequence[Sequence[Any]], bolt: Any, *, name: str = "replay
 
 def run(built: Topology, store: CoordinationStore, config: Mapping[str, Any] | None = None) -> None:
     with submit(built, config, store=store, executor="local") as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
 
 
 def replayed(built: Topology, store: CoordinationStore, txid: int, watch: Watch | None = None) -> ReplayReport:
@@ -162,7 +163,7 @@ class OverKafka:
 
     def catch_up(self, topology: Topology) -> None:
         with submit(topology, self.config, executor="local") as running:
-            running.wait_until_caught_up(60)
+            running.wait_until_caught_up(PATIENCE_S)
 
     def ratchet(self, name: str, *words: str) -> Answer:
         """``ratchet NAME TOPOLOGY WORDS``."""

@@ -34,6 +34,7 @@ from sinks import (
 from spouts import JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from tests.kit.oracle import read_topics
 from tests.kit.topics import SureProducer
+from tests.kit.waiting import PATIENCE_S
 
 PARTITIONS = 3
 WORDS = 50
@@ -110,7 +111,7 @@ class Feed:
 
     def __exit__(self, *exception: object) -> None:
         self._stopped.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self._producer.arrived()
 
 

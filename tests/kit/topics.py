@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.kit.oracle import told_of
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class SureProducer(Producer):
@@ -34,7 +34,7 @@ class SureProducer(Producer):
         self._refused = refused
         super().__init__({**settings, "on_delivery": delivered})
 
-    def arrived(self, seconds: float = 30) -> None:
+    def arrived(self, seconds: float = PATIENCE_S) -> None:
         """Wait until everything has arrived.
 
         Raises ``KafkaException`` when a record was refused.
@@ -54,13 +54,13 @@ class Topics:
 
     def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(30)
+        self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(PATIENCE_S)
         told_of(self.admin, {topic: partitions})
         return topic
 
     def recreate(self, topic: str) -> None:
         """Delete a topic of one partition, wait until it is gone, and create it again."""
-        self.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        self.admin.delete_topics([topic], operation_timeout=PATIENCE_S)[topic].result(PATIENCE_S)
 
         def created() -> bool:
             try:
@@ -75,12 +75,12 @@ class Topics:
         """``replicas``: partition -> brokers that hold it, its leader first."""
         settings = {key.replace("_", "."): value for key, value in config.items()}
         new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=settings)
-        self.admin.create_topics([new])[topic].result(30)
+        self.admin.create_topics([new])[topic].result(PATIENCE_S)
         told_of(self.admin, {topic: len(replicas)})
         return topic
 
     def add_partitions(self, topic: str, up_to: int) -> None:
-        self.admin.create_partitions([NewPartitions(topic, up_to)])[topic].result(60)
+        self.admin.create_partitions([NewPartitions(topic, up_to)])[topic].result(PATIENCE_S)
         told_of(self.admin, {topic: up_to})
 
     def alter(self, topic: str, **config: str) -> None:
@@ -90,10 +90,10 @@ class Topics:
             for key, value in config.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
-        self.admin.incremental_alter_configs([resource])[resource].result(30)
+        self.admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
         while True:
             found = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
-            entries = next(iter(found.values())).result(30)
+            entries = next(iter(found.values())).result(PATIENCE_S)
             if all(entries[each.name].value == each.value for each in changes):
                 return
 

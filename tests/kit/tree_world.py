@@ -28,8 +28,8 @@ from framework.core.acker_task import AckerTask
 from framework.core.bolt_task import received
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.trouble import SLOW_S, TROUBLES, Chances, TroubledRounds
+from tests.kit.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
 #: How many tasks the components have, in the order of ``simulate``.
 TASKS = (2, 2, 2, 3, 2, 2)
 
@@ -191,7 +191,7 @@ def simulate(
         for _ in range(8):  # nothing stays behind; a round is one rotation at most
             if not _tracked(stepped):
                 break
-            stepped.clock.now += TIMEOUT_S
+            stepped.clock.now += PATIENCE_S
             rounds.go_on()
         assert _tracked(stepped) == 0
         assert stepped.driver.failure is None

@@ -5,8 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+#: How long a test waits for what must come. No test fails because the machine is slow.
+PATIENCE_S = 240.0
+#: How long a test watches for what must not come.
+WATCH_S = 1.0
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 240.0, *, what: str = "a condition") -> None:
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = PATIENCE_S, *, what: str = "a condition") -> None:
     """Return when ``condition`` holds. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

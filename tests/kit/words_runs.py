@@ -14,6 +14,7 @@ from framework.execution.plan import plan_execution
 from framework.transactions import MemoryStore, Put
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import PATIENCE_S
 
 WORD = Fields(word=str)
 WORDS = [[f"w{number % 5}"] for number in range(40)]
@@ -57,7 +58,7 @@ class Setup:
 
     def run_all(self) -> None:
         with self.start() as run:
-            run.wait_until_caught_up(30)
+            run.wait_until_caught_up(PATIENCE_S)
 
     def counts(self) -> dict[str, int]:
         with sqlite3.connect(self.path) as connection:

@@ -13,9 +13,11 @@ import pytest
 
 from integration import ServerError, grafana
 from integration.grafana import BOARD, GrafanaServer, grafana_program
+from tests.kit.waiting import PATIENCE_S
 
 STAND_IN = """#!{python}
 import configparser, http.server, json, pathlib, sys
+from tests.kit.waiting import PATIENCE_S
 assert sys.argv[1] == "server" and sys.argv[2::2] == ["--homepath", "--config"], sys.argv
 assert (pathlib.Path(sys.argv[3]) / "conf" / "defaults.ini").is_file()
 config = configparser.ConfigParser()
@@ -50,7 +52,7 @@ def test_it_is_started_with_the_board_and_the_prometheus_as_its_source(
     monkeypatch.setattr(grafana, "HOMES", (home,))
     assert grafana_program() == (str(program), home)
     with GrafanaServer(tmp_path / "grafana", "http://127.0.0.1:9090") as server:
-        with urllib.request.urlopen(f"{server.url}/said", timeout=30) as answer:
+        with urllib.request.urlopen(f"{server.url}/said", timeout=PATIENCE_S) as answer:
             said = json.load(answer)
         (source,) = said["sources"]["datasources"]
         assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")

@@ -46,7 +46,7 @@ from integration.server import free_port
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.reference import METRICS_PAGE, metrics_page
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 KINDS = [each.value for each in FailureKind]
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -312,7 +312,7 @@ class Served:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -351,7 +351,7 @@ def test_metrics_stand_at_their_path_and_nothing_else_is_there(served: Served) -
     assert served.get("/secret")[0] == 404
     request = urllib.request.Request(f"{served.url}/metrics", data=b"x=1")
     with pytest.raises(urllib.error.HTTPError, match="405"):
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
 
 
 def test_a_client_that_says_nothing_delays_no_other(served: Served) -> None:
@@ -364,7 +364,9 @@ def test_a_client_that_says_nothing_delays_no_other(served: Served) -> None:
 def test_hundreds_of_clients_that_say_nothing_hold_few_threads_and_delay_no_other(served: Served) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(300)]
+        silent = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S)) for _ in range(300)
+        ]
         assert served.get("/metrics")[0] == 200
         assert sum("process_request_thread" in each.name for each in threading.enumerate()) <= 2 * _CLIENTS_MAX
         for each in silent[:200]:
@@ -408,7 +410,7 @@ def test_a_standby_takes_over_while_it_is_scraped(tmp_path: Path) -> None:
 
     def scrape() -> None:
         while not done.is_set():
-            text = urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=30).read().decode()
+            text = urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics", timeout=PATIENCE_S).read().decode()
             found = {
                 sample.name: sample.value for each in text_string_to_metric_families(text) for sample in each.samples
             }
@@ -418,7 +420,7 @@ def test_a_standby_takes_over_while_it_is_scraped(tmp_path: Path) -> None:
         submit(topology(), {"metrics.prometheus.port": ports[0]}, store, "local") as leader,
         submit(topology(), {"metrics.prometheus.port": ports[1]}, store, "local", standby=True) as standby,
     ):
-        leader.wait_until_caught_up(60)
+        leader.wait_until_caught_up(PATIENCE_S)
         wait_for(lambda: standby.status().phase == "standby", what="the standby")
         scraper = threading.Thread(target=scrape)
         scraper.start()

@@ -27,13 +27,15 @@ from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.core_parts import ListSpout
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.observe.test_alerts import BOARD
 from tests.ui.worlds import Prints, Rests
 
 
 def ask(server: PrometheusServer, path: str, **query: str) -> Any:
-    with urllib.request.urlopen(f"{server.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+    with urllib.request.urlopen(
+        f"{server.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S
+    ) as answer:
         return json.load(answer)["data"]
 
 
@@ -89,7 +91,7 @@ def test_alerts_fire_when_the_sink_is_killed_and_end_when_it_is_back(topics: Top
         feeder.start()
         try:
             with submit(builder.build(), {"metrics.prometheus.port": port}, MemoryStore(), "local") as run:
-                run.wait_for_commit(3, 120)
+                run.wait_for_commit(3, PATIENCE_S)
                 wait_long(
                     lambda: ask(prometheus, "query", query="ratchet_committed_txid > 2")["result"], "the first scrape"
                 )
@@ -131,7 +133,7 @@ def test_servers_come_up_with_prometheus_and_go_down_with_it(tmp_path: Path) -> 
     try:
         assert up.returncode == 0, up.stderr
         state = json.loads(up.stdout)
-        rules = json.loads(urllib.request.urlopen(f"{state['prometheus']}/api/v1/rules", timeout=30).read())
+        rules = json.loads(urllib.request.urlopen(f"{state['prometheus']}/api/v1/rules", timeout=PATIENCE_S).read())
         assert [each["name"] for each in rules["data"]["groups"]] == ["ratchet"]
         assert f"prometheus {state['prometheus']}" in ratchet("status").stdout
     finally:

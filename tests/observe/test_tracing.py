@@ -24,7 +24,7 @@ from framework.transactions import MemoryStore
 from integration.server import free_port
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class Collector:
@@ -44,7 +44,7 @@ class Collector:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.requests += 1
-                outer.hang.wait(60)
+                outer.hang.wait(PATIENCE_S)
                 if outer.answer == 200:
                     outer.take(body)
                 self.send_response(outer.answer)
@@ -111,7 +111,7 @@ def started(folder: Path, endpoint: str, name: str = "words", **settings: Any) -
 
 def caught_up(folder: Path, endpoint: str, **options: Any) -> None:
     with started(folder, endpoint, **options) as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 def attributes(span: Any) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def test_a_broken_collector_delays_no_transaction_and_is_one_warning(
     logging.getLogger().addHandler(handler)
     with structlog.testing.capture_logs() as logs:
         with started(tmp_path, endpoint) as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
             assert run.status().committed_txid == 3
         if trouble == "it refuses":
             wait_for(lambda: [each for each in logs if each["event"] == "traces.unsent"], what="the warning")
@@ -273,7 +273,7 @@ def topology():
     builder.set_bolt("c", StateCommitter(state, ["w"], {"n": Count()})).global_grouping("s")
     return builder.build()
 with submit(topology(), {}, MemoryStore(), "local") as run:
-    run.wait_until_caught_up(60)
+    run.wait_until_caught_up(PATIENCE_S)
 print([name for name in sys.modules if name.startswith("opentelemetry") and sys.modules[name] is not None])
 try:
     submit(topology(), {"tracing.otlp.endpoint": "http://127.0.0.1:9/v1/traces"}, MemoryStore(), "local")

@@ -40,10 +40,11 @@ from sinks.kafka.markers import Marker
 from sinks.kafka.writer import MarkedWriter, writers
 from spouts import JsonCodec, RegistryAvroCodec, TextCodec
 from tests.kit.avro import encoded, framed
-from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
@@ -106,7 +107,7 @@ def committed(topics: Topics, topic: str) -> list[Any]:
 def test_a_bad_record_under_fail_stops_naming_topic_partition_and_offset(runs: BadRuns) -> None:
     runs.topics.send(runs.topics.create(runs.name), [*GOOD, b'{"value": 7}'])
     with runs.start() as run, pytest.raises(BadRecordError, match=f"'{runs.name}', partition 0, offset 3: ") as failed:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     assert isinstance(failed.value, TopologyFailed)
 
 
@@ -233,7 +234,7 @@ def test_avro_by_a_registry_with_dead_letters_in_both_places_on_spark(
             "kafka.bootstrap.servers": topics.bootstrap_servers,
         }
         with submit(builder.build(), config, MemoryStore()) as run:
-            run.wait_until_caught_up(120)
+            run.wait_until_caught_up(PATIENCE_S)
             assert run.status().bad_records == 4
         assert runs.counts() == {f"w{n}": 120 for n in range(50)}
     registry.stop()
@@ -284,7 +285,7 @@ def test_too_many_bad_records_stop_the_topology_before_their_batch_commits(runs:
     topics.send(name, [b"bad"] * 31 + [b'{"value": "c"}'])
     too_many = pytest.raises(BadRecordError, match="31 of the last 32 records could not be decoded.*0.03")
     with runs.start(on_bad_record="skip", bad_record_share_max=0.03) as run, too_many:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     assert "c" not in runs.counts()
     runs.catch_up(on_bad_record="skip", bad_record_share_max=None)
     assert runs.counts()["c"] == 1
@@ -353,7 +354,7 @@ class TestMarkedWriter:
         assert dead._producer is not None
         dead._producer.begin_transaction()
         dead._producer.produce(name, b"never committed")
-        dead._producer.flush(30)
+        dead._producer.flush(PATIENCE_S)
         assert written().write(name, record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
@@ -545,7 +546,7 @@ def test_find_poison_shows_the_one_record_that_fails(topics: Topics, name: str, 
     built = poisoned(runs, lambda seen: "1:1234" in seen)
     failed = pytest.raises(TopologyFailed, match="cannot stomach this")
     with submit(built, {"topology.max.attempts": 2}, runs.store, "local") as run, failed:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     found = find_poison(built, runs.store)
     assert found is not None
     assert {each: (meta["first_offset"], meta["next_offset"]) for each, meta in found.ranges.items()} == {
@@ -567,7 +568,7 @@ def test_find_poison_shows_two_records_that_only_fail_together(topics: Topics, n
         topics.send(name, [f"{partition}:{number}".encode() for number in range(100)], partition)
     built = poisoned(runs, lambda seen: {"0:7", "1:93"} <= seen)
     with submit(built, {"topology.max.attempts": 1}, runs.store, "local") as run, pytest.raises(TopologyFailed):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     found = find_poison(built, runs.store)
     assert found is not None
     assert {each: meta["first_offset"] for each, meta in found.ranges.items()} == {f"{name}/0": 7, f"{name}/1": 93}
@@ -598,7 +599,7 @@ def test_find_poison_refuses_records_of_another_topic_with_the_same_name(
     topics.send(topics.create(name), [b"%d" % number for number in range(100)])
     built = poisoned(runs, lambda seen: "77" in seen)
     with submit(built, {"topology.max.attempts": 1}, runs.store, "local") as run, pytest.raises(TopologyFailed):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     topics.recreate(name)
     topics.send(name, [b"%d" % number for number in range(100)])
     with pytest.raises(RetryableError, match="transaction 1 cannot be read again: .*deleted and created again"):
@@ -628,7 +629,7 @@ def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
         assert run.finish() == 1
         assert run.said(f"{name}/0: offset 500"), run.tail()
         assert run.said("row: {'value': 'x77'}")
-        topics.admin.delete_records([TopicPartition(name, 0, 501)])[TopicPartition(name, 0)].result(30)
+        topics.admin.delete_records([TopicPartition(name, 0, 501)])[TopicPartition(name, 0)].result(PATIENCE_S)
         topics.send(name, [b"fine"] * 3)
         run.start("--fresh", "--until-caught-up")
         assert run.finish() == 0, run.tail()

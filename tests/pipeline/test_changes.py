@@ -23,6 +23,7 @@ from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.command import Answer, call
+from tests.kit.waiting import PATIENCE_S
 from tests.kit.words_runs import EXACT, WORD, Setup
 
 # --- a changed topology ---------------------------------------------------------------------------
@@ -46,10 +47,10 @@ def more(setup: Setup) -> dict[str, int]:
 def test_a_changed_topology_goes_on_when_the_user_accepts_the_change(setup: Setup) -> None:
     setup.run_all()
     with pytest.raises(ConfigError, match="'count': parallelism was 2, is 3.*--accept-changed-topology"):
-        setup.start(changed(setup)).wait_until_caught_up(20)
+        setup.start(changed(setup)).wait_until_caught_up(PATIENCE_S)
     setup.spout.append(0, [["w0"], ["w1"]])
     with structlog.testing.capture_logs() as logs, setup.start(changed(setup), accept_changed_topology=True) as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 5
     (said,) = [each for each in logs if each["event"] == "topology.changed"]
     assert "component 'more' is new" in said["difference"]
@@ -57,7 +58,7 @@ def test_a_changed_topology_goes_on_when_the_user_accepts_the_change(setup: Setu
     assert more(setup) == {"w0": 1, "w1": 1}  # a state that joins begins with the next transaction
     setup.spout.append(0, [["w2"]])
     with setup.start(changed(setup)) as run:  # once is enough: it is now the topology of this state
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
     assert more(setup) == {"w0": 1, "w1": 1, "w2": 1}
 
 
@@ -70,17 +71,17 @@ def test_a_state_that_was_emptied_does_not_join_a_changed_topology_as_a_new_one(
     for each in setup.path.parent.glob(f"{setup.path.name}*"):
         each.unlink()
     with pytest.raises(ConfigError, match="holds transactions up to 0.*the sink is behind"):
-        setup.start(changed(setup), accept_changed_topology=True).wait_until_caught_up(20)
+        setup.start(changed(setup), accept_changed_topology=True).wait_until_caught_up(PATIENCE_S)
 
 
 def test_a_renamed_spout_takes_over_the_positions(setup: Setup) -> None:
     setup.run_all()
     renamed = changed(setup, "source")
     with pytest.raises(ConfigError, match="component 'spout' is gone; component 'source' is new"):
-        setup.start(renamed).wait_until_caught_up(20)
+        setup.start(renamed).wait_until_caught_up(PATIENCE_S)
     setup.spout.append(0, [["w0"]])
     with setup.start(renamed, accept_changed_topology=True) as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 5
     assert setup.counts() == {**EXACT, "w0": 11}
     assert setup.store.children("words/user/spout") == []
@@ -95,7 +96,7 @@ def test_reset_of_positions_reads_again_under_rising_txids(setup: Setup) -> None
     assert "transaction 5 is next" in reset.describe(setup.topology(), setup.store)[0]
     assert reset.reset_positions(setup.topology(), setup.store) == 5
     with setup.start() as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 8
     assert setup.counts() == {word: 2 * count for word, count in EXACT.items()}
 
@@ -104,7 +105,7 @@ def test_reset_of_positions_rolls_an_opened_commit_back_first(setup: Setup) -> N
     setup.wrap = lambda executor: DiesAfter(executor, 2)
     run = setup.start(**{"topology.max.spout.pending": 1})
     with pytest.raises(TopologyFailed, match="dies here"):
-        run.join(20)
+        run.join(PATIENCE_S)
     assert setup.counts() != {}
     reset.reset_positions(setup.topology(), setup.store)
     setup.wrap = lambda executor: executor
@@ -140,14 +141,14 @@ def test_reset_of_everything_starts_with_transaction_1(setup: Setup, corrupt: bo
     reset.reset_everything(setup.topology(), setup.store)
     assert setup.counts() == {}
     with setup.start() as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         assert (run.status().committed_txid, run.status().epoch > 2) == (4, True)
     assert setup.counts() == EXACT
 
 
 def test_reset_is_refused_while_a_driver_leads(setup: Setup) -> None:
     with setup.start() as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         with pytest.raises(ConfigError, match="a driver runs topology 'words': stop it first"):
             reset.reset_everything(setup.topology(), setup.store, timeout_s=0.2)
     assert setup.counts() == EXACT
@@ -174,7 +175,7 @@ def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
         made: dict[str, Any] = {}
         exec(module.read_text(), made)
         with submit(made["topology"], {"transactional.zookeeper.servers": servers.zookeeper}, executor="local") as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
             assert run.status().committed_txid == 2
         shown = reset("--everything", *where)
         assert shown.returncode == 0
@@ -204,7 +205,7 @@ def opened_and_lost(setup: Setup, on_data_loss: str, committer: Any = None) -> t
     setup.wrap = lambda executor: DiesAfter(executor, 2)
     run = setup.start(topology, **{"topology.max.spout.pending": 1})
     with pytest.raises(TopologyFailed, match="dies here"):
-        run.join(20)
+        run.join(PATIENCE_S)
     setup.wrap = lambda executor: executor
     assert setup.counts() == {f"w{number}": 4 for number in range(5)}
     setup.spout.expire(0, 33)
@@ -219,7 +220,7 @@ def test_an_opened_batch_whose_records_are_gone_is_rolled_back_and_planned_afres
     """
     topology, _ = opened_and_lost(setup, "skip")
     with setup.start(topology) as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         kinds = [(each.kind, each.txid) for each in run.events()]
         records = run.transactions()
     assert ("rolled back", 2) in kinds
@@ -237,7 +238,7 @@ def test_an_opened_batch_whose_records_are_gone_stops_where_it_cannot_be_undone(
     # One batch at a time: the next one has lost records, too.
     run = setup.start(topology, **{"topology.max.spout.pending": 1})
     with pytest.raises(TopologyFailed, match="forgotten offsets 10 to 20.*on_data_loss='skip' and every sink can undo"):
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
     run.stop()
     assert setup.counts() == {f"w{number}": 4 for number in range(5)}
 
@@ -281,7 +282,7 @@ def test_records_of_the_last_transactions_are_kept_in_zookeeper(
     store = ZooKeeperStore(servers.zookeeper, f"/{name}")
     topology = setup.topology()
     with submit(topology, {}, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         mine = {each.txid: each for each in run.transactions()}
     kept = read_history(store, "words")
     store.close()
@@ -309,7 +310,7 @@ def test_every_attempt_has_one_line_in_the_log(setup: Setup) -> None:
     setup.wrap = lambda executor: FailsOnce(executor, -1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
     with structlog.testing.capture_logs() as logs, setup.start(**{"topology.max.spout.pending": 3}) as run:
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
         records = run.transactions()
         assert run.status().attempts_failed == 1
     lines = [each for each in logs if each["event"].startswith("batch.")]
@@ -332,7 +333,7 @@ def test_empty_batches_are_made_when_asked_for_and_no_more_often_than_asked(setu
     setup.run_all()
     config = {"topology.spout.emit.empty.batches": True, "topology.trident.batch.emit.interval.millis": 50}
     with setup.start(**config) as run:
-        run.wait_for_commit(8, 20)
+        run.wait_for_commit(8, PATIENCE_S)
         moments = [each.at_s for each in run.events() if each.kind == "emitted"]
         assert [each.attempts[-1].source_rows for each in run.transactions()][:4] == [0, 0, 0, 0]
     assert all(later - earlier >= 0.045 for earlier, later in itertools.pairwise(moments))

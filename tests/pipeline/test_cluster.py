@@ -16,6 +16,7 @@ from framework.errors import ConfigError
 from framework.execution.spark import shipping
 from integration import EmbeddedServers, PostgresServer, SparkCluster
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -52,6 +53,7 @@ def louder(text):
 #: Code that makes an interpreter forget where this repository is installed.
 FORGETFUL = f"""
 import sys
+from tests.kit.waiting import PATIENCE_S
 sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in getattr(each, "__module__", "")]
 sys.path[:] = [each for each in sys.path if each != {str(ROOT)!r}]
 """
@@ -170,7 +172,7 @@ def test_a_master_that_is_not_there_is_reported_in_one_line(tmp_path: Path) -> N
             print(str(error).splitlines()[0])
         """)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert "Spark does not start with spark.master='spork://127.0.0.1:1': " in done.stdout
     assert "check that Java 17 or newer is on the PATH and that the master can be reached" in done.stdout

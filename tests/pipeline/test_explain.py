@@ -57,6 +57,7 @@ from spouts import (
 )
 from tests.kit.replays import OverKafka, Sums, command, only, run, state_at, topology_of
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 FIELDS = Fields(word=str, n=int)
 #: Four batches of ten rows. "once" comes in the second, "twice" in the first and the fourth.
@@ -440,7 +441,7 @@ def test_a_running_topology_is_followed(tmp_path: Path, store: MemoryStore) -> N
     feeder.start()
     try:
         with submit(built, store=store, executor="local") as running:
-            running.wait_for_commit(5, 60)
+            running.wait_for_commit(5, PATIENCE_S)
             for _ in range(3):
                 found = of(built, store, "k", last=3, causes_max=1)
                 assert found.agrees and found.txid >= 5 and found.step_count >= 5

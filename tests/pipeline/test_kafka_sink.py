@@ -30,6 +30,7 @@ from sinks.kafka.writer import MarkedWriter, writers
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.4")]
 FIELDS = Fields(word=str, n=int)
@@ -105,7 +106,7 @@ def test_each_row_is_one_record_whatever_fails(
         executor="local",
     )
     with run:
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed >= 4
     assert pairs(topics, topic) == ALL
     assert all(key == json.loads(value)["word"].encode() for key, value in held(topics, topic))
@@ -123,7 +124,7 @@ def test_changes_of_a_state_written_to_kafka_from_spark_end_with_its_values(
     sink = KafkaSink(topic, value=["word", "count"], key="word", bootstrap_servers=topics.bootstrap_servers)
     builder.set_bolt("changes", sink, 2).fields_grouping("counts", Fields("word"))
     with submit(builder.build(), {"topology.collapse.records.max": 0}, store=MemoryStore()) as run:
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
     last = {key: json.loads(value)["count"] for key, value in held(topics, topic)}
     assert last == {word.encode(): count for word, count in Counter(word for word, _ in ALL).items()}
 
@@ -137,9 +138,9 @@ def test_at_least_once_writes_without_markers_and_must_be_asked_for(topics: Topi
         build(name, spout, sink, 1)
     topology = build(name, spout, sink, 3, at_least_once=True, deterministic=False)
     with submit(topology, store=MemoryStore(), executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     assert pairs(topics, topic) == ALL
-    assert f"ratchet-markers-{name}" not in topics.admin.list_topics(timeout=30).topics
+    assert f"ratchet-markers-{name}" not in topics.admin.list_topics(timeout=PATIENCE_S).topics
 
 
 @pytest.mark.rule("C11")
@@ -191,7 +192,7 @@ def test_keys_and_values_of_every_type_are_written_as_documented(topics: Topics,
         sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers, **options)
         builder.set_bolt("sink", sink).global_grouping("spout")
         with submit(builder.build(), store=MemoryStore(), executor="local") as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
         assert held(topics, topic) == expected
 
 
@@ -219,7 +220,7 @@ def test_a_failing_write_names_the_topic(topics: Topics, name: str) -> None:
         topology = build(name, MemoryTransactionalSpout({0: [["a", 1]]}, FIELDS, 1), sink, 1, at_least_once=True)
         run = submit(topology, {"topology.max.attempts": 1}, store=MemoryStore(), executor="local")
         with pytest.raises(TopologyFailed, match=words):
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
         run.stop()
     assert held(topics, topic) == []
 
@@ -242,11 +243,11 @@ def test_a_zombie_producer_is_fenced_and_its_open_kafka_txn_is_never_seen(topics
     zombie.init_transactions(30)
     zombie.begin_transaction()
     zombie.produce(topic, b'{"word":"zombie","n":0}')
-    zombie.flush(30)
+    zombie.flush(PATIENCE_S)
     sink = KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers)
     topology = build(name, MemoryTransactionalSpout(ROWS, FIELDS, 30), sink, 1)
     with submit(topology, store=MemoryStore(), executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
         zombie.commit_transaction(30)
     assert pairs(topics, topic) == ALL
@@ -283,16 +284,16 @@ def test_a_kafka_txn_that_a_dead_task_left_open_blocks_no_other_task(
     topology = build(name, spout, KafkaSink(topic, bootstrap_servers=topics.bootstrap_servers), 3)
     store = MemoryStore()
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         writers.close()  # the next writers are new, as in other workers
         dead = left_open(topics, topic, name, writer)
         spout.append(0, ["late", 1])
         spout.append(1, ["later", 2])
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     writers.close()
     again = left_open(topics, topic, name, writer)
     with submit(topology, store=store, executor="local") as run:  # a new leader first reads all markers
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     assert pairs(topics, topic) == sorted([*ALL, ("late", 1), ("later", 2)])
     del dead, again
     writers.close()
@@ -335,7 +336,7 @@ class SinkRuns:
     def catch_up(self) -> None:
         writers.close()  # as if each start were another process
         with submit(self.topology, store=self.store, executor="local") as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
 
     def refused(self, words: str) -> None:
         """Check that every start is refused with ``words``, and writes nothing."""

@@ -20,10 +20,10 @@ from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import EmbeddedServers, KafkaBroker
 from integration.server import free_port
 from spouts.kafka.group import GroupOffsets
-from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
+from tests.kit.kafka_runs import KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -63,7 +63,7 @@ def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
     with runs.start(pattern=f"{runs.name}-.*", start="latest") as run:
         wait_for(lambda: run.status().phase == "running", what="the run")
-        run.wait_until_caught_up(TIMEOUT_S)  # there is nothing to read yet
+        run.wait_until_caught_up(PATIENCE_S)  # there is nothing to read yet
         runs.topics.send(runs.topics.create(f"{runs.name}-late"), [b"x"] * 3)
         runs.await_counts(run, {"x": 3})
 
@@ -99,7 +99,7 @@ def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: K
     assert runs.counts() == {"x": 10}
     assert after > before
     with runs.start() as running:
-        running.wait_until_caught_up(TIMEOUT_S)
+        running.wait_until_caught_up(PATIENCE_S)
         with pytest.raises(ConfigError, match="a driver runs topology"):
             runs.start({"transactional.zookeeper.election.timeout.secs": 0.2}, fresh=True)
     assert runs.counts() == {"x": 10}
@@ -143,12 +143,12 @@ def test_offsets_that_retention_removed_stop_the_topology_or_are_skipped_and_cou
     topics.send(topics.create(name), [b"read"] * 10)
     runs.catch_up()
     topics.send(name, [b"lost"] * 7 + [b"kept"] * 3)
-    topics.admin.delete_records([TopicPartition(name, 0, 17)])[TopicPartition(name, 0)].result(30)
+    topics.admin.delete_records([TopicPartition(name, 0, 17)])[TopicPartition(name, 0)].result(PATIENCE_S)
     with (
         runs.start() as run,
         pytest.raises(DataLossError, match=f"{name}/0 no longer holds offsets 10 to 17") as failed,
     ):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     assert isinstance(failed.value, TopologyFailed)
     assert runs.counts() == {"read": 10}
     with structlog.testing.capture_logs() as logs:
@@ -172,7 +172,7 @@ def test_a_topic_deleted_and_created_again_between_two_runs_is_data_loss_or_a_re
     topics.recreate(name)
     topics.send(name, [b"new"] * 25)  # more than was read: the old position exists in the new topic
     with runs.start() as run, pytest.raises(DataLossError, match=f"'{name}'.*was deleted and created again"):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     assert runs.counts() == {"old": 10}
     run = runs.catch_up(on_data_loss="skip")
     assert runs.counts() == {"old": 10, "new": 25}
@@ -185,13 +185,13 @@ def test_records_of_a_topic_created_again_under_a_run_are_never_committed(runs: 
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"old"] * 10)
     with runs.start() as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         topics.recreate(name)
         topics.send(name, [b"new"] * 25)
         # Either the reader notices it (the new topic is too short) or the planner (it asks for the
         # id).
         with pytest.raises(DataLossError, match="created again"):
-            run.wait_for_commit(99, TIMEOUT_S)
+            run.wait_for_commit(99, PATIENCE_S)
     assert runs.counts() == {"old": 10}
 
 
@@ -245,7 +245,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
     monkeypatch.setattr("spouts.kafka.planner.KafkaPlanner.confirm", found)
     runs.topics.send(runs.topics.create(runs.name), [b"x"] * 10)
     with runs.start() as run, pytest.raises(DataLossError, match="another topic was read"):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     assert runs.counts() == {}
 
 
@@ -260,7 +260,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
         topics.send(topics.create(topic), [b"x"] * 5)
     read = planner.plan({})
     assert offsets(read) == {f"{name}-a/0": (0, 5), f"{name}-b/0": (0, 5)}
-    topics.admin.delete_topics([f"{name}-a"], operation_timeout=30)[f"{name}-a"].result(30)
+    topics.admin.delete_topics([f"{name}-a"], operation_timeout=PATIENCE_S)[f"{name}-a"].result(PATIENCE_S)
     topics.send(f"{name}-b", [b"y"] * 2)
     wait_for(lambda: f"{name}-a/0" not in planner.partitions(), what="the topic to be gone")
     with contextlib.suppress(RetryableError):
@@ -271,7 +271,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     assert planner.plan(plan) is None  # all of it was read: nothing is lost
     topics.send(f"{name}-b", [b"z"] * 3)
     wait_for(lambda: planner.plan(plan) is not None, what="a plan that is never read")
-    topics.admin.delete_topics([f"{name}-b"], operation_timeout=30)[f"{name}-b"].result(30)
+    topics.admin.delete_topics([f"{name}-b"], operation_timeout=PATIENCE_S)[f"{name}-b"].result(PATIENCE_S)
     with pytest.raises(DataLossError, match=f"{name}-b/0 was deleted, and offsets 7 to 10 were not read"):
         wait_for(lambda: ask_for_a_plan(planner, plan), what="the loss")
     planner.close()
@@ -309,7 +309,7 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_its_leader_e
         topics.send(name, [b"new"] * 25)
         runs.topics = topics
         with runs.start() as run, pytest.raises(DataLossError, match="truncat"):
-            run.wait_until_caught_up(TIMEOUT_S)
+            run.wait_until_caught_up(PATIENCE_S)
         assert runs.counts() == {"old": 10}
         run = runs.catch_up(on_data_loss="skip")
         assert runs.counts() == {"old": 10, "new": 15}
@@ -333,7 +333,7 @@ def test_another_cluster_is_refused_or_read_from_its_beginning(
         elsewhere.send(elsewhere.create(name), [b"there"] * 4)
         moved = {"bootstrap_servers": other.address}
         with runs.start(**moved) as run, pytest.raises(DataLossError, match="was read from Kafka cluster"):
-            run.wait_until_caught_up(TIMEOUT_S)
+            run.wait_until_caught_up(PATIENCE_S)
         assert runs.counts() == {"here": 10}
         runs.catch_up(on_data_loss="skip", **moved)
         assert runs.counts() == {"here": 10, "there": 4}
@@ -389,7 +389,7 @@ def test_a_compacted_topic_under_a_transactional_state_is_refused_by_name(
     runs = KafkaRuns(topics, tmp_path, name, opaque=False)
     refused = rf"topic '{name}' is compacted .cleanup.policy=compact,delete.*bolt 'count'.*counts.*transactional.*opaque state"
     with runs.start() as run, pytest.raises(ConfigError, match=refused):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     KafkaRuns(topics, tmp_path / "opaque", name).catch_up()
 
 
@@ -401,11 +401,11 @@ def test_a_compacted_topic_that_appears_under_a_transactional_state_is_refused_b
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     runs = KafkaRuns(topics, tmp_path, name, opaque=False, pattern=f"{name}-.*")
     with runs.start() as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         topics.create(f"{name}-b", 1, cleanup_policy="compact")
         send_keyed(topics, f"{name}-b", 5)
         with pytest.raises(TopologyFailed, match=f"topic '{name}-b' is compacted"):
-            run.wait_for_commit(99, TIMEOUT_S)
+            run.wait_for_commit(99, PATIENCE_S)
     assert runs.counts() == {"a": 10}
 
 
@@ -420,7 +420,7 @@ def test_a_run_catches_up_with_a_topic_whose_records_are_all_gone(runs: KafkaRun
     runs.topics.create(runs.name)
     runs.topics.send(runs.name, [b"gone"] * 5)
     where = TopicPartition(runs.name, 0, 5)
-    runs.topics.admin.delete_records([where])[where].result(30)
+    runs.topics.admin.delete_records([where])[where].result(PATIENCE_S)
     runs.catch_up()
     assert runs.counts() == {}
     runs.topics.send(runs.name, [b"new"] * 2)
@@ -447,7 +447,7 @@ def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_allows_it(
         from confluent_kafka.admin import OffsetSpec
 
         where = TopicPartition(name, 0)
-        return int(cleaning.admin.list_offsets({where: OffsetSpec.earliest()})[where].result(30).offset)
+        return int(cleaning.admin.list_offsets({where: OffsetSpec.earliest()})[where].result(PATIENCE_S).offset)
 
     wait_for(lambda: beginning() >= 45, 90, what="retention")
     cleaning.alter(name, retention_ms="-1")  # otherwise the next records may expire too on a slow machine
@@ -467,7 +467,7 @@ def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(r
     producer = topics.send_in_kafka_txn(name, [b"open"] * 2, end=None)
     topics.send(name, [b"behind"])
     with runs.start() as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         assert runs.counts() == {"plain": 3}
         producer.commit_transaction(30)
         wait_for(lambda: "behind" in runs.counts(), what="the last stable offset to move on")
@@ -486,12 +486,12 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
     topics.send(name, [b"y"] * 4, 1)
     port = free_port()
     with runs.start({"metrics.prometheus.port": port}) as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         topics.send_in_kafka_txn(name, [b"z"], end=lambda producer: producer.abort_transaction(30))
         wait_for(lambda: run.status().partitions[f"{name}/0"].committed_offset == 12, what="the marker")
         wait_for(lambda: run.status().lag == 0, what="the lag")
         progress = run.status().partitions
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S).read().decode()
     assert {each: (it.end_offset, it.committed_offset, it.lag, it.in_flight) for each, it in progress.items()} == {
         f"{name}/0": (12, 12, 0, 0),
         f"{name}/1": (4, 4, 0, 0),
@@ -533,7 +533,7 @@ def test_a_lag_is_known_while_nothing_can_be_committed(runs: KafkaRuns) -> None:
 def published(topics: Topics, topic: str, group: str, partitions: int) -> list[int]:
     """The offsets that a consumer group has committed, per partition; -1001: none."""
     consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
-    found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
+    found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=PATIENCE_S)
     consumer.close()
     return [each.offset for each in found]
 
@@ -548,12 +548,12 @@ def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: Kafka
     runs.catch_up()
     assert published(topics, name, group, 2) == [-1001, -1001]  # it was not asked for
     with runs.start(consumer_group=group) as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         topics.send(name, [b"x"] * 2, 0)
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         wait_for(lambda: published(topics, name, group, 2) == [12, 3], what="the offsets in the group")
         topics.send(name, [b"x"], 1)
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     assert published(topics, name, group, 2) == [12, 4]  # the offsets of the last commit, after the run has ended
 
 
@@ -578,7 +578,7 @@ def test_a_group_that_cannot_be_written_is_logged_once_and_stops_nothing(runs: K
     member.subscribe([name])
     wait_for(lambda: member.poll(0.1) is not None, what="a member of the group")
     with structlog.testing.capture_logs() as logs, runs.start(consumer_group=name, batch_records_max=2) as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     member.close()
     assert runs.counts() == {"x": 10}
     assert [each["event"] for each in logs].count("group.not_published") == 1

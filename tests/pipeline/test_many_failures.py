@@ -43,6 +43,7 @@ from spouts import (
     TextCodec,
 )
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 FAILURES = 50
 PARTITIONS = 3
@@ -238,7 +239,7 @@ def test_every_grouping_is_exact_after_fifty_failures(
     chaos = Chaos(executors(executor, topology), store, seed)
     config = {"topology.max.spout.pending": 3, "topology.message.timeout.secs": 60}
     with submit(topology, config, store=store, executor=chaos) as run:
-        run.wait_until_caught_up(240)
+        run.wait_until_caught_up(PATIENCE_S)
         epochs = run.status().epoch
     assert chaos.left == 0
     assert epochs > 1

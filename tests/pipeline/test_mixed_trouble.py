@@ -27,6 +27,7 @@ from integration import EmbeddedServers
 from tests.kit.oracle import is_stable, read_topics
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 #: The number of steps of a script; by default, the target decides it.
 STEPS = os.environ.get("RATCHET_TROUBLE_STEPS")
@@ -83,7 +84,7 @@ class Script:
             step = self.chance.choices(list(choices), list(choices.values()))[0]
             step()
             self.happened[step.__name__] += 1
-        self._plain.flush(60)
+        self._plain.flush(PATIENCE_S)
         while self.open:
             self.end_open()
 
@@ -117,7 +118,7 @@ class Script:
             producer.init_transactions(30)
             producer.begin_transaction()
             self._some(producer, 300)
-            producer.flush(20)
+            producer.flush(PATIENCE_S)
         except KafkaException:
             return None  # the topic says what became of it
         return producer

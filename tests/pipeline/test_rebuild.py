@@ -54,7 +54,7 @@ from tests.kit.processes import RunProcess
 from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, kafka_topology, run, state_at, topology_of
 from tests.kit.targets import Often
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.pipeline.test_undo import held
 
 ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
@@ -205,15 +205,15 @@ def test_a_topology_goes_on_while_its_state_is_rebuilt_and_exchanged(tmp_path: P
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 5)
     with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:
         with Feed(spout) as feed:
-            running.wait_for_commit(20, 60)
+            running.wait_for_commit(20, PATIENCE_S)
             copy = counting(tmp_path, spout=spout)
             for _ in range(5):
                 before = committed_txid(store, "anew")
                 found = rebuild(copy, store, state="words", take_over=True)
                 assert found.txid >= before and found.former is not None
                 assert found.difference is not None and found.difference.difference_count == 0
-                running.wait_for_commit(found.txid + 3, 60)
-        running.wait_until_caught_up(60)
+                running.wait_for_commit(found.txid + 3, PATIENCE_S)
+        running.wait_until_caught_up(PATIENCE_S)
     assert held(copy) == expected(feed.rows)
     assert verify(copy, store).right
 
@@ -711,12 +711,12 @@ def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store:
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 20)
     with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:
         with Feed(spout) as feed:
-            running.wait_for_commit(5, 60)
+            running.wait_for_commit(5, PATIENCE_S)
             copy = counting(tmp_path, spout=spout)
             for _ in range(3):
                 found = rebuild(copy, store, state="rows", take_over=True)
-                running.wait_for_commit(found.txid + 3, 60)
-        running.wait_until_caught_up(60)
+                running.wait_for_commit(found.txid + 3, PATIENCE_S)
+        running.wait_until_caught_up(PATIENCE_S)
     assert rows_in(ParquetTable(tmp_path / "rows")) == sorted(map(tuple, feed.rows))
     assert verify(copy, store).right
 
@@ -872,13 +872,13 @@ def test_a_topology_over_any_store_goes_on_while_its_state_is_exchanged(
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 5)
     with submit(counting(tmp_path, spout=spout, backend=backend()), store=store, executor="local") as running:
         with Feed(spout) as feed:
-            running.wait_for_commit(10, 60)
+            running.wait_for_commit(10, PATIENCE_S)
             copy = counting(tmp_path, spout=spout, backend=backend())
             for _ in range(3):
                 found = rebuild(copy, store, state="words", take_over=True)
                 assert found.difference is not None and found.difference.difference_count == 0
-                running.wait_for_commit(found.txid + 3, 60)
-        running.wait_until_caught_up(60)
+                running.wait_for_commit(found.txid + 3, PATIENCE_S)
+        running.wait_until_caught_up(PATIENCE_S)
     assert held(copy) == expected(feed.rows)
     assert verify(copy, store).right
     clean(copy, store, "words")
@@ -936,7 +936,7 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
     driver.start()
     rebuilt = 0
     try:
-        wait_for(words.database.exists, 60, what="the first commit")
+        wait_for(words.database.exists, what="the first commit")
         for _ in range(kills):
             send(300)
             rebuilt += words.killed_after(chance.uniform(0.8, 4.0), "rebuild", "words", "--yes")

@@ -24,6 +24,7 @@ from framework.transactions import Delete, MemoryStore
 from framework.transactions.run import TopologyFailed
 from sinks import Count, OpaqueMapState, StateCommitter
 from spouts import memory
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.kit.words_runs import EXACT, Setup
 
 
@@ -33,7 +34,7 @@ def test_txids_rise_over_restarts_and_nothing_is_counted_twice(setup: Setup) -> 
     assert setup.counts() == EXACT
     setup.spout.append(1, [["w0"]])
     with setup.start() as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 5
         assert run.status().epoch == 2
     assert setup.counts() == {**EXACT, "w0": 11}
@@ -49,7 +50,7 @@ def test_two_topologies_in_one_store_do_not_see_each_other(setup: Setup, tmp_pat
         "spout"
     )
     with other.start(builder.build()) as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 4
     assert other.counts() == EXACT
 
@@ -58,7 +59,7 @@ def test_two_topologies_in_one_store_do_not_see_each_other(setup: Setup, tmp_pat
 def test_an_empty_source_makes_no_transactions(setup: Setup) -> None:
     setup.run_all()
     with setup.start() as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 4
         assert run.events() == []
 
@@ -113,9 +114,9 @@ def test_an_opaque_batch_is_planned_afresh_unless_its_commit_had_opened(setup: S
 
     setup.wrap = lambda executor: Hold(executor, "", 0)
     run = setup.start(**{"topology.max.spout.pending": 1})
-    assert hold.wait(20)
+    assert hold.wait(PATIENCE_S)
     with pytest.raises(TopologyFailed, match="dies here"):
-        run.join(20)
+        run.join(PATIENCE_S)
     planned = json.loads(setup.store.get("words/user/spout/2") or b"")["value"]["plan"]
     setup.wrap = lambda executor: executor
     setup.spout.set_take(15)
@@ -133,7 +134,7 @@ def refused(setup: Setup, kind: type[Exception], message: str, topology: Topolog
     before = setup.counts()
     run = setup.start(topology)
     with pytest.raises(kind, match=message):
-        run.wait_until_caught_up(20)
+        run.wait_until_caught_up(PATIENCE_S)
     assert run.status().phase == "failed"
     run.stop()
     assert setup.counts() == before
@@ -241,10 +242,10 @@ def test_submit_refuses_more_transactions_at_once_than_can_be_meant(setup: Setup
 def test_a_deposed_driver_steps_down_and_leads_again(setup: Setup) -> None:
     """The session ends during the run, which goes on by itself under a new epoch."""
     with setup.start(**{"topology.max.spout.pending": 1}) as run:
-        run.wait_for_commit(1, 20)
+        run.wait_for_commit(1, PATIENCE_S)
         setup.store.depose("words")
         setup.spout.append(0, [["w0"]] * 30)
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().epoch == 2
     assert setup.counts() == {**EXACT, "w0": 40}
 
@@ -281,7 +282,7 @@ def test_a_deposed_driver_that_misses_records_stands_by(
     monkeypatch.setattr(memory._MemoryPlanner, "plan", planned)
     setup.wrap = lambda executor: Forgetful(executor, "", 0)
     with setup.start() as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert deposed and run.status().epoch == 3
     assert setup.counts() == EXACT
 
@@ -289,15 +290,16 @@ def test_a_deposed_driver_that_misses_records_stands_by(
 def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None:
     """The second driver stands by until the first one has stopped."""
     first = setup.start()
-    first.wait_until_caught_up(20)
+    first.wait_until_caught_up(PATIENCE_S)
     second = setup.start()
+    wait_for(lambda: second.status().phase == "standby")
     with pytest.raises(TimeoutError, match="standby"):
-        second.wait_for_commit(99, 3)
+        second.wait_for_commit(99, 0.5)
     setup.spout.append(0, [["w1"]])
-    first.wait_until_caught_up(20)
+    first.wait_until_caught_up(PATIENCE_S)
     first.stop()
     setup.spout.append(0, [["w2"]])
-    second.wait_until_caught_up(20)
+    second.wait_until_caught_up(PATIENCE_S)
     assert second.status().epoch == 2
     second.stop()
     assert setup.counts() == {**EXACT, "w1": 11, "w2": 11}
@@ -305,16 +307,17 @@ def test_of_two_drivers_one_leads_and_the_other_takes_over(setup: Setup) -> None
 
 def test_a_driver_started_as_standby_lets_another_driver_lead_first(setup: Setup) -> None:
     second = setup.start(standby=True)
+    wait_for(lambda: second.status().phase == "standby")
     with pytest.raises(TimeoutError, match="standby"):
-        second.wait_for_commit(1, 1)
+        second.wait_for_commit(1, 0.5)
     assert not setup.path.exists()
     first = setup.start()
-    first.wait_until_caught_up(20)
+    first.wait_until_caught_up(PATIENCE_S)
     assert second.status().phase == "standby"
     time.sleep(0.5)  # it checks ten times a second
     first.stop()
     setup.spout.append(0, [["w2"]])
-    second.wait_until_caught_up(20)
+    second.wait_until_caught_up(PATIENCE_S)
     assert second.status().epoch == 2
     second.stop()
     assert setup.counts() == {**EXACT, "w2": 11}
@@ -342,7 +345,7 @@ def test_rows_of_a_dead_attempt_are_swept_when_its_replay_does_not_touch_them(se
     committer = StateCommitter(OpaqueMapState(setup.backend), ["word"], {"n": Count()})
     builder.set_bolt("count", committer, 2).fields_grouping("moody", Fields("word"))
     with setup.start(builder.build(), **{"topology.max.spout.pending": 1}) as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     assert setup.counts() == {"attempt1": 30, "attempt2": 20}
 
 
@@ -366,7 +369,7 @@ def test_rows_that_get_lost_between_tasks_fail_the_attempt(
 
     monkeypatch.setattr(collapsed, "run_level", faulty)
     with setup.start() as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed == 1
         failure = next(event.detail for event in run.events() if event.kind == "failed")
     assert "expected rows per edge" in failure

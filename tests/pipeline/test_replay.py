@@ -45,6 +45,7 @@ from spouts import MemoryTransactionalSpout, OpaqueKafkaTransactionalSpout, Opaq
 from tests.kit.command import Answer, call
 from tests.kit.processes import ROOT
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 FIELDS = Fields(word=str, n=int)
 #: Batches of ten rows: keys that come in each batch, and one that comes in the second only.
@@ -108,7 +109,7 @@ def store() -> MemoryStore:
 
 def run(built: Topology, store: CoordinationStore) -> None:
     with submit(built, store=store, executor="local") as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
 
 
 def replayed(built: Topology, store: CoordinationStore, txid: int, watch: Watch | None = None) -> ReplayReport:
@@ -377,7 +378,7 @@ def test_replay_from_the_command_line_shows_the_record_that_fails_and_what_mende
         return call("framework", "replay", f"{this}:kafka_topology", *options, *more)
 
     with submit(kafka_topology(settings), config, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     right = command("--txid", "1", "--show", "number->words", "--limit", "3")
     assert right.returncode == 0, right.stderr
     assert "number->words: {'word': 'w1', 'n': 1}" in right.stdout
@@ -386,7 +387,7 @@ def test_replay_from_the_command_line_shows_the_record_that_fails_and_what_mende
 
     topics.send(topic, [b"w0=4", b"w1=x"])
     with submit(kafka_topology(settings), config, executor="local") as run, pytest.raises(TopologyFailed):
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     failing = command("--code", f"{this}:patient_topology")  # by default the batch that is due
     assert failing.returncode == 3, failing.stderr
     assert "transaction 2 of topology" in failing.stdout and "invalid literal for int()" in failing.stdout
@@ -398,12 +399,18 @@ def test_replay_from_the_command_line_shows_the_record_that_fails_and_what_mende
 
     words = [sys.executable, "-m", "framework", "replay", f"{this}:kafka_topology", *options, "--pdb"]
     debugged = subprocess.run(
-        words, input="p 'the text is ' + text\nq\n", capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+        words,
+        input="p 'the text is ' + text\nq\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert debugged.returncode == 1, debugged.stderr
     assert "the text is x" in debugged.stdout
 
     with submit(patient_topology(settings), config, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     again = command("--txid", "2")
     assert again.returncode == 1 and "it fails:" in again.stdout

@@ -31,6 +31,7 @@ from sinks import (
 from sinks.backends.backend import MapBackend
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, replayed, run, state_at, told, topology_of
+from tests.kit.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_a_state_that_joined_later_is_left_out(tmp_path: Path, store: MemoryStor
     run(with_tables("one", rows=4), store)
     both = with_tables("one", "two", rows=8)
     with submit(both, store=store, executor="local", accept_changed_topology=True) as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
     report = replayed(both, store, 1)
     assert report.agrees and [each.component_id for each in report.states] == ["one"]
     assert report.left_out == {"two": "its state joined at transaction 3, and holds nothing from before"}
@@ -289,7 +290,7 @@ def test_a_version_that_does_not_touch_a_key_leaves_it_as_it_was(
 
     built = summing(Sums)
     with submit(summing(Sums), store=store, executor="local") as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
     unknown = differences(replayed(built, store, 1), replayed(summing(Nothing), store, 1))
     assert [(each.now, repr(each.new)) for each in unknown] == [(5, "not touched")]
     fresh, short = MemoryStore(), topology_of([["k", 5], ["k", number]], Sums(state_at(tmp_path, "short")))

@@ -23,7 +23,7 @@ from framework.transactions.documents import read_history
 from integration import EmbeddedServers, PostgresServer
 from tests.kit.processes import ROOT
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -77,7 +77,7 @@ def driver(folder: Path, settings: dict[str, str], executor: str, *options: str)
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(60)
+        process.wait(PATIENCE_S)
 
 
 class Sender:
@@ -96,7 +96,7 @@ class Sender:
 
     def close(self) -> None:
         self._closed.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize("more", ["", MORE], ids=["other code", "another shape"])

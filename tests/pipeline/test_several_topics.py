@@ -38,9 +38,9 @@ from sinks import Count, DeadLetterTable, OpaqueMapState, SqliteBackend, StateCo
 from spouts import AvroCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TopicStream
 from tests.kit.avro import encoded
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.integration
-TIMEOUT_S = 120
 
 
 def send(topics: Topics, topic: str, key: str, value: bytes) -> None:
@@ -114,7 +114,7 @@ def test_an_order_meets_its_latest_payment_whichever_comes_first_and_later_or_at
     def catch_up() -> None:
         failures["left"] = 1 if executor == "local" else 0  # tasks on Spark are other processes
         with submit(built, {"spark.master": spark}, store, executor) as run:
-            run.wait_until_caught_up(TIMEOUT_S)
+            run.wait_until_caught_up(PATIENCE_S)
         assert failures["left"] == 0
 
     shop.order("o1", "ann", 100)
@@ -146,7 +146,7 @@ def test_an_order_that_cannot_be_decoded_stops_the_topology_and_names_its_topic(
         pytest.raises(BadRecordError, match=f"topic '{shop.orders}', partition ., offset 0"),
         submit(enriched_orders.topology(shop.app), {}, MemoryStore(), "local") as run,
     ):
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 # --- the tools ------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def fill(shop: Shop) -> None:
 
 def run(built: Topology, store: MemoryStore) -> None:
     with submit(built, {}, store, "local") as running:
-        running.wait_until_caught_up(TIMEOUT_S)
+        running.wait_until_caught_up(PATIENCE_S)
 
 
 def held(built: Topology, component: str, key: str) -> Any:

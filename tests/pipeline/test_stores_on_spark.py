@@ -29,6 +29,7 @@ from sinks import (
     StateCommitter,
 )
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 FIELDS = Fields(word=str, n=int)
@@ -69,7 +70,7 @@ def test_every_kind_of_sink_is_exact_when_spark_tasks_write_it(
     builder.set_bolt("delta", AppendCommitter(DeltaLakeTable(tmp_path / "delta")), 2).shuffle_grouping("spout")
     topology, store = builder.build(), MemoryStore()
     with submit(topology, {"topology.collapse.records.max": 0}, store=store) as run:
-        run.wait_until_caught_up(180)
+        run.wait_until_caught_up(PATIENCE_S)
     for backend in backends.values():
         found = {key[0]: row.value for key, row in backend.scan()}
         for word, count in Counter(word for word, _ in ALL).items():

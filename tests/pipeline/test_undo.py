@@ -57,6 +57,7 @@ from tests.kit.command import call
 from tests.kit.replays import FIELDS, OverKafka, Same, Sums, command, kafka_topology, run, state_at, topology_of
 from tests.kit.targets import Often
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 ROWS = [["a", 1], ["b", 2], ["a", 3], ["c", 4], ["a", 5], ["d", 6]]
 BEFORE = {"a": (2, 4), "b": (1, 2), "c": (1, 4)}
@@ -271,7 +272,7 @@ def test_plans_that_an_idempotent_spout_has_made_already_stay(tmp_path: Path, st
 def test_a_topology_that_runs_is_left_alone(tmp_path: Path, store: MemoryStore) -> None:
     built = counting(tmp_path)
     with submit(built, store=store, executor="local") as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
         with pytest.raises(ConfigError, match="a driver runs topology 'undone'"):
             undo(built, store, 0.2)
     assert held(built) == AFTER
@@ -312,7 +313,7 @@ def test_a_state_that_joined_later_keeps_older_transactions_from_being_taken_bac
     run(made("one"), store)
     both = made("one", "two")
     with submit(both, store=store, executor="local", accept_changed_topology=True) as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
     with pytest.raises(ConfigError, match="joined after transaction 3"):
         undo(both, store)
     rows.append("0", ["a", 7])

@@ -47,6 +47,7 @@ from sinks.contract.parts import either
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, kafka_topology, only
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 FIELDS = Fields(word=str, n=int)
 DATA = {part: [[f"w{each % 11}", each] for each in range(300)] for part in range(3)}
@@ -84,7 +85,7 @@ class Audited:
 
     def run(self) -> None:
         with submit(self.topology, store=self.store, executor="local") as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
 
     def sql(self, statement: str) -> None:
         with sqlite3.connect(self.folder / "x.db") as connection:
@@ -186,7 +187,7 @@ def test_verify_beside_a_running_topology_follows_it(tmp_path: Path) -> None:
     feeder.start()
     try:
         with submit(audited.topology, store=audited.store, executor="local") as run:
-            run.wait_for_commit(5, 60)
+            run.wait_for_commit(5, PATIENCE_S)
             for _ in range(3):
                 report = verify(audited.topology, audited.store)
                 assert report.right, report.lines()
@@ -221,7 +222,7 @@ def test_verify_lists_the_sinks_that_it_cannot_check(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has committed no transaction yet"):
         verify(topology, store)
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     written = len(WRITTEN)
     report = verify(topology, store)
     assert report.right
@@ -293,7 +294,7 @@ def test_verify_finds_wrong_sums_though_it_runs_with_the_same_wrong_code(
     builder.set_bolt("kept", bolt, 2).fields_grouping("spout", Fields("k"))
     topology, store = builder.build(), MemoryStore()
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     report = verify(topology, store)
     assert report.right == (fault == "none"), report.lines()
     assert report.states[0].compared == 2
@@ -331,7 +332,7 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
         assert documents_module.committed_txid(store, topology.id) == spans.txid > 0
     finally:
         store.close()
-    topics.admin.delete_topics([topic])[topic].result(30)
+    topics.admin.delete_topics([topic])[topic].result(PATIENCE_S)
     monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.5)
     gone = words.ratchet("verify")
     assert gone.returncode in (1, 3)
@@ -379,7 +380,7 @@ def test_rows_of_any_type_are_compared_in_a_table_of_files(
         return builder.build()
 
     with submit(over(*values), store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     report = verify(over(*values), store)
     assert report.right, report.lines()
     assert report.states[0].compared == len(values)
@@ -402,7 +403,7 @@ def test_values_that_sqlite_cannot_keep_are_recomputed_by_a_copy_of_the_committe
         builder.set_bolt(f"last{number}", last).global_grouping("spout")
     topology, store = builder.build(), MemoryStore()
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     report = verify(topology, store)
     assert report.right and [each.compared for each in report.states] == [3, 3]
     shared = backends[1]._rows()
@@ -420,7 +421,7 @@ def test_decimals_of_whole_hundreds_are_verified(tmp_path: Path) -> None:
     builder.set_bolt("sums", sums).global_grouping("spout")
     topology = builder.build()
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     assert verify(topology, store).right
 
 
@@ -438,13 +439,13 @@ def test_a_state_that_joined_later_is_left_out_and_the_report_says_since_when(tm
 
     for topology in (with_states("early", rows=30), with_states("early", "late", rows=50)):
         with submit(topology, store=store, executor="local", accept_changed_topology=True) as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
     report = verify(topology, store)
     assert report.right, report.lines()
     assert [each.compared for each in report.states] == [3]
     assert report.not_verified == ["bolt 'late': its state joined at transaction 4, and holds nothing from before"]
     reset_everything(topology, store)
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     report = verify(topology, store)
     assert report.right and report.not_verified == []

@@ -16,6 +16,7 @@ from framework import FailedException, submit
 from integration import EmbeddedServers
 from tests.kit.runners import start
 from tests.kit.targets import Often
+from tests.kit.waiting import PATIENCE_S
 
 EXPECTED = dict.fromkeys(transactional_words.WORDS, 0)
 for _rows in transactional_words.data().values():
@@ -47,7 +48,7 @@ def test_words_and_histogram_agree_over_failures_between_their_commits(
     database = tmp_path / "words.db"
     topology = transactional_words.topology(database, opaque=opaque, bucketize=Failing(3, 0.05))
     with start(topology, runner, **{"topology.max.spout.pending": 2}) as run:
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed >= 2
     words, buckets = transactional_words.tables(database)
     assert words == EXPECTED
@@ -80,7 +81,7 @@ def test_words_and_histogram_agree_after_the_process_died_between_their_commits(
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         if answer.returncode == 0:
             break
@@ -101,7 +102,7 @@ def run_until_death(zookeeper: str, root: str, database: str, seed: str, lives: 
         "transactional.zookeeper.session.timeout.secs": 1.0,
     }
     with submit(topology, config, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 if __name__ == "__main__":

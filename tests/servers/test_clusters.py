@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from integration import KafkaCluster, ZooKeeperEnsemble
 from integration.server import port_taken
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -32,7 +33,7 @@ def read_all(bootstrap_servers: str, topic: str, count: int) -> list[int]:
     consumer.subscribe([topic])
     found: list[int] = []
     while len(found) < count:
-        message = consumer.poll(30)
+        message = consumer.poll(PATIENCE_S)
         assert message is not None, f"only {len(found)} of {count} arrived"
         if message.error() is None:
             found.append(int(message.value()))
@@ -61,7 +62,7 @@ def test_three_zookeeper_servers_survive_the_death_of_any_one(tmp_path: Path) ->
         client = KazooClient(
             ensemble.address, timeout=10, connection_retry={"max_tries": -1}, command_retry={"max_tries": -1}
         )
-        client.start(30)
+        client.start(PATIENCE_S)
         for number, server in enumerate(ensemble.servers):
             server.kill()
             client.retry(client.create, f"/x-{number}")

@@ -23,6 +23,7 @@ from integration.java import find_java
 from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken
 from integration.servers import is_ours
+from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -218,7 +219,7 @@ def test_two_instances_side_by_side_and_data_that_stays(tmp_path: Path) -> None:
 def _cluster_id(servers: EmbeddedServers) -> str:
     from confluent_kafka.admin import AdminClient
 
-    return str(AdminClient({"bootstrap.servers": servers.bootstrap_servers}).list_topics(timeout=10).cluster_id)
+    return str(AdminClient({"bootstrap.servers": servers.bootstrap_servers}).list_topics(timeout=PATIENCE_S).cluster_id)
 
 
 @pytest.mark.integration
@@ -233,7 +234,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path: Path, how: signal.Signal
     pid, port = map(int, parent.stdout.readline().split())
     assert port_taken(port)
     parent.send_signal(how)
-    parent.wait(10)
+    parent.wait(PATIENCE_S)
     _wait_for(lambda: not _runs(pid))
     _wait_for(lambda: not port_taken(port))  # the kernel closes a dead JVM's sockets after its first thread has gone
 
@@ -250,7 +251,7 @@ def test_a_second_run_right_after_a_kill_waits_for_the_first_ones_servers(tmp_pa
     with pytest.raises(ServerError, match="servers already run in"):
         EmbeddedServers(tmp_path).start()
     parent.kill()
-    parent.wait(10)
+    parent.wait(PATIENCE_S)
     with EmbeddedServers(tmp_path) as again:
         assert _cluster_id(again)
 
@@ -284,7 +285,7 @@ def test_no_orphan_when_the_guardian_is_killed(tmp_path: Path) -> None:
 def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "integration", *words, "--dir", str(tmp_path / "w")]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=PATIENCE_S)
 
     assert call("status").returncode == 1
     up = call("up", "--json")
@@ -313,7 +314,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _wait_for(condition: object, timeout_s: float = 30) -> None:
+def _wait_for(condition: object, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "waited in vain"
@@ -326,6 +327,7 @@ def test_a_server_that_is_ending_counts_as_running_until_its_ports_are_free(tmp_
     """
     code = """
 import socket, sys
+from tests.kit.waiting import PATIENCE_S
 held, server = b"x" * (1 << 30), socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 sys.stdin.read()

@@ -31,7 +31,7 @@ from integration.external import VARIABLES, ExternalPostgres, ExternalServers
 from integration.folders import open_folder
 from integration.hosts import VARIABLE
 from integration.server import Server, port_taken
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 KINDS: dict[str, type[Server]] = {"zookeeper": ZooKeeperServer, "postgres": PostgresServer, "redis": RedisServer}
@@ -73,7 +73,7 @@ class zookeeper:
         self.client = KazooClient(server.address, timeout=5)
 
     def __enter__(self) -> KazooClient:
-        self.client.start(20)
+        self.client.start(PATIENCE_S)
         return self.client
 
     def __exit__(self, *_: object) -> None:
@@ -105,9 +105,9 @@ def test_a_paused_server_answers_once_it_goes_on(server: Server) -> None:
     done = threading.Event()
     thread = threading.Thread(target=lambda: (write(server, "b"), done.set()), daemon=True)
     thread.start()
-    assert not done.wait(1.0)
+    assert not done.wait(WATCH_S)
     server.resume()
-    assert done.wait(30)
+    assert done.wait(PATIENCE_S)
     assert values(server) == ["a", "b"]
 
 
@@ -182,5 +182,5 @@ def test_no_server_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     port = int(parent.stdout.readline())
     assert port_taken(port)
     parent.send_signal(signal.SIGKILL)
-    parent.wait(10)
+    parent.wait(PATIENCE_S)
     wait_for(lambda: not port_taken(port))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from integration import TcpProxy
+from tests.kit.waiting import PATIENCE_S
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -37,7 +38,7 @@ def link(echo: socketserver.ThreadingTCPServer) -> Iterator[TcpProxy]:
 
 
 def connected(link: TcpProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", link.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", link.port), timeout=PATIENCE_S)
 
 
 def ask(connection: socket.socket, words: bytes) -> bytes:
@@ -73,7 +74,7 @@ def test_a_black_hole_passes_nothing_until_it_is_healed(link: TcpProxy) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(1)
         link.heal()
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         assert connection.recv(1) == b"b"
 
 

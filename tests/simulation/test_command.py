@@ -10,12 +10,14 @@ import sys
 import pytest
 
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "tests.simulation"]
 #: A program whose ledgers name no edges: every tree seems complete at once.
 BROKEN = """
 import sys
 from framework.acking.ledger import Ledger
+from tests.kit.waiting import PATIENCE_S
 from tests.simulation.__main__ import main
 Ledger.emitted = Ledger.acked = lambda self, *arguments: None
 sys.exit(main())
@@ -61,7 +63,7 @@ def test_ctrl_c_prints_what_was_done_and_the_command_that_goes_on() -> None:
         assert process.stderr is not None
         assert " of 10,000,000 trees" in process.stderr.readline()  # under way
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, error
     done = re.search(r"^trees: (\d+) schedules", out)
     assert done is not None, out

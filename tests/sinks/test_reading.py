@@ -27,6 +27,7 @@ from sinks import (
 from sinks.backends.memory import MemoryBackend
 from sinks.contract.parts import KEY, VALUE, finish, open_attempt, transact
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import PATIENCE_S
 
 FIELDS = Fields(word=str, n=int)
 
@@ -134,14 +135,14 @@ def test_readers_of_three_stores_never_see_half_a_transaction(
 
     feed(spout, 1)
     with submit(builder.build(), store=store, executor="local") as run:
-        run.wait_for_commit(1, 60)
+        run.wait_for_commit(1, PATIENCE_S)
         reader = threading.Thread(target=read)
         reader.start()
         for number in range(60):
             feed(spout, number)
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
         done.set()
-        reader.join(60)
+        reader.join(PATIENCE_S)
     assert not failures, failures
     assert len({txid for txid, _ in seen}) > 5
     assert read_together([(each, ["a", "b"]) for each in states]).txid == committed_txid(store, name)

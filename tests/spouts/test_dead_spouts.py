@@ -27,6 +27,7 @@ from spouts.redis_streams import RedisStreamSpout
 from tests.kit.homes import InAHome
 from tests.kit.journaled import alive, note, noted
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.6"), pytest.mark.dies("core 3")]
 
@@ -57,10 +58,10 @@ class Lives:
         self._plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=100)
         self._settings = HomeSettings.of(self._plan, 60.0, None)
         self._rounds = InAHome(self._plan, self._settings, start_home(self._settings, 0))
-        self._driver = RoundDriver(self._plan, self._rounds, timeout_s=30, attempts_max=5)
+        self._driver = RoundDriver(self._plan, self._rounds, timeout_s=PATIENCE_S, attempts_max=5)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < until, self._driver.status()
             self._driver._spout_wait_s = 0.0
@@ -72,7 +73,7 @@ class Lives:
     def die(self) -> None:
         pid = self._rounds.home.pid
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not alive(pid), 10, "the end of the home")
+        wait_until(lambda: not alive(pid), PATIENCE_S, "the end of the home")
         assert not self._driver.step()  # a lost round
         self._rounds.home = start_home(self._settings, 0)
 
@@ -102,7 +103,10 @@ def test_a_kafka_spout_whose_home_is_killed_goes_on_from_the_committed_offset(
         lives(tmp_path, spout) as topology,
     ):
         topology.until(
-            lambda: len(topology.came()) == 10 and group.committed([TopicPartition(name, 0)], timeout=10)[0].offset == 2
+            lambda: (
+                len(topology.came()) == 10
+                and group.committed([TopicPartition(name, 0)], timeout=PATIENCE_S)[0].offset == 2
+            )
         )
         topology.die()
         topology.until(lambda: len(topology.came()) == 18)

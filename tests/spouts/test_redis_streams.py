@@ -17,7 +17,7 @@ from integration import RedisServer
 from spouts import RetryPolicy
 from spouts.redis_streams import RedisStreamSpout
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +57,7 @@ def pending(client: Any, stream: str) -> int:
     return int(client.xpending(stream, "words")["pending"])
 
 
-def until(run: Stepped, condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(run: Stepped, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, run.driver.status()
@@ -132,7 +132,7 @@ def test_a_topology_is_not_idle_while_a_failed_entry_waits_for_its_next_try(
     builder.set_spout("stream", spout)
     builder.set_bolt("bolt", Rich(stream, third_time)).global_grouping("stream")
     with submit(builder.build(), {}, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert sorted(n for _, n in seen(stream).executed) == [0, 1, 1, 1]
     assert pending(client, stream) == 0
 
@@ -238,7 +238,7 @@ def test_entries_of_a_task_that_lives_are_not_taken_over_however_long_they_take(
     assert len(everything) == 3
     ids = [each["message_id"] for each in everything]
     client.xclaim(stream, "words", everything[0]["consumer"], 0, ids, idle=3_600_000, justid=True)  # an hour goes by
-    wait_for(lambda: not client.xpending_range(stream, "words", "-", "+", 10, idle=600_000), 60)
+    wait_for(lambda: not client.xpending_range(stream, "words", "-", "+", 10, idle=600_000))
     other = opened(1)
     for _ in range(5):
         other.next_tuple()
@@ -262,11 +262,11 @@ def test_a_group_that_is_destroyed_is_lost_data(
     builder.set_spout("stream", spout)
     builder.set_bolt("bolt", Rich(stream, ack)).global_grouping("stream")
     run = submit(builder.build(), {}, executor="local")
-    run.wait_until_idle(30)
+    run.wait_until_idle(PATIENCE_S)
     client.xgroup_destroy(stream, "words")
     fill(client, stream, 1)
     with pytest.raises(CoreTopologyFailed, match=f"stream '{stream}' has no group 'words' any more"):
-        run.join(30)
+        run.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_an_entry_that_does_not_match_the_declared_fields_is_named(
     builder.set_spout("stream", RedisStreamSpout(stream, Fields(word=str, n=int), url=redis_server.url, group="words"))
     run = submit(builder.build(), {}, executor="local")
     with pytest.raises(CoreTopologyFailed, match=f"stream '{stream}', entry {number}: {message}"):
-        run.join(30)
+        run.join(PATIENCE_S)
 
 
 def test_impossible_redis_spout_settings_are_refused_by_name() -> None:

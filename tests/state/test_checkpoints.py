@@ -42,6 +42,7 @@ from tests.kit.state_parts import (
     lmdb,
     steps_of,
 )
+from tests.kit.waiting import PATIENCE_S
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon", "and", "the", "cow", "came", "back"]
 
@@ -55,7 +56,7 @@ def key() -> str:
 def test_the_hooks_of_a_stateful_bolt_are_called_in_order(key: str) -> None:
     topology = counting(key, Source(key, WORDS), counters=1)
     with submit(topology, {"topology.state.checkpoint.interval.ms": 20}, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
         status = run.status().checkpoint
         assert status is not None
         assert (status.guarantee, status.phase, status.recoveries) == ("at-least-once", "COMMITTED", 0)
@@ -108,7 +109,7 @@ def test_a_checkpoint_reaches_every_bolt_after_the_same_tuples_on_all_inputs(key
         "topology.state.exactly.once": exact,
     }
     with submit(builder.build(), conf, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     totals: Counter[tuple[int, str]] = Counter()
     for component_id, txid, total in journal(key).steps:
         if total.isdigit():
@@ -127,7 +128,7 @@ def test_a_topology_that_is_started_again_goes_on_from_its_state(key: str, tmp_p
     source = spout(key, WORDS) if spout is Source else Log(key, [WORDS])
     for _ in range(3):
         with submit(counting(key, source), conf, store=store, executor="local") as run:
-            run.wait_until_idle(30)
+            run.wait_until_idle(PATIENCE_S)
         assert checkpointed(conf, store, key) == Counter(WORDS)
     assert len(journal(key).emitted) == len(WORDS)
     record = read_record(store, key)
@@ -142,7 +143,7 @@ def test_an_ack_waits_for_the_checkpoint_where_the_spout_cannot_go_back(key: str
     with submit(
         counting(key, Source(key, WORDS)), {"topology.state.checkpoint.interval.ms": 200}, executor="local"
     ) as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert seen[0] == 0
     assert sorted(journal(key).acked) == list(range(len(WORDS)))
 
@@ -151,7 +152,7 @@ def checked(key: str, words: list[list[str]], conf: Mapping[str, Any], **paralle
     """Run a log to its end, with exactly-once state, and check the counts."""
     store = MemoryStore()
     with submit(counting(key, Log(key, words), **parallelism), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().checkpoint.guarantee == "exactly-once"  # type: ignore[union-attr]
     assert checkpointed(conf, store, key) == Counter(word for each in words for word in each)
     return store
@@ -176,7 +177,7 @@ def test_state_is_exactly_once_whatever_dies(key: str, tmp_path: Path, where: st
     conf["topology.max.spout.pending"] = 7
     topology = counting(key, Log(key, words, tracked=tracked), spouts=2)
     with submit(topology, conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().checkpoint.recoveries >= 2  # type: ignore[union-attr]
     assert checkpointed(conf, store, key) == Counter(word for each in words for word in each)
     assert journal(key).seeks
@@ -197,7 +198,7 @@ def test_state_is_at_least_once_with_a_spout_that_cannot_go_back(key: str, tmp_p
     store, conf = MemoryStore(), lmdb(tmp_path)
     words = WORDS * 10
     with submit(counting(key, Source(key, words)), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
     found = checkpointed(conf, store, key)
     assert all(found[word] >= count for word, count in Counter(words).items())
@@ -214,7 +215,7 @@ def test_at_least_once_goes_on_from_an_exactly_once_checkpoint_and_the_other_way
     for exact in (True, False, True):
         conf = lmdb(tmp_path, **{"topology.state.exactly.once": exact})
         with submit(counting(key, Log(key, [words])), conf, store=store, executor="local") as run:
-            run.wait_until_idle(30)
+            run.wait_until_idle(PATIENCE_S)
         found = checkpointed(conf, store, key)
         assert all(found[word] >= count for word, count in Counter(words).items())
         if exact and len(words) == len(WORDS):
@@ -233,7 +234,7 @@ def test_a_run_stopped_midway_ends_with_a_checkpoint_of_all_that_it_did(key: str
     done = len(journal(key).emitted)
     assert sum(checkpointed(conf, store, key).values()) == done
     with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key) == Counter(words[0])
     assert len(journal(key).emitted) == len(words[0])  # nothing came twice
 
@@ -249,7 +250,7 @@ def test_a_component_that_always_fails_ends_the_topology_and_is_named(key: str) 
         pytest.raises(CoreTopologyFailed, match=r"split\[\d\]: RuntimeError: cannot do the"),
         submit(counting(key, Log(key, [WORDS])), {"topology.max.attempts": 3}, executor="local") as run,
     ):
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
 
 
 @pytest.mark.behaviour("5.5")
@@ -273,7 +274,7 @@ def test_states_in_memory_that_are_lost_begin_anew_with_the_input(key: str) -> N
                 raise RuntimeError("its process is gone")
 
         journal(key).on["pre_prepare"] = lose
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert lost
         assert "read again from its beginning" in str(run.status().checkpoint.last_failure)  # type: ignore[union-attr]
     assert journal(key).results == Counter(words[0])
@@ -286,10 +287,10 @@ def test_keys_move_with_the_number_of_tasks(key: str, tmp_path: Path, before: in
     store, conf = MemoryStore(), lmdb(tmp_path)
     words = [WORDS, WORDS]
     with submit(counting(key, Log(key, words), counters=before), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     words = [[*each, "again", "the"] for each in words]
     with submit(counting(key, Log(key, words), spouts=2, counters=after), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key) == Counter(words[0] + words[1])
     record = read_record(store, key)
     assert record is not None
@@ -319,15 +320,15 @@ def test_keys_that_do_not_follow_from_the_grouping_refuse_another_number_of_task
 
     words = ["a" * length for length in range(1, 20)]
     with submit(lengths(words, 2), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     with (
         pytest.raises(TopologyError, match=r"has key \d+ of its state in task \d, and by its grouping .* must stay 2"),
         submit(lengths(words, 3), conf, store=store, executor="local") as run,
     ):
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     words.append("b")
     with submit(lengths(words, 2), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     record = read_record(store, key)
     assert record is not None and record.layouts["count"].tasks == 2
 
@@ -361,7 +362,7 @@ def test_a_state_whose_input_is_grouped_differently_is_refused_unless_it_is_rest
         return builder.build()
 
     with submit(grouped(WORDS, "word"), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     before, more = read_record(store, key), [*WORDS, *WORDS]
     assert before is not None
     for field in ("letter", "same"):
@@ -369,7 +370,7 @@ def test_a_state_whose_input_is_grouped_differently_is_refused_unless_it_is_rest
             pytest.raises(TopologyError, match=rf"by FieldsGrouping\({field}\), .* came by FieldsGrouping\(word\)"),
             submit(grouped(more, field, tasks), conf, store=store, executor="local") as run,
         ):
-            run.wait_until_idle(30)
+            run.wait_until_idle(PATIENCE_S)
     after = read_record(store, key)
     assert after is not None and after.layouts == before.layouts
     with TopologyState(grouped(WORDS, "word"), Config.of(conf), store) as state:
@@ -383,7 +384,7 @@ def test_a_state_whose_input_is_grouped_differently_is_refused_unless_it_is_rest
         where="saved",
     )
     with submit(grouped(more, "same", tasks), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key) == Counter(more)
 
 
@@ -435,11 +436,11 @@ def test_a_checkpoint_that_is_prepared_is_finished_under_its_own_layout(
     monkeypatch.setattr(_RecordLog, "save", save)
     run = submit(grown(key, [WORDS], {"count": 2}), conf, store=store, executor="local")
     with pytest.raises(Gone):
-        run.join(30)
+        run.join(PATIENCE_S)
     monkeypatch.undo()
     words = [*WORDS, "more"]
     with submit(grown(key, [words], after), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     begun = words if prepared == 1 else ["more"]  # what a new bolt has seen
     for name in after:
         assert checkpointed(conf, store, key, name) == Counter(words if name == "count" else begun)
@@ -450,15 +451,15 @@ def test_a_bolt_that_is_gone_and_comes_back_begins_empty(key: str, tmp_path: Pat
     store, conf = MemoryStore(), lmdb(tmp_path)
     spout = Log(key, [WORDS])
     with submit(counting(key, spout), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [[*WORDS, "more"]]))
     builder.set_bolt("others", Count(key)).fields_grouping("words", Fields("word"))
     with submit(builder.build(), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key, "others") == {"more": 1}
     with submit(counting(key, Log(key, [[*WORDS, "more", "and", "more"]])), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key) == {"and": 1, "more": 1}
 
 
@@ -466,14 +467,14 @@ def test_a_bolt_that_is_gone_and_comes_back_begins_empty(key: str, tmp_path: Pat
 def test_a_store_that_was_replaced_is_noticed(key: str, tmp_path: Path) -> None:
     store = MemoryStore()
     with submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "a"), store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     with (
         pytest.raises(
             CorruptStateError, match=r"the state of count\[\d\] holds checkpoint 0, and the record .* says \d"
         ),
         submit(counting(key, Log(key, [WORDS])), lmdb(tmp_path / "b"), store=store, executor="local") as run,
     ):
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
 
 
 class Briefly(Count):
@@ -489,7 +490,7 @@ def test_a_store_that_was_replaced_is_noticed_before_keys_are_moved_out_of_it(
 ) -> None:
     store = MemoryStore()
     with submit(grown(key, [WORDS], {"count": 2}), lmdb(tmp_path / "a"), store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     before = read_record(store, key)
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [WORDS]))
@@ -500,7 +501,7 @@ def test_a_store_that_was_replaced_is_noticed_before_keys_are_moved_out_of_it(
         ),
         submit(builder.build(), lmdb(tmp_path / "b"), store=store, executor="local") as run,
     ):
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     after = read_record(store, key)
     assert before is not None and after is not None and after.layouts == before.layouts
 
@@ -528,7 +529,7 @@ def test_a_store_that_goes_back_to_before_a_commit_under_a_running_topology_is_n
         pytest.raises(CorruptStateError, match=r"holds checkpoint 2, and the record of this topology says 3"),
         submit(counting(key, spout, counters=1), conf, store=MemoryStore(), executor="local") as run,
     ):
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert back
 
 
@@ -546,7 +547,7 @@ def test_a_driver_that_no_longer_leads_writes_nothing_and_leads_again(key: str, 
     journal(key).on["pre_commit"] = depose
     conf["topology.state.checkpoint.interval.ms"] = 10
     with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert deposed == [3, 6]
     assert checkpointed(conf, store, key) == Counter(words[0])
 
@@ -566,7 +567,7 @@ class Away(MemoryStore):
 def test_a_store_that_is_away_at_the_start_is_waited_for(key: str, tmp_path: Path) -> None:
     store, conf = Away(), lmdb(tmp_path)
     with submit(counting(key, Log(key, [WORDS])), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().last_error == "ZooKeeper is away"
     assert checkpointed(conf, store, key) == Counter(WORDS)
 
@@ -574,12 +575,12 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(key: str, tmp_path: Pat
 def test_a_second_driver_stands_by_and_takes_over(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), lmdb(tmp_path)
     with submit(counting(key, Log(key, [WORDS])), conf, store=store, executor="local") as first:
-        first.wait_until_idle(30)
+        first.wait_until_idle(PATIENCE_S)
         second = submit(counting(key, Log(key, [[*WORDS, "more"]])), conf, store=store, executor="local")
         while second.status().phase != "standby":
             time.sleep(0.01)
     with second:
-        second.wait_until_idle(30)
+        second.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key) == Counter([*WORDS, "more"])
     assert len(journal(key).emitted) == len(WORDS) + 1
 
@@ -626,11 +627,11 @@ def test_a_spout_without_a_position_in_the_restored_snapshot_begins_anew(key: st
         return builder.build()
 
     with submit(topology("first"), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     record, counts = read_record(store, key), checkpointed(conf, store, key)
     assert record is not None
     with submit(topology("first", "second"), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key)["the"] == 6
     journal(key).steps.clear()
     entries = [("count", Entry(word, count, None, 0)) for word, count in counts.items()]
@@ -644,7 +645,7 @@ def test_a_spout_without_a_position_in_the_restored_snapshot_begins_anew(key: st
     )
     for _ in range(2):
         with submit(topology("first", "second"), conf, store=store, executor="local") as run:
-            run.wait_until_idle(30)
+            run.wait_until_idle(PATIENCE_S)
     begun = [(name, what) for name, _, what in journal(key).steps if what in ("sought", "begun anew")]
     assert begun == [("first", "sought"), ("second", "begun anew"), ("first", "sought"), ("second", "sought")]
 
@@ -659,7 +660,7 @@ def test_a_command_without_a_provider_does_not_change_the_state_of_another_provi
     store, conf = MemoryStore(), lmdb(tmp_path)
     topology = counting(key, Log(key, [WORDS]))
     with submit(topology, conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     record = read_record(store, key)
     assert record is not None
     with pytest.raises(ConfigError, match="in the memory of its own processes: .* give the --config of the run"):

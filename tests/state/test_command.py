@@ -24,6 +24,7 @@ from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call
 from tests.kit.processes import ROOT
 from tests.kit.state_parts import Count, Log, counting, journal, lmdb, redis_pool
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
@@ -69,7 +70,7 @@ def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int 
 
 def run(key: str, words: list[list[str]], settings: Mapping[str, Any], *, counters: int = 2) -> None:
     with submit(counting(key, Log(key, words), counters=counters), settings, executor="local") as started:
-        started.wait_until_idle(60)
+        started.wait_until_idle(PATIENCE_S)
 
 
 def held(key: str, settings: Mapping[str, Any]) -> Counter[str]:
@@ -170,7 +171,7 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
 
     saved, again = tmp_path / "saved", tmp_path / "again"
     with submit(tallying(app), settings, executor="local") as started:
-        started.wait_until_idle(60)
+        started.wait_until_idle(PATIENCE_S)
     command("snapshot", str(saved))
     before = command("scan")
     command("forget")
@@ -182,7 +183,7 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
     assert lines[0] == lines[1]  # the times at which values were put are restored; the tasks differ
     assert command("diff", str(saved), str(again)) == ""
     with submit(tallying({**app, "app.counters": 3}), settings, executor="local") as started:
-        started.wait_until_idle(60)  # it goes on
+        started.wait_until_idle(PATIENCE_S)  # it goes on
     assert sorted(command("scan").splitlines()) == sorted(before.splitlines())
 
 
@@ -229,7 +230,7 @@ def test_a_snapshot_that_would_lack_the_state_of_a_bolt_is_refused(servers: Embe
         "app.bolt": "count",
     }
     with submit(of_a_bolt(settings), settings, executor="local") as started:
-        started.wait_until_idle(60)
+        started.wait_until_idle(PATIENCE_S)
     settings["app.bolt"] = "tally"
     overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
     saved = tmp_path / "saved"
@@ -288,7 +289,7 @@ def test_a_topology_that_runs_is_not_restored(settings: dict[str, Any], tmp_path
     saved = tmp_path / "state.snapshot"
     command("snapshot", str(saved), settings=settings, key=key)
     with submit(counting(key, Log(key, [WORDS])), settings, executor="local") as started:
-        started.wait_until_idle(60)
+        started.wait_until_idle(PATIENCE_S)
         assert "a driver runs topology" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
         if "Redis" in settings["topology.state.provider"]:
             assert command("get", "cow", settings=settings, key=key)[0] == "1\n"  # but its state can be read

@@ -28,6 +28,7 @@ from framework.state import BaseWindowedBolt, TimeWindow, Window
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, SteppedState, checkpointed, committed, journal, lmdb
+from tests.kit.waiting import PATIENCE_S
 
 WORDS = ["the", "cow", "jumped", "poison", "over", "the", "moon"]
 GOOD = Counter(each for each in WORDS if each != "poison")
@@ -267,7 +268,7 @@ def test_a_record_without_an_id_that_lasts_ends_the_topology(key: str, message_i
     topology = gives_up(key, ActsBasic(poison(key, ValueError("poison"))), Nameless(key, [WORDS]))
     conf = {"topology.state.checkpoint.interval.ms": 20}
     with submit(topology, conf, executor="local") as run, pytest.raises(CoreTopologyFailed, match="is not known"):
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert tries(key) == 5
 
 
@@ -350,7 +351,7 @@ def test_no_record_is_given_up_for_a_tuple_that_is_made_of_several(key: str, how
         submit(of_several(key, how), {"topology.state.checkpoint.interval.ms": 20}, executor="local") as run,
         pytest.raises(CoreTopologyFailed, match="which record is at fault is not known|failed a tuple|poison"),
     ):
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert given_up == []
 
 
@@ -380,7 +381,7 @@ def test_a_spout_without_a_limit_or_an_error_that_is_not_the_record_s_ends_the_t
     topology = gives_up(key, ActsBasic(poison(key, error)), GivesUp(key, [WORDS], retries=retries))
     conf = {"topology.state.checkpoint.interval.ms": 20}
     with submit(topology, conf, executor="local") as run, pytest.raises(CoreTopologyFailed):
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert tries(key) == 5
 
 
@@ -389,7 +390,7 @@ def test_retries_beyond_max_attempts_do_not_end_the_topology(key: str, tmp_path:
     store, conf = MemoryStore(), {**lmdb(tmp_path), "topology.max.attempts": 1}
     topology = gives_up(key, ActsBasic(poison(key, ValueError("poison"))), GivesUp(key, [WORDS], retries=6))
     with submit(topology, conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert tries(key) == 7
     assert checkpointed(conf, store, key) == GOOD
     assert checkpointed(conf, store, key, "letters") == {"poison": 1}
@@ -403,7 +404,7 @@ def test_a_dead_letter_that_cannot_be_processed_ends_the_topology(key: str) -> N
     journal(key + "letters").on["execute"] = raising_for_any
     conf = {"topology.state.checkpoint.interval.ms": 20}
     with submit(topology, conf, executor="local") as run, pytest.raises(CoreTopologyFailed, match="letters"):
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
 
 
 def raising_for_any(word: str) -> None:
@@ -428,7 +429,7 @@ def test_ids_that_change_end_the_topology_and_the_record_of_checkpoints_stays_sm
     topology = gives_up(key, ActsBasic(poison(key, ValueError("poison"))), Unlike(key, [WORDS]))
     store, conf = MemoryStore(), {"topology.state.checkpoint.interval.ms": 20}
     with submit(topology, conf, store=store, executor="local") as run, pytest.raises(CoreTopologyFailed):
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
     assert 10 < tries(key) < 20
 
 

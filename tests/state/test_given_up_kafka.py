@@ -22,7 +22,7 @@ from spouts import KafkaSpout, RetryPolicy, TextCodec
 from tests.kit.homes import homes_of
 from tests.kit.state_parts import Count, lmdb
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -105,7 +105,7 @@ def test_records_that_fail_too_often_are_given_up_and_the_others_counted_once(
     conf = lmdb(tmp_path, **{"transactional.zookeeper.servers": servers.zookeeper})
     for _ in range(2):
         with submit(made, conf, executor="local") as run:
-            run.wait_until_idle(120)
+            run.wait_until_idle(PATIENCE_S)
     assert held(made, conf, "count") == good
     if on_exhausted == "dead_letter":
         assert held(made, conf, "letters") == dict.fromkeys(letters, 1)
@@ -133,6 +133,6 @@ def test_records_are_given_up_once_though_homes_are_killed_meanwhile(
             first = homes_of(run)
             os.kill(first[(seed + number) % 2], signal.SIGKILL)
             wait_for(lambda: homes_of(run) != first)  # noqa: B023
-        run.wait_until_idle(180)
+        run.wait_until_idle(PATIENCE_S)
     assert held(made, conf, "count") == good
     assert held(made, conf, "letters") == dict.fromkeys(letters, 1)

@@ -21,7 +21,7 @@ from tests.kit.kafka_counts import random_kills
 from tests.kit.kafka_counts import run as run_and_kill
 from tests.kit.state_parts import Count, Log, lmdb
 from tests.kit.targets import Often
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -48,7 +48,7 @@ def test_a_home_that_is_killed_loses_no_state(
         assert isinstance(run._executor, SparkRounds)
         os.kill(first[seed % 2], signal.SIGKILL)
         wait_for(lambda: homes_of(run) != first)
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
         assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
     config = Config.of(conf)
     store = store_of(config)
@@ -90,10 +90,10 @@ def test_a_tuple_that_ends_its_process_each_time_ends_the_topology_and_the_bolt_
         **{"spark.master": spark, "transactional.zookeeper.servers": servers.zookeeper, "topology.max.attempts": 2},
     )
     with submit(topology, conf) as run, pytest.raises(CoreTopologyFailed, match=r"ended 2 times in a row.*deadly\[0\]"):
-        run.join(240)
+        run.join(PATIENCE_S)
     (tmp_path / "mended").touch()
     with submit(topology, conf) as run:
-        run.wait_until_idle(120)
+        run.wait_until_idle(PATIENCE_S)
     config = Config.of(conf)
     with closing(store_of(config)) as store, TopologyState(topology, config, store) as state:
         assert dict(state.items("count")) == Counter(word for each in words for word in each)

@@ -34,6 +34,7 @@ from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWin
 from framework.transactions import MemoryStore
 from integration.server import wait_until
 from tests.kit.state_parts import Holding, SteppedState, checkpointed, committed, journal, lmdb, once
+from tests.kit.waiting import PATIENCE_S
 
 RESULT = Fields(user=str, start=float, end=float, numbers=pa.list_(pa.int64()))
 
@@ -637,14 +638,14 @@ def test_windows_fire_while_a_run_is_idle_and_stay_open_when_it_is_stopped(tmp_p
     journal(key).on["window"] = fired.append
     journal(key).emitted.extend("abc")
     with submit(topology(time.time()), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)  # open windows do not keep a run from being idle
+        run.wait_until_idle(PATIENCE_S)  # open windows do not keep a run from being idle
         assert fired == []
     assert sum(value for each, value in checkpointed(conf, store, key, "gather").items() if each[1] == "p") == 3
     with submit(topology(), conf, store=store, executor="local") as run:
-        wait_until(lambda: len(fired) == 3, 30, "windows that ended a while ago")
+        wait_until(lambda: len(fired) == 3, PATIENCE_S, "windows that ended a while ago")
         journal(key).emitted.extend("d")
-        wait_until(lambda: len(fired) == 4, 30, "a window that ends while nothing comes")
-        run.wait_until_idle(30)
+        wait_until(lambda: len(fired) == 4, PATIENCE_S, "a window that ends while nothing comes")
+        run.wait_until_idle(PATIENCE_S)
     results = checkpointed(conf, store, key, "keep")
     assert sorted(user for user, _, _ in results) == ["a", "b", "c", "d"]
     assert all(len(each) == 1 for each in results.values())
@@ -662,8 +663,8 @@ def test_windows_by_the_tuples_own_time_fire_while_a_run_is_idle(tmp_path: Path)
     journal(key).emitted.extend("abc")
     store, conf = MemoryStore(), lmdb(tmp_path)
     with submit(builder.build(), conf, store=store, executor="local") as run:
-        wait_until(lambda: len(fired) == 3, 30, "windows that end while nothing comes")
-        run.wait_until_idle(30)
+        wait_until(lambda: len(fired) == 3, PATIENCE_S, "windows that end while nothing comes")
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, key, "keep") == {
         ("a", 0.0, 2.0): [[0]],
         ("b", 0.0, 2.0): [[1]],

@@ -29,6 +29,7 @@ from framework.state.settings import RedisSettings, provider_of, settings_of
 from framework.topology.stateful import StateProvider
 from integration import RedisServer
 from tests.kit.state_parts import redis_pool
+from tests.kit.waiting import PATIENCE_S
 
 CONFIG = "topology.state.provider.config"
 
@@ -222,7 +223,7 @@ def test_lmdb_is_read_by_another_process_while_it_grows(tmp_path: Path) -> None:
             state.put(number, b"x" * 1_000_000)
         state.prepare_commit(2)
         state.commit(2)
-        assert reader.communicate("go on\n", timeout=60)[0] == "2 100 True\n"
+        assert reader.communicate("go on\n", timeout=PATIENCE_S)[0] == "2 100 True\n"
 
 
 @pytest.mark.integration

@@ -20,7 +20,7 @@ from framework.topology import CoreTopology, TopologyBuilder
 from framework.transactions import MemoryStore
 from integration import RedisServer
 from tests.kit.state_parts import Count, Log, journal, redis_pool
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 #: Each word comes four times, in two batches or more.
 WORDS = [f"word{number % 50}" for number in range(200)]
@@ -127,7 +127,7 @@ def counted(topology: CoreTopology, **conf: Any) -> tuple[int, list[int]]:
     """Run to the end. Returns the number of recoveries, and how many keys each read asked for."""
     far = {"topology.state.provider": f"{__name__}.Far"}
     with submit(topology, {**CONF, **far, **conf}, executor="local", store=MemoryStore()) as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         status = run.status().checkpoint
     assert status is not None
     return status.recoveries, [each for store in Far.stores.values() for each in store.asked]
@@ -182,6 +182,6 @@ def test_redis_is_asked_batch_by_batch(key: str, redis_server: RedisServer) -> N
     before = calls("hmget")
     topology = built(key, Count(key), Log(key, [WORDS], per_call=100), "word")
     with submit(topology, conf, executor="local", store=MemoryStore()) as run:
-        run.wait_until_idle(60)
-        wait_for(lambda: journal(key).results == Counter(WORDS), 30)
+        run.wait_until_idle(PATIENCE_S)
+        wait_for(lambda: journal(key).results == Counter(WORDS))
     assert 1 <= calls("hmget") - before < 10

@@ -29,6 +29,7 @@ from tests.kit.state_parts import (
     lmdb,
     steps_of,
 )
+from tests.kit.waiting import PATIENCE_S
 
 WORDS = [f"word{number % 17}" for number in range(200)]
 CONF = {"topology.state.checkpoint.interval.ms": 1, "topology.max.spout.pending": 25}
@@ -65,7 +66,7 @@ def counts(key: str, prefix: str = "") -> Counter[str]:
 def run_to_its_end(topology: Any, conf: Mapping[str, Any] = CONF) -> int:
     """Run a topology until it is idle. Returns the number of recoveries."""
     with submit(topology, conf, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         status = run.status().checkpoint
         assert status is not None and status.guarantee == "exactly-once"
         return status.recoveries
@@ -249,7 +250,7 @@ def test_a_record_that_always_fails_fails_no_other_record(key: str, tmp_path: Pa
     words[123] = "poison"
     store, conf = MemoryStore(), lmdb(tmp_path)
     with submit(counting(key, Retrying(key, words, 3)), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         status = run.status().checkpoint
         assert status is not None and status.guarantee == "at-least-once"
     assert steps_of(key, "words") == ["gave up 123"]
@@ -277,7 +278,7 @@ def test_a_stateful_bolt_that_dies_after_many_reported_errors_is_recovered(key: 
     builder.set_bolt("count", Noisy(key)).fields_grouping("words", Fields("word"))
     store, conf = MemoryStore(), lmdb(tmp_path)
     with submit(builder.build(), conf, store=store, executor="local") as run:
-        run.wait_until_idle(10)
+        run.wait_until_idle(PATIENCE_S)
     assert set(checkpointed(conf, store, key)) == {"one", "two"}
 
 

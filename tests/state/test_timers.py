@@ -46,6 +46,7 @@ from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.pages import DOCS, snippets
 from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, checkpointed, committed, journal, lmdb, once
+from tests.kit.waiting import PATIENCE_S
 
 USERS = "abcdef"
 
@@ -326,11 +327,11 @@ def test_a_run_gives_stateful_bolts_the_ticks_that_are_configured(tmp_path: Path
         if each.id in ("between", "count"):
             each.instance.tick_s = 3_600.0  # they take words alone
     with submit(topology, conf, executor="local", store=store) as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
         assert world.told() == []
         journal(world.key).results["now"] = 10.0
-        wait_until(lambda: len(world.told()) == len(USERS), 30, "timers")
-        run.wait_until_idle(30)
+        wait_until(lambda: len(world.told()) == len(USERS), PATIENCE_S, "timers")
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, world.key) == ONCE
     assert checkpointed(conf, store, world.key, "timers") == {}
 
@@ -419,7 +420,7 @@ def test_a_timer_fires_once_when_its_process_is_killed(tmp_path: Path) -> None:
 
     def run(until: Callable[[], bool], what: str, *, killed: bool) -> None:
         home = start_home(settings, 0)
-        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=30, attempts_max=5)
+        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=PATIENCE_S, attempts_max=5)
         checkpoints = Checkpoints(
             records[-1],
             dict.fromkeys(stateful, 1),
@@ -434,11 +435,11 @@ def test_a_timer_fires_once_when_its_process_is_killed(tmp_path: Path) -> None:
         running = threading.Thread(target=driver.run, kwargs={"checkpoints": lambda: checkpoints}, daemon=True)
         try:
             running.start()
-            wait_until(until, 30, what)
+            wait_until(until, PATIENCE_S, what)
             if killed:
                 os.kill(home.pid, signal.SIGKILL)
             driver.request_stop()
-            running.join(30)
+            running.join(PATIENCE_S)
             assert not running.is_alive()
         finally:
             close_home(home, settings.credentials)

@@ -20,6 +20,7 @@ from framework.state import redis as state_in_redis
 from framework.transactions import MemoryStore
 from integration import RedisServer
 from tests.kit.state_parts import Log, counting, lmdb, redis_pool
+from tests.kit.waiting import PATIENCE_S
 
 WORDS = ["the", "cow", "jumped", "over", "the", "moon"]
 
@@ -39,7 +40,7 @@ def in_redis(server: RedisServer) -> dict[str, Any]:
 
 def run(key: str, words: list[str], conf: dict[str, Any], store: MemoryStore) -> None:
     with submit(counting(key, Log(key, [words]), counters=1), conf, store=store, executor="local") as started:
-        started.wait_until_idle(60)
+        started.wait_until_idle(PATIENCE_S)
 
 
 class Gone(BaseException):

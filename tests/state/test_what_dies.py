@@ -39,12 +39,12 @@ def key() -> str:
     return f"d{uuid.uuid4().hex[:8]}"
 
 
-def until(stepped: SteppedState, condition: Callable[[], bool], seconds: float = 2.0) -> None:
-    """Run rounds, ``seconds`` apart by their own clock, until the condition holds."""
+def until(stepped: SteppedState, condition: Callable[[], bool], apart_s: float = 2.0) -> None:
+    """Run rounds, ``apart_s`` apart by their own clock, until the condition holds."""
     for _ in range(100):
         if condition():
             return
-        stepped.step(seconds=seconds)
+        stepped.step(seconds=apart_s)
     raise AssertionError(stepped.driver.status())
 
 

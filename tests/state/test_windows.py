@@ -47,6 +47,7 @@ from framework.topology import FieldsGrouping, TopologyContext
 from framework.topology.bolts import Input
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import Count, Log, SteppedState, checkpointed, committed, journal, lmdb
+from tests.kit.waiting import PATIENCE_S
 
 EVENT = Fields(user=str, at=float, n=int)
 
@@ -139,7 +140,7 @@ def results(events: Sequence[tuple[str, float, int]], windows: Any, *, tasks: in
     key = f"w{uuid.uuid4().hex[:8]}"
     topology = windowed(key, events, Gather(key, windows, **more), tasks)
     with submit(topology, {"topology.state.checkpoint.interval.ms": 30}, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     return journal(key).results
 
 
@@ -180,7 +181,7 @@ def test_tuples_of_a_sliding_window_by_time_are_in_the_order_in_which_they_came(
     for end in (2, 5):
         topology = windowed(key, events[:end], Gather(key, TimeWindow(10, "at", step_s=5, lag_s=8), key=["user"]))
         with submit(topology, conf, store=store, executor="local") as run:
-            run.wait_until_idle(60)
+            run.wait_until_idle(PATIENCE_S)
     assert journal(key).results[("a", 0.0, 0)] == (10.0, [1, 2, 3, 4])
 
 
@@ -267,7 +268,7 @@ def test_windows_survive_whatever_dies_and_restarts(tmp_path: Path) -> None:
     for end in (90, 220, 400):
         topology = windowed(key, events[:end], Gather(key, windows, key=["user"]), 2)
         with submit(topology, conf, store=store, executor="local") as run:
-            run.wait_until_idle(60)
+            run.wait_until_idle(PATIENCE_S)
     found = journal(key).results
     ended = {each: value for each, value in expected(events, windows).items() if value[0] < 185}
     assert {each: sorted(numbers) for each, (end, numbers) in found.items() if end < 185} == {
@@ -292,7 +293,7 @@ def in_phases(
     for tasks, events in phases:
         topology = windowed(name, events, Gather(name, windows, key=["user"], late=Fields(n=int)), tasks)
         with submit(topology, conf, store=store, executor="local") as run:
-            run.wait_until_idle(60)
+            run.wait_until_idle(PATIENCE_S)
     assert sorted(told) == sorted(set(told))
     return journal(name).results
 
@@ -358,7 +359,7 @@ def test_an_input_that_is_quiet_after_a_change_of_the_tasks_is_as_far_as_it_was(
         last = [(user, 61.0, 3) for user in "ab"] if number == len(tasks) - 1 else []
         topology = joined(name, {"one": [*one, *last], "other": other}, TimeWindow(10, "at"), count)
         with submit(topology, conf, store=store, executor="local") as started:
-            started.wait_until_idle(60)
+            started.wait_until_idle(PATIENCE_S)
     assert journal(name).results == {(user, 40.0, 0): (50.0, [1, 1]) for user in "ab"}
 
 
@@ -409,7 +410,7 @@ def test_windows_follow_changed_inputs_and_a_changed_lag(
 
     def run(inputs: Mapping[str, Sequence[tuple[str, float, int]]], windows: TimeWindow) -> dict[Any, Any]:
         with submit(joined(name, inputs, windows), conf, store=store, executor="local") as started:
-            started.wait_until_idle(60)
+            started.wait_until_idle(PATIENCE_S)
         return journal(name).results
 
     events = [("ann", 1.0, 1), ("ann", 11.0, 2)]
@@ -585,7 +586,7 @@ def test_changing_the_windows_of_gathered_tuples_is_refused(
     def run(windows: Any, tasks: int, events: Sequence[tuple[str, float, int]]) -> None:
         topology = windowed(name, events, Gather(name, windows, key=["user"]), tasks)
         with submit(topology, conf, store=store, executor="local") as started:
-            started.wait_until_idle(60)
+            started.wait_until_idle(PATIENCE_S)
 
     run(before, 1, events)
     with pytest.raises(
@@ -602,7 +603,7 @@ def test_reading_a_key_that_no_window_has_gives_the_default(tmp_path: Path, key:
     store, conf = MemoryStore(), lmdb(tmp_path)
     topology = windowed(name, [("ann", 1.0, 1)], Gather(name, CountWindow(2), key=["user"]), 2)
     with submit(topology, conf, store=store, executor="local") as started:
-        started.wait_until_idle(60)
+        started.wait_until_idle(PATIENCE_S)
     with TopologyState(topology, Config.of(conf), store) as state:
         assert state.get("gather", key, "not there") == "not there"
         assert state.get("gather", (("ann",), "n")) == 1
@@ -616,7 +617,7 @@ def test_windows_without_tuples_may_change_their_kind(tmp_path: Path) -> None:
     for windows, upto in ((CountWindow(2), 4), (CountWindow(1), 6)):
         topology = windowed(name, events[:upto], Gather(name, windows, key=["user"]))
         with submit(topology, conf, store=store, executor="local") as started:
-            started.wait_until_idle(60)
+            started.wait_until_idle(PATIENCE_S)
     found = journal(name).results
     assert [found[("ann", float(start), 0)][1] for start in (0, 2, 4, 5)] == [[0, 1], [2, 3], [4], [5]]
 
@@ -687,14 +688,14 @@ def test_a_bolt_declares_the_ttl_of_its_state(tmp_path: Path) -> None:
     builder.set_spout("words", Log(key, [["a", "b"]]))
     builder.set_bolt("count", Forgetful(key)).fields_grouping("words", Fields("word"))
     with submit(builder.build(), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     time.sleep(0.5)
     assert len(checkpointed(conf, store, key)) == 2  # nobody has read it since
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a", "b", "b"]]))
     builder.set_bolt("count", Forgetful(key)).fields_grouping("words", Fields("word"))
     with submit(builder.build(), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     assert {word: kept[1] for word, kept in checkpointed(conf, store, key).items()} == {"b": 1}
 
 
@@ -743,7 +744,7 @@ def test_a_ttl_can_be_added_to_existing_state_and_removed_from_it(
         builder.set_bolt("count", bolt(key), tasks).fields_grouping("words", Fields("word"))
         topology = builder.build()
         with submit(topology, conf, store=store, executor="local") as run:
-            run.wait_until_idle(30)
+            run.wait_until_idle(PATIENCE_S)
         with TopologyState(topology, Config.of(conf), store) as state:
             return dict(state.items("count"))
 
@@ -849,7 +850,7 @@ def test_windows_without_a_key_refuse_another_number_of_tasks(tmp_path: Path) ->
     builder.set_spout("words", Events(key, by_user("abc")))
     builder.set_bolt("gather", Gather(key, CountWindow(2)), 2).fields_grouping("words", Fields("user"))
     with submit(builder.build(), conf, store=store, executor="local") as run:
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)
     builder = TopologyBuilder(key)
     builder.set_spout("words", Events(key, by_user("abc")))
     builder.set_bolt("gather", Gather(key, CountWindow(2)), 3).fields_grouping("words", Fields("user"))
@@ -857,4 +858,4 @@ def test_windows_without_a_key_refuse_another_number_of_tasks(tmp_path: Path) ->
         pytest.raises(TopologyError, match="keys belong to no task"),
         submit(builder.build(), conf, store=store, executor="local") as run,
     ):
-        run.wait_until_idle(30)
+        run.wait_until_idle(PATIENCE_S)

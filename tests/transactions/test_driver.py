@@ -16,7 +16,7 @@ from framework.transactions import MemoryStore, coordinator, planning
 from framework.transactions.run import Run
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class Away(MemoryBackend):
@@ -52,7 +52,7 @@ class SlowToClose(MemoryStore):
     def _apply_as(self, leadership: Any, changes: Sequence[Change]) -> None:
         if any(isinstance(each, Put) and each.path.endswith("/currtx") for each in changes):
             self.asked.set()
-            self.may.wait(30)
+            self.may.wait(PATIENCE_S)
         super()._apply_as(leadership, changes)
 
 
@@ -64,11 +64,11 @@ def test_a_run_has_caught_up_when_the_last_transaction_is_closed_in_the_store_an
     ).global_grouping("spout")
     store = SlowToClose()
     with submit(builder.build(), store=store, executor="local") as run:
-        assert store.asked.wait(30)
+        assert store.asked.wait(PATIENCE_S)
         with pytest.raises(TimeoutError):
             run.wait_until_caught_up(0.5)
         store.may.set()
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 1
 
 
@@ -120,7 +120,7 @@ def test_the_progress_line_shows_the_cause_of_a_repetition_until_it_has_passed(n
     """C30: an operator sees why a topology makes no progress."""
     run, spout, state = started(name)
     with run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert "repeated" not in shown(run)
         Away.away.set()
         try:
@@ -129,7 +129,7 @@ def test_the_progress_line_shows_the_cause_of_a_repetition_until_it_has_passed(n
             wait_for(lambda: "repeated: " in shown(run) and "no room on the disk" in shown(run))
         finally:
             Away.away.clear()
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert "repeated" not in shown(run)
         assert "no room" in (run.status().last_error or "")
     assert state.get("a") == 15
@@ -144,7 +144,7 @@ def test_the_progress_line_shows_the_cause_of_a_repeated_start(name: str) -> Non
     finally:
         Away.away.clear()
     with run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert "repeated" not in shown(run)
     assert state.get("a") == 10
 
@@ -153,7 +153,7 @@ def test_a_run_shows_itself_where_it_is_looked_at(name: str) -> None:
     """As the value of a notebook's cell, or in a debugger."""
     run, _, _ = started(name)
     with run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
         assert repr(run).startswith(f"<Run of {name!r}: running | read 10 | ")
         shown = run._repr_html_()
         assert f"<th>{name}</th>" in shown and "<td>committed 10 (txid 2)</td>" in shown

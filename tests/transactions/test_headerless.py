@@ -30,7 +30,7 @@ from framework.transactions.plans import plan_digest
 from framework.transactions.reset import reset_positions
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.rule("C24")
 
@@ -145,7 +145,7 @@ def test_a_plan_that_was_dropped_is_not_replayed_after_a_restart() -> None:
     assert happened.written == {1: list(range(20))}
     spout.takes = [(10, 10)] * 20
     with submit(built, {"topology.max.spout.pending": 4}, store=store, executor="local") as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     assert Counter(n for rows in happened.written.values() for n in rows) == Counter(
         n for rows in ROWS.values() for (n,) in rows
     )
@@ -157,10 +157,10 @@ def test_a_plan_whose_commit_was_opened_is_replayed_as_it_was() -> None:
     happened.stops_left = 1
     spout.takes = [(10, 10)]
     with submit(built, store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after writing"):
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     spout.takes = [(7, 3)] * 30
     with submit(built, store=store, executor="local") as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     assert len(happened.written[1]) == 20
     assert Counter(n for rows in happened.written.values() for n in rows) == Counter(
         n for rows in ROWS.values() for (n,) in rows
@@ -173,11 +173,11 @@ def test_positions_are_not_forgotten_while_a_commit_is_open_that_cannot_be_undon
     happened.stops_left = 1
     spout.takes = [(10, 10)] * 20
     with submit(built, store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after writing"):
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     with pytest.raises(ConfigError, match=r"txid 1 was opened, and cannot be undone \(bolt 'outside'\): run topology"):
         reset_positions(built, store)
     with submit(built, store=store, executor="local") as run:
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     assert reset_positions(built, store) == 7
 
 

@@ -29,7 +29,7 @@ from sinks.contract.parts import Faulty
 from sinks.history import KEY, VALUE, HistoryTable, history_table
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, run, state_at
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class Kept:
@@ -278,7 +278,7 @@ def test_a_target_that_is_away_stops_nothing_and_is_caught_up_with(kept: Kept, m
     monkeypatch.setattr("framework.submission.history_target", lambda config, topology_id: HistoryTable(away))
     kept.feed(3)
     with submit(kept.build(), store=kept.store, executor="local") as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
         wait_for(lambda: running.status().history_waiting is not None)
         assert "history waits: the table is on holiday" in running.status().progress_line(0.0)
         away.away = False
@@ -286,7 +286,7 @@ def test_a_target_that_is_away_stops_nothing_and_is_caught_up_with(kept: Kept, m
         assert kept.held() == kept.recorded() and len(kept.held()) == 3
         assert "history" not in running.status().progress_line(0.0)
         kept.feed(1)
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
         wait_for(lambda: len(kept.held()) == 4)
 
 

@@ -17,8 +17,7 @@ from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
 from framework.transactions.planning import BESIDE_S, PlanningThread
 from framework.transactions.plans import WIDE_PARTITIONS, Plan, plan_digest, plan_of, stored_plan
-
-TIMEOUT_S = 30
+from tests.kit.waiting import PATIENCE_S
 
 
 class Slow(PartitionPlanner):
@@ -33,7 +32,7 @@ class Slow(PartitionPlanner):
 
     def plan(self, previous: Mapping[str, Any]) -> Plan:
         self.asked.put(previous)
-        assert self.may_go.acquire(timeout=TIMEOUT_S)
+        assert self.may_go.acquire(timeout=PATIENCE_S)
         first = previous["p"]["next"] if previous else 0
         return {"p": {"first": first, "next": first + 10}}
 
@@ -51,12 +50,12 @@ def test_a_plan_under_way_is_discarded_when_another_one_is_asked_for() -> None:
     thread.start()
     try:
         thread.ask(AskPlan(0, 3, {"p": {"first": 10, "next": 20}}))
-        planner.asked.get(timeout=TIMEOUT_S)
+        planner.asked.get(timeout=PATIENCE_S)
         again = AskPlan(1, 2, {"p": {"first": 0, "next": 10}})
         thread.ask(again)  # a batch failed meanwhile
         planner.may_go.release()
         planner.may_go.release()
-        assert made.get(timeout=TIMEOUT_S) == (again, {"p": {"first": 10, "next": 20}})
+        assert made.get(timeout=PATIENCE_S) == (again, {"p": {"first": 10, "next": 20}})
         assert made.empty()
     finally:
         planner.may_go.release()
@@ -76,7 +75,7 @@ def test_a_planner_that_calls_exit_fails_like_any_other() -> None:
     thread.start()
     try:
         thread.ask(AskPlan(0, 1, None))
-        assert failures.get(timeout=TIMEOUT_S).message == "SystemExit: enough"
+        assert failures.get(timeout=PATIENCE_S).message == "SystemExit: enough"
     finally:
         thread.close()
 
@@ -113,7 +112,7 @@ def test_a_planner_may_change_what_it_returned_and_plans_stay_as_they_were() -> 
     try:
         for txid in (1, 2, 3):
             thread.ask(AskPlan(0, txid, plans[-1] if plans else None))
-            plans.append(made.get(timeout=TIMEOUT_S))
+            plans.append(made.get(timeout=PATIENCE_S))
             digests.append(plan_digest(plans[-1]))
     finally:
         thread.close()
@@ -137,7 +136,7 @@ def test_a_plan_that_cannot_be_stored_fails_when_it_is_made() -> None:
     thread.start()
     try:
         thread.ask(AskPlan(0, 1, None))
-        assert "Keeps is not JSON serializable" in failures.get(timeout=TIMEOUT_S).message
+        assert "Keeps is not JSON serializable" in failures.get(timeout=PATIENCE_S).message
     finally:
         thread.close()
 
@@ -178,8 +177,8 @@ def test_a_planner_that_cannot_say_its_lag_fails_like_any_other() -> None:
     thread.start()
     try:
         thread.ask(AskPlan(0, 1, None))
-        thread.ask(AskPlan(0, 2, made.get(timeout=TIMEOUT_S)))
-        assert failures.get(timeout=TIMEOUT_S).message == "KeyError: 'p8'"
+        thread.ask(AskPlan(0, 2, made.get(timeout=PATIENCE_S)))
+        assert failures.get(timeout=PATIENCE_S).message == "KeyError: 'p8'"
     finally:
         thread.close()
 
@@ -208,9 +207,9 @@ def planned_beside(behind: int | None) -> tuple[PlanningThread, Clock, Queue[Pla
     )
     thread.start()
     thread.ask(AskPlan(0, 1, None))
-    first = made.get(timeout=TIMEOUT_S)
+    first = made.get(timeout=PATIENCE_S)
     thread.ask(AskPlan(0, 2, first))
-    thread.call(lambda planner: None).result(TIMEOUT_S)  # it has seen the question
+    thread.call(lambda planner: None).result(PATIENCE_S)  # it has seen the question
     return thread, clock, made, first
 
 
@@ -218,7 +217,7 @@ def planned_beside(behind: int | None) -> tuple[PlanningThread, Clock, Queue[Pla
 def test_a_batch_is_planned_beside_one_that_left_records_behind(behind: int | None) -> None:
     thread, _, made, _ = planned_beside(behind)
     try:
-        assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
+        assert made.get(timeout=PATIENCE_S)["p"]["first"] == 10
     finally:
         thread.close()
 
@@ -226,10 +225,10 @@ def test_a_batch_is_planned_beside_one_that_left_records_behind(behind: int | No
 def test_a_batch_waits_for_one_that_took_everything_to_be_committed() -> None:
     thread, _, made, first = planned_beside(0)
     try:
-        thread.call(lambda planner: None).result(TIMEOUT_S)
+        thread.call(lambda planner: None).result(PATIENCE_S)
         assert made.empty()
         thread.through(first)
-        assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
+        assert made.get(timeout=PATIENCE_S)["p"]["first"] == 10
     finally:
         thread.close()
 
@@ -238,7 +237,7 @@ def test_a_batch_does_not_wait_long_for_one_that_takes_long() -> None:
     thread, clock, made, _ = planned_beside(0)
     try:
         clock.ms = int(BESIDE_S * 1000)
-        assert made.get(timeout=TIMEOUT_S)["p"]["first"] == 10
+        assert made.get(timeout=PATIENCE_S)["p"]["first"] == 10
     finally:
         thread.close()
 
@@ -301,11 +300,11 @@ def test_a_source_that_is_watched_is_asked_when_something_has_come() -> None:
     planner = Watched()
     thread, made, _ = watching(planner)
     try:
-        arrived = planner.watches.get(timeout=TIMEOUT_S)
+        arrived = planner.watches.get(timeout=PATIENCE_S)
         assert made.empty()
         planner.found = {"p": {"first": 0, "next": 10}}
         arrived()
-        assert made.get(timeout=TIMEOUT_S) == planner.found
+        assert made.get(timeout=PATIENCE_S) == planner.found
     finally:
         thread.close()
 
@@ -314,14 +313,14 @@ def test_a_watch_that_ended_for_nothing_is_begun_again_after_a_pause() -> None:
     planner = Watched()
     thread, made, _ = watching(planner)
     try:
-        arrived = planner.watches.get(timeout=TIMEOUT_S)
+        arrived = planner.watches.get(timeout=PATIENCE_S)
         before = planner.looks.qsize()
         arrived()
-        arrived = planner.watches.get(timeout=TIMEOUT_S)
+        arrived = planner.watches.get(timeout=PATIENCE_S)
         assert planner.looks.qsize() == before + 2  # at once, and once more after the first pause
         planner.found = {"p": {"first": 0, "next": 10}}
         arrived()
-        assert made.get(timeout=TIMEOUT_S) == planner.found
+        assert made.get(timeout=PATIENCE_S) == planner.found
     finally:
         thread.close()
 
@@ -331,7 +330,7 @@ def test_a_source_that_is_to_make_empty_batches_is_asked_as_often_as_before() ->
     thread, _, _ = watching(planner, empty_batch_every_s=0.5)
     try:
         for _ in range(20):
-            planner.looks.get(timeout=TIMEOUT_S)
+            planner.looks.get(timeout=PATIENCE_S)
         assert planner.watches.empty()
     finally:
         thread.close()
@@ -370,10 +369,10 @@ def test_a_source_that_is_watched_is_asked_the_more_seldom_the_more_a_look_costs
     thread.start()
     thread.ask(AskPlan(0, 1, None))
     try:
-        planner.watches.get(timeout=TIMEOUT_S)
-        pauses = [threads.pauses.get(timeout=TIMEOUT_S)]
+        planner.watches.get(timeout=PATIENCE_S)
+        pauses = [threads.pauses.get(timeout=PATIENCE_S)]
         while pauses[-1] < 2.9:
-            pauses.append(threads.pauses.get(timeout=TIMEOUT_S))
+            pauses.append(threads.pauses.get(timeout=PATIENCE_S))
         assert pauses[-1] == pytest.approx(3)  # 3 ms are 0.1 % of it
     finally:
         thread.close()
@@ -400,7 +399,7 @@ def test_a_source_is_watched_as_soon_as_that_costs_no_more_than_a_few_looks(
     thread.start()
     thread.ask(AskPlan(0, 1, None))
     try:
-        planner.watches.get(timeout=TIMEOUT_S)
+        planner.watches.get(timeout=PATIENCE_S)
         assert seen[-1] == pytest.approx(watched_from_s)
     finally:
         thread.close()
@@ -414,6 +413,6 @@ class CannotBeWatched(Watched):
 def test_an_error_of_a_watch_ends_the_run_as_any_error_of_a_planner() -> None:
     thread, _, failures = watching(CannotBeWatched())
     try:
-        assert failures.get(timeout=TIMEOUT_S).message == "ValueError: who goes there"
+        assert failures.get(timeout=PATIENCE_S).message == "ValueError: who goes there"
     finally:
         thread.close()

@@ -44,6 +44,7 @@ from sinks.tables.table import FileTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, command, kafka_topology
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 FIELDS = Fields(word=str, n=int)
 KEY, VALUE = Fields(word=str), Fields(v=int)
@@ -71,7 +72,7 @@ class Words:
 
     def run(self, topology: Topology) -> None:
         with submit(topology, store=self.store, executor="local") as run:
-            run.wait_until_caught_up(60)
+            run.wait_until_caught_up(PATIENCE_S)
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_a_driver_that_commits_between_two_states_does_not_split_a_transaction(
         def commit(*_: int) -> None:
             for _ in range(transactions):
                 words.feed(("dog", 1), ("cat", 1))
-                run.wait_until_caught_up(60)
+                run.wait_until_caught_up(PATIENCE_S)
 
         commit()
         tries: list[int] = []
@@ -222,7 +223,7 @@ def test_a_driver_that_is_always_faster_ends_the_reading_with_what_to_do(
         def moves(call: int) -> None:
             for _ in range(2):
                 words.feed(("dog", 1), ("cat", 1))
-                run.wait_until_caught_up(60)
+                run.wait_until_caught_up(PATIENCE_S)
 
         moves(0)
         between(monkeypatch, moves)
@@ -241,7 +242,7 @@ def test_states_of_one_sqlite_file_are_read_as_of_one_moment_however_fast_the_dr
         def moves(call: int) -> None:
             for _ in range(3):
                 words.feed(("dog", 1), ("cat", 1))
-                run.wait_until_caught_up(60)
+                run.wait_until_caught_up(PATIENCE_S)
 
         moves(0)
         between(monkeypatch, moves)
@@ -269,9 +270,9 @@ def reading(topology: Topology, store: MemoryStore, run: Run, feed: Callable[[],
     reader.start()
     for _ in range(40):
         feed()
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     done.set()
-    reader.join(60)
+    reader.join(PATIENCE_S)
     assert not failures, failures
     yield from seen
 
@@ -290,7 +291,7 @@ def test_snapshots_of_three_stores_and_a_table_never_show_half_a_transaction(
     topology = words.build()
     words.feed(("a", 1), ("b", 1))
     with submit(topology, store=words.store, executor="local") as run:
-        run.wait_for_commit(1, 60)
+        run.wait_for_commit(1, PATIENCE_S)
         numbers = itertools.count()
         seen = list(
             reading(topology, words.store, run, lambda: words.feed(("a", next(numbers)), (f"w{next(numbers) % 9}", 1)))
@@ -384,7 +385,7 @@ def test_files_of_a_partitioned_table_come_with_the_values_that_they_lack(
     builder.set_bolt("rows", AppendCommitter(kind(tmp_path / "t", partition_by=["word"]))).global_grouping("spout")
     topology, store = builder.build(), MemoryStore()
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     with ratchet.read(topology, as_of=1) as found:
         files = found["rows"].files()
         assert sorted(str(each.partition["word"]) for each in files) == ["cat", "dog/s"]
@@ -400,7 +401,7 @@ def test_a_version_that_delta_has_forgotten_is_one_line(tmp_path: Path) -> None:
     builder.set_bolt("rows", AppendCommitter(DeltaLakeTable(tmp_path / "t"))).global_grouping("spout")
     topology, store = builder.build(), MemoryStore()
     with submit(topology, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     deltalake.DeltaTable(str(tmp_path / "t")).create_checkpoint()
     (tmp_path / "t" / "_delta_log" / "00000000000000000000.json").unlink()
     with pytest.raises(MovedOnError, match="no longer knows its version of transaction 1.*the newest transaction is 3"):

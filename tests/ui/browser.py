@@ -10,11 +10,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from integration.packages import find_program
+from tests.kit.waiting import PATIENCE_S
 
 PHONE = {"width": 375, "height": 812}
 DESK = {"width": 1280, "height": 900}
 #: How long a test waits for what it must see.
-PATIENT_MS = 120_000
+PATIENT_MS = 1_000 * PATIENCE_S
 
 
 @contextmanager

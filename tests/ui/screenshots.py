@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from integration import EmbeddedServers
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.browser import Watched, chromium
 from tests.ui.worlds import TROUBLE, World
 
@@ -59,11 +59,11 @@ def main() -> None:
         stopped, _ = world.start("returns")
         root = world.root_page()
         world.send("returns", 500)
-        stopped.wait_for_commit(1, 60)
+        stopped.wait_for_commit(1, PATIENCE_S)
         stopped.stop()
         world.send("orders", 5_000)
         world.send_unreadable("orders")
-        orders.wait_for_commit(5, 60)
+        orders.wait_for_commit(5, PATIENCE_S)
         TROUBLE[world.topic("orders")] = "could not convert string to float: '12,50 EUR'"
         world.send("orders", 100)
         wait_for(lambda: orders.status().attempts_failed >= 3)
@@ -71,7 +71,7 @@ def main() -> None:
         wait_for(lambda: orders.status().last_error is not None and "price list" in str(orders.status().last_error))
         del TROUBLE[world.topic("orders")]
         world.send("payments", 2_000)
-        payments.wait_for_commit(2, 60)
+        payments.wait_for_commit(2, PATIENCE_S)
         TROUBLE[world.topic("payments")] = "away"
         world.send("payments", 4_000)
         with world.sending("orders", each=300, every_s=0.4):

@@ -14,6 +14,7 @@ from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.ui import view
 from framework.ui.server import serve_page
 from integration.server import free_port
+from tests.kit.waiting import PATIENCE_S
 
 EVERY_S = 0.05
 
@@ -100,7 +101,7 @@ def served(source: view.Source, port: int | None = None, **settings: Any) -> Ite
 
 def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of an answer."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         connection.request(method, path, headers={key.replace("_", "-"): value for key, value in headers.items()})
         answer = connection.getresponse()
         return answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read()
@@ -110,7 +111,7 @@ class Events:
     """A viewer of events, at its own pace."""
 
     def __init__(self, port: int, path: str) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         self._connection.request("GET", path)
         self._answer = self._connection.getresponse()
         self.status = self._answer.status

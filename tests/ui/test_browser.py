@@ -15,7 +15,7 @@ from framework import submit
 from framework.ui import view
 from integration import EmbeddedServers
 from integration.server import free_port
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.browser import PATIENT_MS, Watched, chromium, too_wide, violations
 from tests.ui.sources import Told, record, served
 from tests.ui.test_runs import topology
@@ -121,7 +121,7 @@ def accessible(page: Page) -> list[str]:
 def test_a_run_is_shown_with_its_transactions_and_one_of_them_opens(browser: Browser) -> None:
     port = free_port()
     with submit(topology(), {"ui.port": port}, executor="local") as run, Watched(browser) as tab:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         page = shown(tab, port, "/topology?id=words")
         sees(page, ".verdict", "It runs, and has committed all that the source holds.")
         sees(page, ".title", "running")

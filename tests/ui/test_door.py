@@ -12,7 +12,7 @@ import pytest
 
 from framework.ui import door, server
 from framework.ui.door import Door
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import Told, get, served
 
 pytestmark = pytest.mark.behaviour("6.4")
@@ -27,7 +27,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
 
 def come(at: Door, of: str = "127.0.0.1") -> socket.socket:
     """A client of this address of the loopback interface."""
-    return socket.create_connection(at.getsockname(), timeout=30, source_address=(of, 0))
+    return socket.create_connection(at.getsockname(), timeout=PATIENCE_S, source_address=(of, 0))
 
 
 def is_cut(client: socket.socket) -> bool:
@@ -110,7 +110,7 @@ def test_those_who_ask_nothing_make_room_and_the_page_is_there_again(
         before = len(os.listdir("/proc/self/fd"))
         silent = []
         for _ in range(40):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
             client.sendall(said)
             silent.append(client)
         assert len(os.listdir("/proc/self/fd")) - before <= 40 + 8

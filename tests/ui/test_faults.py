@@ -13,7 +13,7 @@ from framework.ui.server import serve_page
 from framework.views import RootSource
 from integration import ZooKeeperServer
 from integration.server import free_port
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import Events
 from tests.ui.test_runs import read, topology
 
@@ -33,7 +33,7 @@ def test_pages_stay_while_zookeeper_is_away_and_say_how_old_they_are(tmp_path: P
         stop = serve_page(RootSource(store, config.zookeeper_root), config, root)
         try:
             with submit(topology(), settings, executor="local") as run:
-                run.wait_until_caught_up(60)
+                run.wait_until_caught_up(PATIENCE_S)
                 with Events(root, "/api/topologies/events") as viewer:
                     while viewer.next("topologies")["topologies"][0]["state"] != "running":
                         pass

@@ -20,6 +20,7 @@ from framework.ui.guard import ADDRESSES_MAX, BURST, WRONG_BURST, Buckets, Guard
 from framework.ui.server import serve_page
 from integration.server import free_port
 from tests.kit.certificates import make_certificates
+from tests.kit.waiting import PATIENCE_S
 from tests.ui.sources import Told, served
 from tests.ui.vendor import FOLDER, SUMS, VENDORED, sums
 
@@ -167,7 +168,7 @@ def test_viewers_show_a_certificate_where_one_is_asked_for(tmp_path: Path) -> No
     with served(Told(), **settings) as port:
 
         def ask(context: ssl.SSLContext) -> int:
-            with closing(HTTPSConnection("127.0.0.1", port, context=context, timeout=60)) as connection:
+            with closing(HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)) as connection:
                 connection.request("GET", "/api/topologies", headers={"Host": "localhost"})
                 return int(connection.getresponse().status)
 

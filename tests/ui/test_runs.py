@@ -27,7 +27,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.core_parts import Basic, ListSpout
 from tests.kit.processes import ROOT
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import Events, get
 
 pytestmark = pytest.mark.behaviour("6.4")
@@ -73,7 +73,7 @@ def test_the_page_of_a_run_shows_its_graph_transactions_sinks_and_configuration(
     port = free_port()
     config = {"ui.port": port, "app.password": "canary", "app.level": 7, "kafka.sasl.password": "canary"}
     with submit(topology(), config, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         wait_for(lambda: rows(port) == [1, 2, 3])
         found = read(port, "/api/topology?id=words")
         live, about = found["live"], found["about"]
@@ -102,7 +102,7 @@ def test_a_failure_is_shown_with_its_attempts_while_it_lasts_and_after_it() -> N
         assert "does not answer" in found["live"]["trouble"] and "does not answer" in found["failures"][0]["reason"]
         assert found["live"]["status"]["failures_last_hour"] > 0
         Flaky.left = 0
-        run.wait_for_commit(1, 60)
+        run.wait_for_commit(1, PATIENCE_S)
         wait_for(lambda: read(port, "/api/topology?id=words")["live"]["state"] == "running")
         assert read(port, "/api/topology?id=words")["failures"][0]["txid"] == 1
 
@@ -110,9 +110,9 @@ def test_a_failure_is_shown_with_its_attempts_while_it_lasts_and_after_it() -> N
 def test_what_earlier_runs_did_is_shown_too() -> None:
     store, port, built = MemoryStore(), free_port(), topology(4)
     with submit(built, {}, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     with submit(built, {"ui.port": port}, store=store, executor="local"):
-        wait_for(lambda: rows(port) == [1, 2], 60)
+        wait_for(lambda: rows(port) == [1, 2])
 
 
 def test_a_store_that_hangs_does_not_keep_a_driver_from_showing_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_store_that_hangs_does_not_keep_a_driver_from_showing_itself(monkeypat
 
         def ask(*arguments: Any) -> Any:
             if threading.current_thread().name.startswith("ratchet-page-") and not hasattr(page, "free"):
-                go_on.wait(60)
+                go_on.wait(PATIENCE_S)
             return real(*arguments)
 
         return ask
@@ -133,7 +133,7 @@ def test_a_store_that_hangs_does_not_keep_a_driver_from_showing_itself(monkeypat
     for name in ("get", "children"):
         monkeypatch.setattr(store, name, hangs(name))
     with submit(topology(), {"ui.port": port}, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         wait_for(lambda: rows(port) == [1, 2, 3])
         assert len(read(port, "/api/topology?id=words")["live"]["drivers"]) == 1
         go_on.set()
@@ -148,7 +148,7 @@ def test_a_page_that_breaks_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> Non
     with submit(topology(), {"ui.port": port}, executor="local") as run:
         status, _, body = get(port, "/api/topology?id=words")
         assert (status, json.loads(body)["error"]) == (503, "ZeroDivisionError: a mistake in the page")
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 def test_a_port_that_is_taken_is_said_before_anything_runs_and_nothing_is_left() -> None:
@@ -168,14 +168,14 @@ def test_a_standby_says_that_it_stands_by_and_who_leads() -> None:
         submit(built, {}, store=store, executor="local"),
         submit(built, {"ui.port": port}, store=store, executor="local", standby=True),
     ):
-        wait_for(lambda: read(port, "/api/topology?id=words")["live"]["state"] == "standby", 60)
-        wait_for(lambda: rows(port) == [1, 2, 3], 60)
+        wait_for(lambda: read(port, "/api/topology?id=words")["live"]["state"] == "standby")
+        wait_for(lambda: rows(port) == [1, 2, 3])
 
 
 def test_a_deposed_leader_is_shown_as_standby() -> None:
     store, port = MemoryStore(), free_port()
     with submit(topology(), {"ui.port": port}, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         other = None
         store.depose("words")
         other = store.lead("words", "another", 10)
@@ -192,7 +192,7 @@ def test_the_page_of_a_core_topology_shows_what_its_components_did() -> None:
     builder.set_spout("numbers", ListSpout("page-core", [1, 2, 3]))
     builder.set_bolt("prints", Basic("page-core-prints", refused=(2,))).shuffle_grouping("numbers")
     with submit(builder.build(), {"ui.port": port}, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         wait_for(lambda: read(port, "/api/topology?id=numbers")["live"]["status"]["components"]["prints"]["acked"] == 3)
         found = read(port, "/api/topology?id=numbers")
         assert found["live"]["kind"] == "core"
@@ -217,7 +217,7 @@ def test_the_root_shows_the_graph_of_a_core_topology_that_runs() -> None:
         return found
 
     with submit(built, {}, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         wait_for(lambda: source.topology("numbers") is not None)
         wait_for(lambda: shown().parts["live"].get("edges", {}).get("rows", {}).keys() == {"numbers->prints"})
         found = shown()
@@ -256,7 +256,7 @@ def stopped_store(records: int = 5) -> MemoryStore:
     """A store with a topology that has run."""
     store = MemoryStore()
     with submit(topology(records), {}, store=store, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     return store
 
 
@@ -338,7 +338,7 @@ def test_ratchet_ui_serves_all_topologies_until_it_is_interrupted(servers: Embed
     words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "framework", "ui", "--port", str(port), *words]
     with submit(topology(), {**settings, "ui.port": own}, executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
             try:
                 assert process.stdout is not None
@@ -354,7 +354,7 @@ def test_ratchet_ui_serves_all_topologies_until_it_is_interrupted(servers: Embed
                 assert rows(port) == [1, 2, 3]
             finally:
                 process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=60)
+                _, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, errors) == (0, "stopping\n")
 
 

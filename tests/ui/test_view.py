@@ -13,7 +13,7 @@ import pytest
 from framework.ui import view
 from framework.ui.kept import Kept
 from framework.ui.messages import Encoded, Viewer, encode
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import record
 
 
@@ -168,7 +168,7 @@ def test_a_reading_that_hangs_delays_nobody_and_is_not_doubled() -> None:
 
     def read() -> str:
         began.append(1)
-        go_on.wait(60)
+        go_on.wait(PATIENCE_S)
         return "done"
 
     kept = Kept("slow", read, 0.0)

@@ -29,6 +29,7 @@ from sinks import (
 )
 from sinks.contract.parts import finish, open_attempt
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C33")
 
@@ -192,7 +193,7 @@ def test_two_states_at_one_place_by_different_addresses_are_refused(tmp_path: Pa
     with pytest.raises(
         ConfigError, match="link/rows has the header that .* given to table .*real/rows: they are one place"
     ):
-        submit(builder.build(), store=MemoryStore(), executor="local").wait_until_caught_up(30)
+        submit(builder.build(), store=MemoryStore(), executor="local").wait_until_caught_up(PATIENCE_S)
 
 
 def test_a_table_made_anew_with_other_columns_is_staged_anew(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
 from sinks.backends import postgres as postgres_module
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE = Fields(word=str), Fields(n=int)
@@ -246,7 +247,7 @@ def test_a_hanging_sql_txn_releases_the_header(
         backend._check_header(connection, opened, backend._keep_header)
         thread = threading.Thread(target=successor)
         thread.start()
-        thread.join(20)
+        thread.join(PATIENCE_S)
         connection.execute(f"INSERT INTO {table} VALUES ('zombie', 1, NULL, 1, 1, 1, 'z', 0, 0)")
     assert raised and raised[0].open == OpenCommit(1, 2, "d")
     assert backend.multi_get([("zombie",)]) == [None]
@@ -381,7 +382,7 @@ def test_two_drivers_may_create_the_first_tables_of_a_database_at_one_time(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     admin.execute(f"DROP SCHEMA {table} CASCADE")
     assert errors == []
 

@@ -34,7 +34,7 @@ from integration import RedisServer
 from sinks import Count, MapState, OpaqueMapState, RedisBackend, Row, StateCommitter, TransactionalMapState
 from sinks.contract.parts import transact
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE = Fields(word=str), Fields(n=int)
@@ -262,25 +262,25 @@ def test_a_server_restored_to_an_older_snapshot_stops_the_topology(
     builder.set_bolt("words", StateCommitter(state, ["word"], {"count": Count()})).global_grouping("spout")
     topology, store = builder.build(), MemoryStore()
     run = submit(topology, store=store, executor="local")
-    run.wait_until_caught_up(60)
+    run.wait_until_caught_up(PATIENCE_S)
     server.stop()
     shutil.copytree(server.folder / "data", tmp_path / "older")
     server.start()
     for _ in range(5):
         spout.append("0", ["a"])
-    run.wait_until_caught_up(60)
+    run.wait_until_caught_up(PATIENCE_S)
     server.stop()
     shutil.rmtree(server.folder / "data")
     shutil.copytree(tmp_path / "older", server.folder / "data")
     server.start()
     spout.append("0", ["a"])
     with pytest.raises(TopologyFailed, match="holds transactions up to 5 only, and 11 was to be committed"):
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
     run.stop()
     assert state.get("a") == 5
     again = submit(topology, store=store, executor="local")
     with pytest.raises(ConfigError, match=r"holds transactions up to 5.*11 is next.*the sink is behind"):
-        again.wait_until_caught_up(60)
+        again.wait_until_caught_up(PATIENCE_S)
     again.stop()
 
 

@@ -23,7 +23,7 @@ from integration import PostgresServer, RedisServer, TcpProxy
 from integration.folders import open_folder
 from sinks import Count, MapBackend, OpaqueMapState, PostgresBackend, RedisBackend, Row, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.rule("C27")
 
@@ -187,7 +187,7 @@ def test_no_batch_is_lost_when_redis_goes_back_within_a_commit(
     # Two tasks: the commit of one task alone is one step of the store, and nothing comes between.
     builder.set_bolt("words", words, 2).fields_grouping("spout", Fields("word"))
     with submit(builder.build(), store=MemoryStore(), executor="local") as run:
-        run.wait_until_caught_up(60)
+        run.wait_until_caught_up(PATIENCE_S)
         assert LosingState.copy is None
         assert run.status().attempts_failed == 1
     assert state.get("a") == 50

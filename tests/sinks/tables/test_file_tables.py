@@ -27,6 +27,7 @@ from sinks.tables.table import FileTable
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import append, granted, opened
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.behaviour("3.5")
 FIELDS = Fields(word=str, n=int)
@@ -106,7 +107,7 @@ def test_a_leader_that_was_paused_while_it_published_changes_nothing(kind: type[
             calls.append(1)
             if len(calls) == kinds_last_look:
                 looked.set()
-                woken.wait(30)
+                woken.wait(PATIENCE_S)
             return found
 
     looked, woken = threading.Event(), threading.Event()
@@ -124,11 +125,11 @@ def test_a_leader_that_was_paused_while_it_published_changes_nothing(kind: type[
 
     thread = threading.Thread(target=publish)
     thread.start()
-    looked.wait(30)
+    looked.wait(PATIENCE_S)
     commit(table, 1, "new", attempt=2, epoch=2)
     commit(table, 2, "next", epoch=2)
     woken.set()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert words(table) == ["new", "next"]
     if kind is DeltaLakeTable:
         assert failed
@@ -347,7 +348,7 @@ def test_readers_beside_a_writer_and_a_compaction_see_whole_transactions(tmp_pat
         if txid % 7 == 0:
             table.compact()
     done.set()
-    reader.join(60)
+    reader.join(PATIENCE_S)
     assert not failures, failures
     assert seen == sorted(seen)
     assert len(words(table)) == 60
@@ -420,7 +421,7 @@ def test_a_topology_appends_every_row_once_after_failures(
         monkeypatch.setattr(kind, name, faulty)
     config = {"topology.max.attempts": 1000, "topology.max.spout.pending": 3}
     with submit(topology(spout, table), config, store=MemoryStore(), executor="local") as run:
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed > 3
     assert words(table) == sorted(word for part in data.values() for word, _ in part)
 
@@ -441,7 +442,7 @@ def test_a_read_only_folder_is_reported_in_one_line_before_the_first_batch(
     spout = MemoryTransactionalSpout({0: [["a", 1]]}, FIELDS, 1)
     run = submit(topology(spout, table), store=MemoryStore(), executor="local")
     with pytest.raises(ConfigError, match="check the path"):
-        run.wait_until_caught_up(30)
+        run.wait_until_caught_up(PATIENCE_S)
     run.stop()
     assert os.path.getsize(tmp_path / "file") == 1
 

@@ -15,9 +15,10 @@ from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
 from integration import KafkaCluster
 from spouts.kafka import sessions as kafka_sessions
-from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, values_in
+from tests.kit.kafka_runs import KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.7")]
 
@@ -39,9 +40,9 @@ def split(cluster_of_two: KafkaCluster, name: str) -> Topics:
 
 
 def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"waited {TIMEOUT_S} s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"
         time.sleep(0.05)
 
 
@@ -51,7 +52,7 @@ def test_opaque_goes_on_without_a_dead_broker_and_returns_to_its_partition(
     runs = KafkaRuns(split, tmp_path, name)
     second = cluster_of_two.brokers[1]
     with runs.start() as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         second.kill()
         for number in range(3):  # the first ones before the cluster notices that the broker is gone
             split.send(name, [b"meanwhile"] * 5, 0)
@@ -71,7 +72,7 @@ def test_transactional_waits_for_a_dead_broker_and_says_for_what(
     runs = KafkaRuns(split, tmp_path, name, opaque=False)
     second = cluster_of_two.brokers[1]
     with runs.start() as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         committed = run.status().committed_txid
         second.kill()
         split.send(name, [b"meanwhile"] * 5, 0)
@@ -171,7 +172,7 @@ def test_leaders_that_change_under_a_run_cost_no_record(
     runs = KafkaRuns(topics, tmp_path, name, opaque=opaque)
     second = cluster_of_two.brokers[1]
     with runs.start() as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         second.kill()
         topics.send(name, [b"after"] * 10, 0)  # waits for the new leader
         until(lambda: runs.counts().get("after") == 10, "what the new leader took")

@@ -33,9 +33,11 @@ from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 from tests.kit.kafka_runs import tail_of
 from tests.kit.state_parts import checkpointed, counting, journal, lmdb
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("reader")]
+#: How long a broker is away.
+AWAY_S = 3.0
 
 
 def stepped(spout: KafkaSpout, bolt: Any, *, tasks: int = 1, letters: Any = None, pending: int = 1_000) -> Stepped:
@@ -51,12 +53,12 @@ def committed(topics: Topics, topic: str, group: str, partitions: int = 1) -> li
     consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": group})
     try:
         asked = [TopicPartition(topic, number) for number in range(partitions)]
-        return [each.offset for each in consumer.committed(asked, timeout=10)]
+        return [each.offset for each in consumer.committed(asked, timeout=PATIENCE_S)]
     finally:
         consumer.close()
 
 
-def until(run: Stepped, condition: Callable[[], bool], seconds: float = 30) -> None:
+def until(run: Stepped, condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, (run.driver.status(), run.driver.failure)
@@ -160,7 +162,7 @@ def test_a_topology_is_not_idle_while_a_failed_record_waits_for_its_next_try(top
     builder.set_spout("kafka", spout)
     builder.set_bolt("bolt", Rich(name, third_time)).global_grouping("kafka")
     with submit(builder.build(), {}, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert sorted(words(seen(name).executed)) == ["bad", "bad", "bad", "good"]
 
 
@@ -298,7 +300,7 @@ def test_records_that_cannot_be_decoded_yet_wait_until_they_can(
     if how == "stateful":
         store, conf = MemoryStore(), lmdb(tmp_path)
         with submit(counting(name, spout), conf, store=store, executor="local") as run:
-            run.wait_until_idle(30)
+            run.wait_until_idle(PATIENCE_S)
         found = list(checkpointed(conf, store, name))
     else:
         stepping = stepped(spout, Rich(name, ack))
@@ -385,7 +387,7 @@ def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_
         builder.set_spout("kafka", spout)
         failing = submit(builder.build(), {}, executor="local")
         with pytest.raises(CoreTopologyFailed, match=f"topic '{name}', partition 0, offset 1"):
-            failing.join(30)
+            failing.join(PATIENCE_S)
         return
     letters = Rich(f"{name}-letters", ack) if on_bad_record == "dead_letter" else None
     run = stepped(spout, Rich(name, ack), letters=letters)
@@ -420,7 +422,7 @@ def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, s
     consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": name})
     consumer.commit(offsets=[TopicPartition(name, 0, 2)], asynchronous=False)
     consumer.close()
-    topics.admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(30)
+    topics.admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(PATIENCE_S)
     builder = TopologyBuilder("core")
     spout = KafkaSpout(
         [name],
@@ -434,7 +436,7 @@ def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, s
     if not skip:
         failing = submit(builder.build(), {}, executor="local")
         with pytest.raises(CoreTopologyFailed, match=f"partition {name}/0 no longer holds offset 2"):
-            failing.join(30)
+            failing.join(PATIENCE_S)
         return
     run = Stepped(builder.build())
     until(run, lambda: len(seen(name).executed) == 5)
@@ -471,13 +473,13 @@ def test_a_broker_that_is_away_delays_new_records_and_loses_none(tmp_path: Path,
         )
         until(run, lambda: len(seen(name).executed) == 100)
         broker.kill()
-        end = time.monotonic() + 3
+        end = time.monotonic() + AWAY_S
         while time.monotonic() < end:
             run.step()
             time.sleep(0.05)
         broker.start()
         topics.send(name, [b"%d" % n for n in range(100, 200)])
-        until(run, lambda: len(set(words(seen(name).executed))) == 200, 60)
+        until(run, lambda: len(set(words(seen(name).executed))) == 200)
         until(run, lambda: run.driver.status().pending == 0)
         run.rounds.close()
         assert committed(topics, name, name) == [200]
@@ -558,7 +560,7 @@ def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
     journal(name).on["execute"] = sometimes
     for tasks in (1, 2, 2):
         with submit(counting(name, spout, spouts=tasks), conf, store=store, executor="local") as run:
-            run.wait_until_idle(60)
+            run.wait_until_idle(PATIENCE_S)
             for number in range(3):
                 words = [f"{number}-{n % 7}" for n in range(80)]
                 topics.send(name, [each.encode() for each in words], number)
@@ -569,7 +571,7 @@ def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
         return
     monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 0.2)
     with submit(counting(name, spout), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         topics.add_partitions(name, 4)
         topics.send(name, [b"new"] * 250, 3)
         expected["new"] = 250

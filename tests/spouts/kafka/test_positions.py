@@ -21,7 +21,7 @@ from spouts.kafka.tail import KafkaTail
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.state_parts import Count, checkpointed, journal, lmdb
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [
     pytest.mark.integration,
@@ -63,7 +63,7 @@ def stored(topics: Topics, topic: str) -> TopicPartition:
     """The committed offset of partition 0 in the group with the topic's name."""
     consumer = Consumer({"bootstrap.servers": topics.bootstrap_servers, "group.id": topic})
     try:
-        return consumer.committed([TopicPartition(topic, 0)], timeout=10)[0]
+        return consumer.committed([TopicPartition(topic, 0)], timeout=PATIENCE_S)[0]
     finally:
         consumer.close()
 
@@ -76,13 +76,13 @@ def test_a_topology_that_was_forgotten_counts_everything_again_wherever_its_grou
     store, conf = MemoryStore(), lmdb(tmp_path)
     topology = counting(name, words=spout(topics, name))
     with submit(topology, conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert checkpointed(conf, store, name) == {"word": 100}
     assert stored(topics, name).offset == 100
     forget_state(topology, Config.of(conf), store)
     for _ in range(2):  # the second start goes on where the first ended
         with submit(topology, conf, store=store, executor="local") as run:
-            run.wait_until_idle(60)
+            run.wait_until_idle(PATIENCE_S)
         assert checkpointed(conf, store, name) == {"word": 100}
 
 
@@ -95,7 +95,7 @@ def test_a_spout_that_is_added_loses_nothing_when_something_fails_before_the_nex
     topics.send(topics.create(other), [b"new"] * 300)
     store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.max.spout.pending": 20})
     with submit(counting(name, words=spout(topics, name)), conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     failed: list[int] = []
 
     def once(txid: int) -> None:
@@ -106,7 +106,7 @@ def test_a_spout_that_is_added_loses_nothing_when_something_fails_before_the_nex
     journal(name).on["pre_prepare"] = once
     both = counting(name, words=spout(topics, name), more=spout(topics, other))
     with submit(both, conf, store=store, executor="local") as run:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
     assert failed
     assert checkpointed(conf, store, name) == {"old": 10, "new": 300}
 
@@ -117,13 +117,13 @@ def test_the_group_is_never_ahead_of_the_last_committed_checkpoint(topics: Topic
     topics.create(name)
     store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
     with submit(counting(name, words=spout(topics, name)), conf, store=store, executor="local") as run:
-        wait_for(lambda: (record := read_record(store, name)) is not None and record.positions is not None, 30)
+        wait_for(lambda: (record := read_record(store, name)) is not None and record.positions is not None)
         topics.send(name, [b"word"] * 50)
-        wait_for(lambda: journal(name).results.get("word") == 50, 30)
-        wait_for(lambda: stored(topics, name).offset != -1001, 30)
+        wait_for(lambda: journal(name).results.get("word") == 50)
+        wait_for(lambda: stored(topics, name).offset != -1001)
         assert stored(topics, name).offset == 0
-        run.wait_until_idle(60)  # takes a checkpoint
-        wait_for(lambda: stored(topics, name).offset == 50, 30)
+        run.wait_until_idle(PATIENCE_S)  # takes a checkpoint
+        wait_for(lambda: stored(topics, name).offset == 50)
 
 
 @pytest.mark.dies("state 7")
@@ -151,7 +151,7 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
 
     run = submit(topology, conf, store=store if stateful else None, executor="local")
     try:
-        run.wait_until_idle(60)
+        run.wait_until_idle(PATIENCE_S)
         assert found() == {"first": 50}
         if not running:
             run.stop()
@@ -166,15 +166,15 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
             run = submit(topology, conf, store=store if stateful else None, executor="local")
         if not skip:
             with pytest.raises(CoreTopologyFailed, match=f"topic '{name}' was deleted and created again"):
-                run.join(30)
+                run.join(PATIENCE_S)
             return
         if stateful:
-            wait_for(lambda: found() == {"first": 50, "second": 100}, 30)
+            wait_for(lambda: found() == {"first": 50, "second": 100})
             status = run.status().checkpoint
             assert status is not None and status.recoveries >= running  # all states went back
         else:  # at-least-once: records that were read before the loss was noticed come again
-            wait_for(lambda: found()["second"] >= 100 and run.status().pending == 0, 30)
-        run.wait_until_idle(60)
+            wait_for(lambda: found()["second"] >= 100 and run.status().pending == 0)
+        run.wait_until_idle(PATIENCE_S)
         assert found()["first"] == 50
     finally:
         run.stop()
@@ -199,14 +199,14 @@ def test_at_most_once_nothing_of_a_topic_that_was_made_again_comes_twice(
         return run.step()
 
     try:
-        wait_for(lambda: len(stepped() and words()) == 50, 30)
+        wait_for(lambda: len(stepped() and words()) == 50)
         full = True  # as when bolts are slow: meanwhile nothing is fetched
         stepped()
         monkeypatch.setattr(spouts.kafka.tail, "LOOK_UP_EVERY_S", 1_000.0)
         topics.recreate(name)
         topics.send(name, [b"%d" % n for n in range(150)])
         full = False
-        wait_for(lambda: len(stepped() and words()) >= 200, 30)
+        wait_for(lambda: len(stepped() and words()) >= 200)
         for _ in range(100):
             stepped()
         assert Counter(words()) == {"first": 50, **{str(n): 1 for n in range(150)}}
@@ -221,8 +221,8 @@ def test_the_position_of_an_idle_partition_is_committed_periodically(topics: Top
     """
     topics.send(topics.create(name), [b"before"])
     with submit(plain(name, spout(topics, name, start="latest")), {}, executor="local") as run:
-        run.wait_until_idle(60)
-        wait_for(lambda: stored(topics, name).offset == 1, 30)
-        topics.admin.delete_consumer_groups([name])[name].result(30)
-        wait_for(lambda: stored(topics, name).offset == 1, 30)
+        run.wait_until_idle(PATIENCE_S)
+        wait_for(lambda: stored(topics, name).offset == 1)
+        topics.admin.delete_consumer_groups([name])[name].result(PATIENCE_S)
+        wait_for(lambda: stored(topics, name).offset == 1)
         assert json.loads(stored(topics, name).metadata)["topic_id"]

@@ -53,7 +53,7 @@ from spouts.kafka.sessions import KafkaSessions, reader_of, say_reader
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 needs_native = pytest.mark.skipif(why_not_native() is not None, reason=f"no native reader: {why_not_native()}")
 CONTEXT = TopologyContext("t", "spout", 0, 1)
@@ -618,7 +618,7 @@ def test_a_child_process_forgets_the_consumers_of_its_parent() -> None:
             pool.close()
         finally:
             os._exit(code)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done or time.monotonic() > deadline:
@@ -801,7 +801,7 @@ def test_tokens_of_oauth_cb_open_the_connection_and_are_renewed(oauth_broker: Ka
     }
     session = NativeSession(KafkaSettings(oauth_broker.secure_address, conf), "oauth")
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         read = 0
         while len(asked) < 3 or not read:  # each read lets librdkafka ask; a token is renewed after 80 % of its time
             assert time.monotonic() < deadline
@@ -823,10 +823,11 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
 ) -> None:
     """Also the one that asks for the group's offsets, which it does seldom."""
     monkeypatch.setattr("spouts.kafka.tail.LOOK_UP_EVERY_S", 0.5)
-    expired = time.monotonic() + 4.0  # then the first tokens have expired
+    lifetime_s = 3.0
+    expired = time.monotonic() + lifetime_s + 1.0  # then the first tokens have expired
 
     def oauth(_: object) -> tuple[str, float, str, dict[str, str]]:
-        return (*unsigned_token(3.0), "alice", {})
+        return (*unsigned_token(lifetime_s), "alice", {})
 
     conf = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": oauth}
     topics = Topics(oauth_broker.address)
@@ -849,11 +850,11 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
         return {tp: each.offset for tp, each in at.items()} == wanted and tail.published(at)
 
     try:
-        wait_for(lambda: read({(name, 0): 5}), 60)
-        wait_for(lambda: stepped() is None and time.monotonic() > expired, 60)
+        wait_for(lambda: read({(name, 0): 5}))
+        wait_for(lambda: stepped() is None and time.monotonic() > expired)
         topics.add_partitions(name, 2)
         topics.send(name, [b"b"] * 5, 1)
-        wait_for(lambda: read({(name, 0): 5, (name, 1): 5}), 60)
+        wait_for(lambda: read({(name, 0): 5, (name, 1): 5}))
     finally:
         tail.close()
 

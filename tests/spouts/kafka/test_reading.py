@@ -21,6 +21,7 @@ from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTr
 from spouts.kafka.metadata import KafkaMetadata
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 CONTEXT = TopologyContext("t", "spout", 0, 1)
 
@@ -184,7 +185,7 @@ class TestPlanning:
         assert bounded[f"{name}/0"]["next_offset"] == 2
         producer.commit_transaction(30)
         planner = spout(topics, name).planner({}, CONTEXT)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE_S
         while (
             later := planner.plan(bounded)
         ) is None:  # the broker answers before the transaction's markers are written
@@ -342,7 +343,7 @@ class TestReading:
 
         topics.create(name, 1)
         topics.send(name, [b"%d" % number for number in range(10)])
-        topics.admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(30)
+        topics.admin.delete_records([TopicPartition(name, 0, 5)])[TopicPartition(name, 0)].result(PATIENCE_S)
         with pytest.raises(DataLossError, match=rf"{name}/0 no longer holds offset 2"):
             values(spout(topics, name), {f"{name}/0": {"first_offset": 2, "next_offset": 8}})
         assert values(spout(topics, name), {f"{name}/0": {"first_offset": 5, "next_offset": 7}}) == ["5", "6"]

@@ -22,6 +22,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.11")]
 
@@ -89,7 +90,7 @@ def test_scram_over_tls_reads_everything_and_shows_no_secret(
     spout = OpaqueKafkaTransactionalSpout([TOPIC], codec=TextCodec())
     store = MemoryStore()
     with structlog.testing.capture_logs() as logs, submit(topology(spout, backend), config, store, "local") as running:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
         status, records = running.status(), running.transactions()
     state = OpaqueMapState(backend)
     assert [state.get(str(digit)) for digit in range(10)] == [10] * 10
@@ -124,7 +125,7 @@ def test_a_wrong_security_setting_stops_the_topology_and_is_named(
         change = {"ssl_ca_location": str(certificates.other_authority)}
     running = run(broker.secure_address, settings(certificates, **change), MemoryBackend())
     with pytest.raises(ConfigError, match=message) as failed:
-        running.wait_until_caught_up(60)
+        running.wait_until_caught_up(PATIENCE_S)
     assert broker.secure_address in str(failed.value)
     assert "check the security settings" in str(failed.value)
     assert PASSWORD not in str(failed.value)
@@ -138,7 +139,7 @@ def test_a_broker_that_cannot_be_trusted_is_not_read(certificates: Certificates,
     try:
         running = run(server.secure_address, settings(certificates), MemoryBackend())
         with pytest.raises(ConfigError, match="certificate verify failed|SSL handshake failed"):
-            running.wait_until_caught_up(60)
+            running.wait_until_caught_up(PATIENCE_S)
         running.stop()
     finally:
         server.stop()

@@ -11,7 +11,7 @@ import structlog
 from framework.clients.kafka import KafkaSettings
 from spouts.kafka import sessions as module
 from spouts.kafka.sessions import KafkaSessions
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 SETTINGS = KafkaSettings("127.0.0.1:1", None)
 
@@ -48,13 +48,13 @@ def lent(pool: KafkaSessions, slot: int = 0) -> Any:
 def test_an_idle_session_rests_and_is_closed_later() -> None:
     pool = KafkaSessions(rest_after_s=0.05, close_after_s=0.5)
     session = lent(pool)
-    assert session.rested.wait(30)
+    assert session.rested.wait(PATIENCE_S)
     assert lent(pool) is session  # it is kept while it rests
     session.rested.clear()
-    assert session.rested.wait(30)
-    assert session.closed.wait(30)
+    assert session.rested.wait(PATIENCE_S)
+    assert session.closed.wait(PATIENCE_S)
     assert len(pool) == 0
-    wait_for(lambda: pool._keeper is None, 30)
+    wait_for(lambda: pool._keeper is None)
     assert lent(pool) is not session
 
 
@@ -63,15 +63,15 @@ def test_a_session_in_use_neither_rests_nor_ends() -> None:
     pool = KafkaSessions(rest_after_s=0.02, close_after_s=0.05)
     other = lent(pool, 1)
     with pool.lend(SETTINGS, "g", 0) as used:
-        assert other.closed.wait(30)
+        assert other.closed.wait(PATIENCE_S)
         assert not used.rested.is_set() and not used.closed.is_set()  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("noted")
 def test_a_session_that_becomes_idle_while_another_rests_rests_in_its_time() -> None:
     pool = KafkaSessions(rest_after_s=0.05, close_after_s=1_000)
-    assert lent(pool, 0).rested.wait(30)
-    assert lent(pool, 1).rested.wait(30)
+    assert lent(pool, 0).rested.wait(PATIENCE_S)
+    assert lent(pool, 1).rested.wait(PATIENCE_S)
     pool.close()
 
 
@@ -79,7 +79,7 @@ def test_a_session_that_cannot_rest_is_dropped_with_its_reason(monkeypatch: pyte
     monkeypatch.setattr(module, "_made", CannotRest)
     pool = KafkaSessions(rest_after_s=0.05, close_after_s=1_000)
     with structlog.testing.capture_logs() as logs:
-        assert lent(pool).closed.wait(30)
+        assert lent(pool).closed.wait(PATIENCE_S)
     assert logs == [
         {
             "event": "source.session_dropped",

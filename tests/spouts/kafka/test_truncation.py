@@ -20,10 +20,10 @@ from integration import KafkaBroker
 from spouts.kafka.chunk import RecordChunk
 from spouts.kafka.partitions import Position
 from spouts.kafka.sessions import sessions
-from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns, tail_of
+from tests.kit.kafka_runs import KafkaRuns, tail_of
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.6"), pytest.mark.rule("C26")]
 CONTEXT = TopologyContext("t", "spout", 0, 1)
@@ -66,13 +66,13 @@ def truncate(broker: KafkaBroker, *logs: tuple[Path, int]) -> None:
 
 def planned(planner: Any, previous: Plan) -> Plan:
     """The next plan; asked for until there is one."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(RetryableError):
             made = planner.plan(previous)
             if made is not None:
                 return made
-    raise AssertionError(f"no plan in {TIMEOUT_S} s")
+    raise AssertionError(f"no plan in {PATIENCE_S} s")
 
 
 def read(runs: KafkaRuns, plan: Plan) -> list[str]:
@@ -174,16 +174,16 @@ def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_o
         tail = tail_of(broker.address, name, skip_lost=skip_lost)
         try:
             if known:
-                tail._feed._consumer.list_topics(name, timeout=30)
+                tail._feed._consumer.list_topics(name, timeout=PATIENCE_S)
             tail.seek({(name, 0): Position(30, None, leader_epoch=0)})
-            deadline = time.monotonic() + TIMEOUT_S
+            deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline:
                 with contextlib.suppress(RetryableError):
                     tail.look_up()
                     if records := tail.poll():
                         return records
                 time.sleep(0.01)
-            raise AssertionError(f"nothing came in {TIMEOUT_S} s")
+            raise AssertionError(f"nothing came in {PATIENCE_S} s")
         finally:
             tail.close()
 
@@ -212,7 +212,7 @@ def test_records_of_a_core_spout_carry_the_leader_epochs_that_they_were_written_
 
     try:
         tail.seek({(name, 0): Position(0, None)})
-        wait_for(came, TIMEOUT_S)
+        wait_for(came, PATIENCE_S)
     finally:
         tail.close()
     first, second = epochs[0], epochs[-1]

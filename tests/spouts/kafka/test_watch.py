@@ -12,10 +12,10 @@ from spouts.kafka.limits import KafkaLimits
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.watch import KafkaWatch
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60
 #: A watch that says something within this time, without a reason, is wrong.
 QUIET_S = 0.5
 
@@ -38,7 +38,7 @@ def test_a_record_in_any_partition_ends_a_watch_and_the_next_one_begins_behind_i
         assert watch.begin(ends, arrived.set)
         assert not arrived.wait(QUIET_S)
         topics.send(name, [b"new"], partition)
-        assert arrived.wait(TIMEOUT_S)
+        assert arrived.wait(PATIENCE_S)
         watch.join()
         ends[f"{name}/{partition}"] += 1
 
@@ -48,21 +48,21 @@ def test_a_record_that_was_there_already_ends_a_watch_at_once(topics: Topics, na
     topics.send(name, [b"missed"])
     arrived = threading.Event()
     assert watch.begin({f"{name}/0": 0}, arrived.set)
-    assert arrived.wait(TIMEOUT_S)
+    assert arrived.wait(PATIENCE_S)
 
 
 def test_a_record_of_an_open_kafka_txn_does_not_end_a_watch(topics: Topics, name: str, watch: KafkaWatch) -> None:
     topics.create(name)
     producer = topics.producer(**{"transactional.id": name})
-    producer.init_transactions(TIMEOUT_S)
+    producer.init_transactions(PATIENCE_S)
     arrived = threading.Event()
     assert watch.begin({f"{name}/0": 0}, arrived.set)
     producer.begin_transaction()
     producer.produce(name, b"undecided", partition=0)
-    producer.flush(TIMEOUT_S)
+    producer.flush(PATIENCE_S)
     assert not arrived.wait(QUIET_S)
-    producer.commit_transaction(TIMEOUT_S)
-    assert arrived.wait(TIMEOUT_S)
+    producer.commit_transaction(PATIENCE_S)
+    assert arrived.wait(PATIENCE_S)
 
 
 def test_a_watch_that_was_closed_says_nothing_and_none_begins_after_it(
@@ -91,7 +91,7 @@ def test_a_planner_that_found_nothing_is_told_of_the_next_record(topics: Topics,
         arrived = threading.Event()
         assert planner.watch(arrived.set)
         topics.send(name, [b"second"])
-        assert arrived.wait(TIMEOUT_S)
+        assert arrived.wait(PATIENCE_S)
         second = planner.plan(first)
         assert second is not None
         assert planner.record_count(second) == 1
