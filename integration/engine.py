@@ -28,7 +28,7 @@ from integration.packages import find_program
 
 #: The label that names the process to which a container belongs.
 OWNER_LABEL = "ratchet.owner"
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 30.0
 
 _client: Any = None

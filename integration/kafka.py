@@ -165,8 +165,8 @@ class KafkaBroker(Server):
 
     def is_ready(self) -> bool:
         try:
-            client = AdminClient({"bootstrap.servers": self.address, "log_level": 0, "socket.timeout.ms": 2000})
-            return bool(client.list_topics(timeout=1).brokers)
+            client = AdminClient({"bootstrap.servers": self.address, "log_level": 0, "socket.timeout.ms": 10_000})
+            return bool(client.list_topics(timeout=10).brokers)
         except KafkaException:
             return False
 

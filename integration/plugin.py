@@ -26,7 +26,7 @@ from integration.servers import EmbeddedServers
 
 #: Makes a topic of this name, of so many partitions, with these records, and returns its name.
 MakeTopic = Callable[..., str]
-_TIMEOUT_S = 30
+_TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="session")

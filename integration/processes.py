@@ -144,7 +144,7 @@ class ChildProcess(Running):
 
 def _child_of(pid: int) -> int | None:
     """The pid of the guardian's only child; None if it has none."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline:
         children = _children_of(pid)
         if children:

@@ -112,7 +112,7 @@ class TcpProxy:
                 _reset(client)
                 continue
             try:
-                server = socket.create_connection(self._target, timeout=5)
+                server = socket.create_connection(self._target, timeout=60)
             except OSError:
                 _reset(client)
                 continue

@@ -17,7 +17,7 @@ from integration.choice import find_host
 from integration.errors import ServerError
 from integration.hosts import STOP_TIMEOUT_S, Launch, Running
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 _START_TRIES = 3
 
 #: With these options, JVMs for short runs on one machine start with a third less CPU time.
@@ -58,7 +58,7 @@ def port_taken(port: int) -> bool:
     return False
 
 
-def exchange(port: int, words: bytes, size: int = 16, timeout_s: float = 1.0) -> bytes:
+def exchange(port: int, words: bytes, size: int = 16, timeout_s: float = 10.0) -> bytes:
     """Send ``words`` to a port of the loopback interface. Returns the first up to ``size`` bytes of
     the answer, or nothing if no program listens or answers."""
     try:

@@ -15,8 +15,8 @@ from integration.hosts import EMBEDDED
 from integration.jars import spark_jars
 from integration.server import Server, free_port, start_together, stop_all, wait_until
 
-_ANSWER_TIMEOUT_S = 5.0
-_REGISTER_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 60.0
+_REGISTER_TIMEOUT_S = 240.0
 #: The command line of a Python daemon: Spark's own, or Ratchet's replacement.
 _DAEMON = re.compile(r"-m (pyspark\.daemon|framework\.execution\.spark\.daemon)\b")
 

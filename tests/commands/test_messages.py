@@ -26,7 +26,6 @@ BASE = """\
 from framework import *
 from sinks import *
 from spouts import *
-from tests.kit.waiting import PATIENCE_S
 
 class Split(BaseBasicBolt):
     def execute(self, tup, collector):

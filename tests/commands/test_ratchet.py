@@ -157,7 +157,6 @@ TOPOLOGY = """\
 from framework import *
 from sinks import *
 from spouts import *
-from tests.kit.waiting import PATIENCE_S
 class Fails(OpaqueMemoryTransactionalSpout):
     def planner(self, conf, context):
         pass
@@ -191,6 +190,34 @@ def test_what_a_users_code_prints_is_not_among_the_json_lines(tmp_path: Path) ->
     status, out, err = ratchet("check", *words, cwd=tmp_path)
     assert {json.loads(line)["type"] for line in out.splitlines()} == {"check"}
     assert "a module prints\n" in err
+
+
+FRAMES = """
+class Frames(DataFrameBolt):
+    def transform(self, frame):
+        return frame
+    def declare_output_fields(self, declarer):
+        declarer.declare(Fields(word=str))
+def framed():
+    b = TransactionalTopologyBuilder('framed', 'lines', OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str), 1))
+    b.set_bolt('frames', Frames()).global_grouping('lines')
+    return b.build()
+"""
+
+
+@pytest.mark.parametrize(
+    ("topology", "master", "proposed"),
+    [("plain", "local[*]", True), ("plain", "local-cluster[1,1,1024]", False), ("framed", "local[*]", False)],
+)
+def test_the_local_executor_is_proposed_where_nothing_needs_spark(
+    tmp_path: Path, topology: str, master: str, proposed: bool
+) -> None:
+    plain = "plain = of(OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str), 1))\n"
+    (tmp_path / "mine.py").write_text(TOPOLOGY + plain + FRAMES)
+    _, out, _ = ratchet("check", f"mine:{topology}", "--set", f"spark.master={master}", cwd=tmp_path)
+    assert ("nothing here needs Spark: --executor local" in out) == proposed
+    _, out, _ = ratchet("check", f"mine:{topology}", "--executor", "local", cwd=tmp_path)
+    assert "nothing here needs Spark" not in out
 
 
 def test_a_terminal_that_lacks_a_sign_gets_another(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ CODE = """
 import psutil
 from framework.execution.spark.session import launch_ahead, start_context
 from tests.kit.processes import commands_below
-from tests.kit.waiting import PATIENCE_S
 
 ahead = {"spark.master": "local[1]", "spark.driver.memory": "600m"}
 launch_ahead(ahead)

@@ -17,7 +17,6 @@ from tests.kit.waiting import PATIENCE_S
 
 STAND_IN = """#!{python}
 import configparser, http.server, json, pathlib, sys
-from tests.kit.waiting import PATIENCE_S
 assert sys.argv[1] == "server" and sys.argv[2::2] == ["--homepath", "--config"], sys.argv
 assert (pathlib.Path(sys.argv[3]) / "conf" / "defaults.ini").is_file()
 config = configparser.ConfigParser()

@@ -16,14 +16,13 @@ from framework import *
 from framework.observe import configure_logging
 from sinks import *
 from spouts import *
-from tests.kit.waiting import PATIENCE_S
 
 builder = TransactionalTopologyBuilder("t", "s", MemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1))
 state = TransactionalMapState(MemoryBackend())
 builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("s")
 ASK
 with submit(builder.build(), executor="local") as run:
-    run.wait_until_caught_up(PATIENCE_S)
+    run.wait_until_caught_up(240)
 """
 
 

@@ -273,7 +273,7 @@ def topology():
     builder.set_bolt("c", StateCommitter(state, ["w"], {"n": Count()})).global_grouping("s")
     return builder.build()
 with submit(topology(), {}, MemoryStore(), "local") as run:
-    run.wait_until_caught_up(PATIENCE_S)
+    run.wait_until_caught_up(240)
 print([name for name in sys.modules if name.startswith("opentelemetry") and sys.modules[name] is not None])
 try:
     submit(topology(), {"tracing.otlp.endpoint": "http://127.0.0.1:9/v1/traces"}, MemoryStore(), "local")

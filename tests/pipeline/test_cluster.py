@@ -53,7 +53,6 @@ def louder(text):
 #: Code that makes an interpreter forget where this repository is installed.
 FORGETFUL = f"""
 import sys
-from tests.kit.waiting import PATIENCE_S
 sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in getattr(each, "__module__", "")]
 sys.path[:] = [each for each in sys.path if each != {str(ROOT)!r}]
 """

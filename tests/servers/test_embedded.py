@@ -327,7 +327,6 @@ def test_a_server_that_is_ending_counts_as_running_until_its_ports_are_free(tmp_
     """
     code = """
 import socket, sys
-from tests.kit.waiting import PATIENCE_S
 held, server = b"x" * (1 << 30), socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 sys.stdin.read()

@@ -17,7 +17,6 @@ COMMAND = [sys.executable, "-m", "tests.simulation"]
 BROKEN = """
 import sys
 from framework.acking.ledger import Ledger
-from tests.kit.waiting import PATIENCE_S
 from tests.simulation.__main__ import main
 Ledger.emitted = Ledger.acked = lambda self, *arguments: None
 sys.exit(main())

@@ -12,7 +12,6 @@ import pytest
 from tests.kit.processes import ROOT
 
 TESTS = """
-from tests.kit.waiting import PATIENCE_S
 from tests.testing.mistakes import RECORDS, RunningCount, Words, counting
 
 def test_sound(simulate):
@@ -36,7 +35,7 @@ def test_words_are_counted(ratchet_topic, ratchet_servers, ratchet_postgres):
     builder.set_bolt("counts", StateCommitter(state, ["word"], {"n": Count()})).fields_grouping("spout", Fields("word"))
     config = {"transactional.zookeeper.servers": ratchet_servers.zookeeper}
     with submit(builder.build(), config, executor="local") as run:
-        run.wait_until_caught_up(PATIENCE_S)
+        run.wait_until_caught_up(240)
     assert (state.get("dog"), state.get("cat")) == (2, 1)
 
 def test_a_topic_is_of_one_test(ratchet_topic):
