@@ -208,7 +208,7 @@ def _transactional_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str
     for txid, what in status["in_flight"].items():
         yield "in flight", f"{txid}: attempt {what}"
     yield "lag", f"{number(status['lag'])} records"
-    yield "rate", f"{number(status['rows_per_second'])} rows/s since the start"
+    yield "rate", f"{number(status['rows_per_second'])} rows/s over the last minute"
     for label, key in (
         ("rows", "committed_rows"),
         ("failed attempts", "attempts_failed"),

@@ -44,6 +44,7 @@ from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
 from framework.observe.figures import CoreFigures, CoreFiguresBuilder
 from framework.observe.logs import get_logger
+from framework.observe.rate import RecentRate
 
 _log = get_logger()
 
@@ -132,6 +133,7 @@ class RoundDriver:
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
         self._changed = threading.Condition()
         self._figures = CoreFiguresBuilder()
+        self._completed_rate = RecentRate()
         self._stopping = threading.Event()
         self._status = CoreStatus(
             phase="starting",
@@ -156,6 +158,11 @@ class RoundDriver:
         """What was counted so far."""
         with self._changed:
             return self._figures.seen()
+
+    def tuples_per_second(self) -> float:
+        """Spout tuples that were fully processed per second, over the last minute."""
+        with self._changed:
+            return self._completed_rate.per_second()
 
     def request_stop(self) -> None:
         self._stopping.set()
@@ -523,6 +530,9 @@ class RoundDriver:
             total = self._totals.setdefault(key, Counts())
             total.pending = total.behind = total.waiting = 0  # these are not sums: the latest value counts
             total.add(counts)
+            if counts.completed:
+                with self._changed:
+                    self._completed_rate.add(counts.completed)
             did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
             if did and not counts.died:
                 self._stuck.pop(key, None)

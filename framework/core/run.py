@@ -112,6 +112,9 @@ class CoreRun(RunningThread):
         """Where the run stands now."""
         return self._driver.status()
 
+    def _rate(self) -> float:
+        return self._driver.tuples_per_second()
+
     def component_errors(self) -> list[ComponentError]:
         """The latest errors that components have raised, oldest first; not those that they have
         reported, and not what a lost process has caused."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from framework.observe.figures import FiguresBuilder, TransactionFigures
+from framework.observe.rate import RecentRate
 
 #: Events kept. A transaction without failures makes four.
 EVENTS_MAX = 6_000
@@ -143,6 +144,7 @@ class Journal:
         self._phase_since_s: dict[tuple[int, int], float] = {}  # when the current phase of each live attempt began
         self._lock = threading.Lock()
         self.committed_rows = 0
+        self._committed_rate = RecentRate()
         self.committed_bad_records = 0
         self.read_rows = 0
         self.attempts_failed = 0
@@ -209,6 +211,7 @@ class Journal:
             self._note("committed", txid, attempt.attempt_id if attempt is not None else 0)
             if closed is not None and attempt is not None:
                 self.committed_rows += attempt.source_rows
+                self._committed_rate.add(attempt.source_rows)
                 self.committed_bad_records += attempt.bad_records
                 self._figures.committed(attempt)
                 self._closed.append(closed)
@@ -278,6 +281,11 @@ class Journal:
         """What was counted so far."""
         with self._lock:
             return self._figures.seen()
+
+    def rows_per_second(self) -> float:
+        """Source rows that were committed per second, over the last minute."""
+        with self._lock:
+            return self._committed_rate.per_second()
 
     def failures_within(self, seconds: float) -> int:
         """How many attempts failed lately; at most ``FAILURES_KEPT`` are counted."""

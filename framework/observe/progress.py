@@ -13,6 +13,8 @@ import unicodedata
 from typing import IO, Any, Protocol
 
 _CLEAR = "\r\x1b[2K"
+#: Where lines are appended, the same status is not repeated within this time.
+_REPEAT_S = 60.0
 
 
 class Observed(Protocol):
@@ -115,8 +117,8 @@ def _on_one_line(text: str) -> str:
 
 class ProgressLines:
     """Prints a status at most every ``every_s`` seconds. On a terminal it rewrites the line in
-    place; elsewhere it appends lines. ``json_lines``: lines of type ``status`` on standard
-    output."""
+    place. Elsewhere it appends a line when something other than the rate has changed, and after a
+    minute. ``json_lines``: lines of type ``status`` on standard output, whatever has changed."""
 
     def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
         chosen = stream or (sys.stdout if json_lines else sys.stderr)
@@ -127,6 +129,7 @@ class ProgressLines:
         self._every_s = every_s
         self._last = 0.0
         self._recent: list[tuple[float, int]] = []
+        self._appended = ("", 0.0)  # the last line without its rate, and when
 
     def show(self, status: Observed, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -139,7 +142,11 @@ class ProgressLines:
         elif isinstance(self._stream, TerminalStream):
             self._stream.show(_on_one_line(status.progress_line(self._rate())))
         else:
-            self._print(_on_one_line(status.progress_line(self._rate())))
+            known, at = self._appended
+            told = status.progress_line(0.0)
+            if told != known or now - at >= _REPEAT_S:
+                self._appended = told, now
+                self._print(_on_one_line(status.progress_line(self._rate())))
 
     def done(self) -> None:
         if isinstance(self._stream, TerminalStream):

@@ -116,7 +116,10 @@ def plan_of(stored: Any) -> Plan:
             raise ValueError(f"not a packed plan: {error}") from error
         if not unpacking.eof:
             raise ValueError("not a packed plan: it is cut off, or too large")
-        plan = json.loads(text)
+        try:
+            plan = json.loads(text)
+        except RecursionError as error:
+            raise ValueError(f"not a packed plan: {error}") from error
     if not isinstance(plan, dict):
         raise ValueError(f"not a plan, but {type(plan).__name__}")
     return plan

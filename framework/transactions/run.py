@@ -82,7 +82,6 @@ class Run(RunningThread):
             traces=traces,
             history=history,
         )
-        self._started = time.monotonic()
         super().__init__(topology.id)
         self._store = store
         self._config = config
@@ -112,7 +111,6 @@ class Run(RunningThread):
     def status(self) -> RunStatus:
         """Where the run stands now."""
         status, journal, partitions = self._driver.status(), self._driver.journal, self._driver.partitions()
-        elapsed = max(time.monotonic() - self._started, 1e-9)
         return RunStatus(
             topology_id=self._topology.id,
             partitions=partitions,
@@ -120,10 +118,13 @@ class Run(RunningThread):
             committed_rows=journal.committed_rows,
             bad_records=journal.committed_bad_records,
             lost_records=sum(each.lost_records for each in partitions.values()),
-            rows_per_second=journal.committed_rows / elapsed,
+            rows_per_second=journal.rows_per_second(),
             attempts_failed=journal.attempts_failed,
             **asdict(status),
         )
+
+    def _rate(self) -> float:
+        return self._driver.journal.rows_per_second()
 
     def events(self) -> list[TransactionEvent]:
         """The latest steps of transactions, oldest first; bounded."""

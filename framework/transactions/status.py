@@ -16,12 +16,12 @@ class RunStatus:
     ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records
     in the source that are not committed yet, None when unknown. ``partitions``: the progress of
     each partition. ``read_rows``: source rows that this process has processed; a replayed batch
-    counts again. ``committed_rows``: source rows that it has committed. ``bad_records``: how many
-    of the committed ones could not be decoded. ``lost_records``: offsets that were gone before they
-    were read, and were skipped, since the positions began. ``waiting_for``: what the source does
-    not answer. ``repeating``: the failure behind the present retries; None again when a transaction
-    is committed. ``history_waiting``: why the record for good lags; None when it does not, or when
-    there is none.
+    counts again. ``committed_rows``: source rows that it has committed. ``rows_per_second``: of
+    those, over the last minute. ``bad_records``: how many of the committed ones could not be
+    decoded. ``lost_records``: offsets that were gone before they were read, and were skipped, since
+    the positions began. ``waiting_for``: what the source does not answer. ``repeating``: the
+    failure behind the present retries; None again when a transaction is committed.
+    ``history_waiting``: why the record for good lags; None when it does not, or when there is none.
     """
 
     topology_id: str

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,12 +74,30 @@ def test_progress_is_rewritten_on_a_terminal_plain_lines_elsewhere_and_json_for_
     terminal = shown(Terminal())
     assert (terminal.count("\r"), terminal.count("\n")) == (2, 1)
     plain = shown(io.StringIO())
-    assert [line.split(" | ")[0] for line in plain.splitlines()] == ["running", "running"]
+    assert [line.split(" | ")[0] for line in plain.splitlines()] == ["running"]  # nothing has changed
     assert "\x1b" not in plain and "\r" not in plain
     documents = [json.loads(line) for line in shown(Terminal(), json_lines=True).splitlines()]
     assert [(each["committed_rows"], each["lag"], each["in_flight_rows"]) for each in documents] == [
         (7_000, 3_000, 50)
     ] * 2
+
+
+@pytest.mark.behaviour("6.3")
+def test_an_appended_line_is_repeated_after_a_change_and_after_a_minute_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("framework.observe.progress.time", SimpleNamespace(monotonic=lambda: now))
+    stream = io.StringIO()
+    progress = ProgressLines(stream=stream)
+    shown: list[tuple[int, str]] = []
+    for second in range(150):
+        now += 1.0
+        progress.show(replace(STATUS, committed_rows=7_000 + 100 * min(second, 3)))
+        if line := stream.getvalue():
+            shown.append((second, line.strip().split(" | ")[5]))
+            stream.seek(0)
+            stream.truncate()
+    changed = [(0, "0 rows/s"), (1, "100 rows/s"), (2, "100 rows/s"), (3, "100 rows/s")]
+    assert shown == [*changed, (63, "0 rows/s"), (123, "0 rows/s")]
 
 
 @pytest.mark.behaviour("6.2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_a_run_has_caught_up_when_the_last_transaction_is_closed_in_the_store_an
         store.may.set()
         run.wait_until_caught_up(PATIENCE_S)
         assert run.status().committed_txid == 1
+
+
+def test_the_rate_of_a_run_falls_to_0_when_nothing_is_committed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _, _ = started(name)
+    with run:
+        run.wait_until_caught_up(PATIENCE_S)
+        assert run.status().rows_per_second > 0
+        monkeypatch.setattr(run._driver.journal._committed_rate, "_clock", lambda: time.monotonic() + 600)
+        assert run.status().rows_per_second == 0.0
+        assert "| 0 rows/s" in repr(run)
 
 
 def started(name: str) -> tuple[Run, OpaqueMemoryTransactionalSpout, OpaqueMapState]:

@@ -254,6 +254,22 @@ def test_a_page_of_a_thousand_partitions_and_transactions_is_drawn(browser: Brow
         assert accessible(page) == [] and too_wide(page) <= 0 and tab.errors == []
 
 
+def test_a_rate_falls_to_0_and_an_axis_has_each_tick_once(browser: Browser) -> None:
+    """Ten minutes after the last commit."""
+    source = Told("words")
+    source.closed = [record(txid) for txid in range(1, 40)]
+    last = source.closed[-1].closed_at
+    assert last is not None
+    counts = {"lag": 1, "committed_rows": 5, "epoch": 1, "rows_per_second": 0.0, "attempts_failed": 0}
+    source.live["status"] = {**counts, "bad_records": 0, "lost_records": 0, "failures_last_hour": 0}
+    with served(source) as port, Watched(browser) as tab:
+        page = shown(tab, port, "/topology?id=words")
+        wait_for(lambda: figure(page, "Rate") == "0")
+        for axis in page.locator(".plot .axes").all():
+            ticks = axis.locator("text.end").all_text_contents()
+            assert len(ticks) == len(set(ticks)), ticks
+
+
 class Many(Told):
     """A root with twenty topologies. ``lag``: of each of them, now. ``turn``: which are in
     trouble."""

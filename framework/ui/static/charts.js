@@ -1,7 +1,7 @@
 // Pictures of figures, as SVG: a few paths each, however many figures. D3 computes, and draws nothing.
 
 import { area, bisectCenter, line, max, quantileSorted, scaleLinear, scaleLog, scaleTime } from "./d3.js";
-import { compact, count, duration, h, moment, plural, s, say } from "./dom.js";
+import { compact, count, duration, fine, h, moment, plural, s, say } from "./dom.js";
 import { roving } from "./tips.js";
 
 const PHASES = [
@@ -99,6 +99,8 @@ function spaced(ticks, width) {
 }
 
 const ticksOf = (scale, wanted, format) => scale.ticks(wanted).map((each) => [scale(each), format(each)]);
+/** Ticks of a figure; of one that is counted, whole numbers only. */
+const figuresOf = (scale, counted) => ticksOf(scale, 3, fine).filter((_, index) => !counted || Number.isInteger(scale.ticks(3)[index]));
 const countsOf = (scale) => scale.ticks(3).filter(Number.isInteger).map((each) => [scale(each), compact(each)]);
 const column = (x, y, width, tall) => `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${(-tall).toFixed(1)}h${(-width).toFixed(1)}z`;
 
@@ -269,12 +271,12 @@ export class Trend extends Chart {
     const y = ([, value]) => up(value);
     this.paths[0].setAttribute("d", area().x(x).y0(this.height - BOTTOM).y1(y)(this.points) ?? "");
     this.paths[1].setAttribute("d", line().x(x).y(y)(this.points) ?? "");
-    this.drawAxes(this.points.length ? ticksOf(across, Math.max(Math.floor(this.width / 110), 2), (each) => moment(each / 1000)) : [], ticksOf(up, 3, compact));
+    this.drawAxes(this.points.length ? ticksOf(across, Math.max(Math.floor(this.width / 110), 2), (each) => moment(each / 1000)) : [], figuresOf(up, this.points.every(([, value]) => Number.isInteger(value))));
   }
 
   words(index) {
     const [at, value] = this.points[index];
-    return `${compact(value)} ${this.unit} at ${moment(at)}`;
+    return `${fine(value)} ${this.unit} at ${moment(at)}`;
   }
 
   /** Change per second over the last half minute; null while that is not known. */

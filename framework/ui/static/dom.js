@@ -48,6 +48,11 @@ export function compact(value) {
   return Math.abs(value) < 10000 ? whole.format(value) : short.format(value);
 }
 
+/** As `compact`, with the first two digits of what is below 10 and no whole number. */
+export function fine(value) {
+  return Math.abs(value) < 10 && !Number.isInteger(value) ? String(Number(value.toPrecision(2))) : compact(value);
+}
+
 export function plural(value, one, many = `${one}s`) {
   return `${count(value)} ${value === 1 ? one : many}`;
 }

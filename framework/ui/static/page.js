@@ -1,7 +1,7 @@
 // The two pages: all topologies, and one. Both draw what the events of the server bring.
 
 import { Histogram, Strip, TimeLine, Trend, spark } from "./charts.js";
-import { SIGNS, ago, badge, changed, clock, compact, count, day, duration, h, moment, plural, say, when } from "./dom.js";
+import { SIGNS, ago, badge, changed, clock, compact, count, day, duration, fine, h, moment, plural, say, when } from "./dom.js";
 import { draw, edgeLabel, flowsOf, notesOf, percent, workOf } from "./graph.js";
 import { Table, command, table } from "./tables.js";
 import { explain as explainOnHover, roving } from "./tips.js";
@@ -137,7 +137,7 @@ class ListPage {
       h("a", { href: `/topology?id=${encodeURIComponent(each.topology)}` }, each.topology), each.kind,
       (leader ? `${leader.host}:${leader.pid}` : "none") + (standbys ? ` + ${plural(standbys, "standby", "standbys")}` : ""),
       each.txid === null ? "none" : count(each.txid), lag,
-      status.rows_per_second === undefined ? "" : compact(status.rows_per_second),
+      status.rows_per_second === undefined ? "" : fine(status.rows_per_second),
       each.kind === "core" ? "" : h("span", { "data-at": each.committed_at ?? "" }, this.age(each.committed_at)),
       status.failures_last_hour === undefined ? "" : count(status.failures_last_hour),
       each.trouble ? `${each.state === "running" ? "last error: " : ""}${each.trouble}` : "",
@@ -319,8 +319,8 @@ class TopologyPage {
       const ages = this.rows.map((row) => row.oldest_age_ms).filter((each) => each !== null && each !== undefined);
       this.ages.element.hidden = !ages.length;
       this.ages.update(ages);
-      this.rates.update(rates(this.rows));
     }
+    this.rates.update(rates(this.rows, live.at));
     this.lag.element.hidden = !this.lag.points.length;
     this.rates.element.hidden = !this.rates.points.length;
     this.partitions.hidden = !this.parts.partitions?.total;
@@ -353,11 +353,9 @@ class TopologyPage {
       "Time since the last transaction was committed. It grows when nothing comes in, too."];
     const upTo = ["Committed up to", live.txid === null ? "nothing" : count(live.txid), "transaction", "The last transaction that every sink holds. They are numbered 1, 2, 3 and so on."];
     if (!status) return [last, upTo];
-    const recent = this.recentRate();
     return [
       ["Lag", compact(status.lag), "records", "Records in the source that are not committed yet.", status.lag > 0 && this.lag.slope() > 0],
-      ["Rate", recent === null ? compact(status.rows_per_second) : compact(recent), recent === null ? "rows/s since the start" : "rows/s lately",
-        "Source rows committed per second, up to now: over the last minute, or the last hundred transactions if those are fewer. If there are none, since the driver started."],
+      ["Rate", fine(status.rows_per_second), "rows/s", "Source rows committed per second, over the last minute."],
       last,
       ["In flight", count((live.in_flight ?? []).length), status.in_flight_rows ? `transactions, ${compact(status.in_flight_rows)} rows` : "transactions", "Transactions that are planned and not committed yet."],
       ["Failed attempts", count(status.failures_last_hour ?? status.attempts_failed), status.failures_last_hour === undefined ? "since the start" : `in an hour, ${count(status.attempts_failed)} in all`,
@@ -368,12 +366,6 @@ class TopologyPage {
       ["Lost records", count(status.lost_records), "records", "Records that the source had removed before they were read, and that were skipped because on_data_loss says so.", status.lost_records > 0],
       ["Epoch", count(status.epoch), "of the leadership", "Grows with every election. Writers of an older epoch are refused by every sink."],
     ];
-  }
-
-  recentRate() {
-    const rows = this.rows.slice(-100).filter((row) => row.closed_at && clock.since(row.closed_at) < 60);
-    const seconds = rows.length > 1 ? clock.since(rows[0].closed_at) : 0;
-    return seconds > 1 ? rows.slice(1).reduce((sum, row) => sum + row.rows, 0) / seconds : null;
   }
 
   core(live) {
@@ -610,11 +602,11 @@ function detailsOf(found) {
   return [found.attempts_total > found.attempts.length ? h("p", {}, `${count(found.attempts_total)} attempts; the last ${count(found.attempts.length)} are kept.`) : "", ...attempts, ...plan];
 }
 
-/** Rows per second of the last transactions, in at most sixty steps of equal length: pairs of their
+/** Rows per second of the last transactions and until `now`, in at most sixty steps of equal length: pairs of their
     ends and the rates. */
-function rates(rows) {
+function rates(rows, now) {
   const closed = rows.filter((row) => row.closed_at);
-  const end = closed.at(-1)?.closed_at ?? 0;
+  const end = Math.max(closed.at(-1)?.closed_at ?? 0, now);
   const recent = closed.filter((row) => end - row.closed_at <= RECENT_S);
   const begin = recent[0]?.closed_at ?? 0;
   if (!(end - begin > 2)) return [];
