@@ -232,6 +232,11 @@ class Config(BaseModel):
     metrics_host: str = Field(
         "127.0.0.1", alias="metrics.prometheus.host", description="The address where metrics are served."
     )
+    metrics_allowed_hosts: tuple[str, ...] = Field(
+        (),
+        alias="metrics.prometheus.allowed.hosts",
+        description="More names by which metrics may be asked for, such as that of a service.",
+    )
     tracing_endpoint: str | None = Field(
         None,
         alias="tracing.otlp.endpoint",
@@ -272,7 +277,7 @@ class Config(BaseModel):
     kafka: Mapping[str, Any] = Field(default_factory=dict)
     app: Mapping[str, Any] = Field(default_factory=dict)
 
-    @field_validator("zookeeper_servers", "ui_allowed_hosts", mode="before")
+    @field_validator("zookeeper_servers", "ui_allowed_hosts", "metrics_allowed_hosts", mode="before")
     @classmethod
     def _servers(cls, value: object) -> object:
         if isinstance(value, str):

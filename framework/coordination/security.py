@@ -71,6 +71,11 @@ class ZooKeeperSecurity:
         if (self.username is None) != (self.password is None):
             raise ConfigError(f"{_PREFIX}.sasl.username and {_PREFIX}.sasl.password go together: give both or none")
 
+    @property
+    def has_credentials(self) -> bool:
+        """Whether znodes that are created are for their creator alone."""
+        return any(each is not None for each in (self.digest, self.username, self.certificate))
+
     def client_options(self) -> dict[str, Any]:
         """Options for kazoo's client."""
         options: dict[str, Any] = {}
@@ -82,7 +87,7 @@ class ZooKeeperSecurity:
                 "username": self.username,
                 "password": self.password,
             }
-        if options or self.certificate is not None:
+        if self.has_credentials:
             options["default_acl"] = list(CREATOR_ALL_ACL)
         if self.tls:
             options |= {

@@ -18,7 +18,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nlargest
@@ -40,6 +40,7 @@ from prometheus_client.utils import floatToGoString
 
 from framework.errors import ConfigError
 from framework.observe.figures import CoreFigures, Distribution, TransactionFigures
+from framework.observe.hosts import AllowedHosts
 from framework.observe.standing import is_ready
 
 #: So many partitions have figures of their own, those with the greatest lag first: five series
@@ -566,18 +567,28 @@ def health_of(topology_id: str, phase: str) -> tuple[bool, bool, dict[str, str]]
 
 
 def serve_metrics(
-    collector: Collector, host: str, port: int, health: Callable[[], tuple[bool, bool, dict[str, str]]]
+    collector: Collector,
+    host: str,
+    port: int,
+    health: Callable[[], tuple[bool, bool, dict[str, str]]],
+    allowed_hosts: Collection[str] = (),
 ) -> Callable[[], None]:
     """Serve from a thread: ``/metrics``; ``/healthz``, status 200 while the run is alive; and
     ``/readyz``, status 200 while it leads or stands by; 503 otherwise. ``health``: as of
-    ``health_of``. Returns a function that ends it. Raises ``ConfigError`` when the server cannot
-    listen on the port, for instance because it is taken."""
+    ``health_of``. ``allowed_hosts``: names, besides the host's own, by which it may be asked:
+    status 421 for any other name, which another site's DNS may have led here. Returns a function
+    that ends it. Raises ``ConfigError`` when the server cannot listen on the port, for instance
+    because it is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
     metrics = _Scraped(make_wsgi_app(registry))
+    hosts = AllowedHosts(["localhost", host, socket.gethostname(), *allowed_hosts])
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
+        if not hosts.allow(environ.get("HTTP_HOST", host), None):
+            start_response("421 Misdirected Request", [("Content-Length", "0")])
+            return []
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             start_response("405 Method Not Allowed", [("Content-Length", "0")])
             return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ class RunningThread(ABC):
 
     def __init__(self, topology_id: str) -> None:
         self._topology_id = topology_id
-        self._began_s = time.monotonic()
         self._owned = ExitStack()
         self._thread = threading.Thread(target=self._main, name=f"ratchet-{topology_id}", daemon=True)
 
@@ -36,6 +34,10 @@ class RunningThread(ABC):
     @abstractmethod
     def status(self) -> Observed:
         """Where the run stands now."""
+
+    @abstractmethod
+    def _rate(self) -> float:
+        """Rows done per second, over the last minute."""
 
     @abstractmethod
     def _request_stop(self) -> None:
@@ -70,6 +72,7 @@ class RunningThread(ABC):
                         config.metrics_host,
                         config.metrics_port,
                         lambda: health_of(self._topology_id, self.status().phase),
+                        config.metrics_allowed_hosts,
                     )
                 )
             if config.ui_port is not None:
@@ -100,9 +103,7 @@ class RunningThread(ABC):
         return True
 
     def __repr__(self) -> str:
-        status = self.status()
-        rate = status.rows_done() / max(time.monotonic() - self._began_s, 1e-9)
-        return f"<{type(self).__name__} of {self._topology_id!r}: {status.progress_line(rate)}>"
+        return f"<{type(self).__name__} of {self._topology_id!r}: {self.status().progress_line(self._rate())}>"
 
     def _repr_html_(self) -> str:
         """How a notebook shows the run: one line for each figure."""

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from framework.observe.logs import get_logger
-from framework.ui.guard import WRONG_BURST, WRONG_PER_SECOND, Buckets, Token
+from framework.ui.guard import Buckets, Token, too_many_wrong
 from framework.ui.kept import Answer, Kept
 from framework.ui.messages import Encoded, Viewer, encode
 from framework.ui.view import ROW, Source, View, now, row
@@ -53,7 +53,6 @@ class Page:
     def __init__(self, source: Source, token: Token | None = None) -> None:
         self._source = source
         self._token = token
-        self._wrong = Buckets(WRONG_BURST, WRONG_PER_SECOND)
         self._opened = Buckets(OPENED_BURST, OPENED_PER_SECOND)
         self._viewers = 0
         self._list: Watched[View] = Watched("topologies", self._read_list, source.every_s)
@@ -145,8 +144,8 @@ class Page:
         if request.method != "POST":
             return FileResponse(STATIC / "enter.html")
         address = request.client.host if request.client else ""
-        if self._wrong.left(address) < 1.0:
-            return PlainTextResponse("too many wrong tokens: wait a minute", 429, {"Retry-After": "60"})
+        if self._token is not None and self._token.must_wait(address):
+            return too_many_wrong()
         form = b""
         try:
             async with asyncio.timeout(FIRST_S):
@@ -157,8 +156,7 @@ class Page:
         except TimeoutError:
             return PlainTextResponse("too slow", 408, {"Connection": "close"})
         token = parse_qs(form.decode("utf-8", "replace")).get("token", [""])[0]
-        if self._token is None or not self._token.fits(token.strip()):
-            self._wrong.take(address)
+        if self._token is None or not self._token.fits(token.strip(), address):
             return FileResponse(STATIC / "enter.html", 403)
         answer = RedirectResponse("/", 303)
         secure = request.url.scheme == "https"

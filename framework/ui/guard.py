@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import time
 from collections import OrderedDict
@@ -25,6 +24,8 @@ from http.cookies import CookieError, SimpleCookie
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from framework.observe.hosts import AllowedHosts
 
 #: Requests of one address: so many at once, and so many per second on and on. A page takes about
 #: twenty.
@@ -86,16 +87,21 @@ class Token:
         self._digest = hashlib.sha256(token.encode()).digest()
         self._key = secrets.token_bytes(32)
         self.cookie = hmac.new(self._key, b"viewer", hashlib.sha256).hexdigest()
+        self._wrong = Buckets(WRONG_BURST, WRONG_PER_SECOND)
 
-    def fits(self, token: str) -> bool:
-        """In a time that does not tell how much of it is right."""
-        return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
+    def must_wait(self, address: str) -> bool:
+        """Whether an address has shown too many wrong tokens, in the form or in a header."""
+        return self._wrong.left(address) < 1.0
 
-    def shown_by(self, headers: Headers) -> bool:
-        """Whether a request has the cookie, or the token as ``Authorization: Bearer``."""
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.fits(token.strip()):
-            return True
+    def fits(self, token: str, address: str) -> bool:
+        """In a time that does not tell how much of it is right. A wrong token is counted."""
+        right = hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
+        if not right:
+            self._wrong.take(address)
+        return right
+
+    def in_cookie(self, headers: Headers) -> bool:
+        """Whether a request has the cookie."""
         try:
             found = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name)
         except CookieError:
@@ -109,7 +115,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, names: Collection[str], token: Token | None) -> None:
         self._app = app
-        self._names = {each.lower() for each in names}
+        self._hosts = AllowedHosts(names)
         self._token = token
         self._requests = Buckets(BURST, PER_SECOND)
 
@@ -133,7 +139,8 @@ class Guard:
         headers = Headers(scope=scope)
         path, method = scope["path"], scope["method"]
         client = scope.get("client")
-        if not self._requests.take(client[0] if client else ""):
+        address = client[0] if client else ""
+        if not self._requests.take(address):
             return PlainTextResponse(
                 "too many requests: wait a second", 429, {"Retry-After": "1", "Connection": "close"}
             )
@@ -143,22 +150,25 @@ class Guard:
             return PlainTextResponse("this host is not known here: see ui.allowed.hosts", 421)
         if not _same_site(headers, scope["scheme"], path):
             return PlainTextResponse("another site asked for this", 403)
-        if self._token is not None and path not in OPEN_PATHS and not self._token.shown_by(headers):
-            if path in ("/", "/topology"):
-                return RedirectResponse("/enter", 303)
-            return PlainTextResponse("show the token", 401, {"WWW-Authenticate": "Bearer"})
-        return None
+        if self._token is None or path in OPEN_PATHS or self._token.in_cookie(headers):
+            return None
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            if self._token.must_wait(address):
+                return too_many_wrong()
+            if self._token.fits(token.strip(), address):
+                return None
+        if path in ("/", "/topology"):
+            return RedirectResponse("/enter", 303)
+        return PlainTextResponse("show the token", 401, {"WWW-Authenticate": "Bearer"})
 
     def _is_ours(self, hosts: list[str], server: tuple[str, int | None] | None) -> bool:
-        if len(hosts) != 1:
-            return False
-        name = host_of(hosts[0])
-        if name in self._names:
-            return True
-        try:  # an address is nobody's name: no DNS leads here by it
-            return server is not None and ipaddress.ip_address(name) == ipaddress.ip_address(server[0])
-        except ValueError:
-            return False
+        return len(hosts) == 1 and self._hosts.allow(hosts[0], server[0] if server is not None else "")
+
+
+def too_many_wrong() -> Response:
+    """The answer to an address that has shown too many wrong tokens."""
+    return PlainTextResponse("too many wrong tokens: wait a minute", 429, {"Retry-After": "60"})
 
 
 def _same_site(headers: Headers, scheme: str, path: str) -> bool:
@@ -171,28 +181,3 @@ def _same_site(headers: Headers, scheme: str, path: str) -> bool:
     return site in ("none", "same-origin") or (
         headers.get("sec-fetch-mode") == "navigate" and not path.startswith("/api")
     )
-
-
-def host_of(text: str) -> str:
-    """The name in a Host header.
-
-    >>> host_of("[::1]:80"), host_of("Localhost:8470")
-    ('::1', 'localhost')
-    """
-    if text.startswith("["):
-        return text[1:].partition("]")[0].lower()
-    return text.partition(":")[0].lower()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from framework.config import Config
 from framework.errors import ConfigError
+from framework.observe.hosts import is_loopback
 from framework.observe.logs import get_logger
 from framework.ui.view import Source
 
@@ -23,7 +24,7 @@ try:
 
     from framework.ui.app import Page
     from framework.ui.door import CONNECTIONS_MAX, Door, PromptProtocol
-    from framework.ui.guard import Guard, Token, is_loopback
+    from framework.ui.guard import Guard, Token
 except ImportError as error:  # an extra
     raise ConfigError(
         f"the page needs the package {error.name}: pip install 'ratchet-pipelines[ui]', or leave ui.port out"

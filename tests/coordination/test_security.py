@@ -17,7 +17,7 @@ from framework import Config
 from framework.coordination import store_of
 from framework.coordination.security import ZooKeeperSecurity
 from framework.errors import ConfigError, RetryableError
-from framework.transactions import CoordinationStore, Put, ZooKeeperStore
+from framework.transactions import CoordinationStore, MemoryStore, Put, ZooKeeperStore
 from integration import SecurePort, ZooKeeperServer
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
@@ -187,6 +187,27 @@ def test_credentials_that_are_refused_before_the_start_looks_are_not_called_a_ti
     monkeypatch.setattr(KazooClient, "start_async", slow)
     with pytest.raises(ConfigError, match="refused the credentials"):
         opened(settings(server.secure_address, certificates, root=f"/{name}", sasl_password="wrong-canary"))
+
+
+@pytest.mark.parametrize(
+    ("servers", "credentials", "warned"),
+    [
+        ("zookeeper:2181", {}, True),
+        ("127.0.0.1:2181,10.0.0.7:2181/chroot", {}, True),
+        ("127.0.0.1:2181,[::1]:2182", {}, False),
+        ("zookeeper:2181", {"sasl.username": "a", "sasl.password": "b"}, False),
+        ("zookeeper:2181", {"auth": "digest:a:b"}, False),
+    ],
+)
+def test_a_start_without_credentials_says_that_znodes_are_open_to_all(
+    monkeypatch: pytest.MonkeyPatch, servers: str, credentials: dict[str, str], warned: bool
+) -> None:
+    monkeypatch.setattr("framework.coordination.configured.ZooKeeperStore", lambda *_, **__: MemoryStore())
+    values = {f"transactional.zookeeper.{key}": value for key, value in {"servers": servers, **credentials}.items()}
+    with structlog.testing.capture_logs() as logs:
+        store_of(Config.of(values))
+        store_of(Config.of(values), observes=True)
+    assert [each["event"] for each in logs] == ["zookeeper.open_to_all"] * warned
 
 
 def test_a_session_timeout_beyond_the_servers_limits_is_logged(

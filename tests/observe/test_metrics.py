@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -327,9 +328,36 @@ def served() -> Iterator[Served]:
         "127.0.0.1",
         port,
         lambda: health_of("orders", it.phase),
+        ["metrics.example"],
     )
     yield it
     stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9", 200),
+        ("localhost", 200),
+        ("10.0.0.7:9108", 200),  # a scraper of a pod; an address is no name
+        ("metrics.example", 200),
+        ("Metrics.Example:9108", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/nosuch"])
+def test_a_name_that_is_none_of_this_host_reads_nothing(served: Served, path: str, host: str, status: int) -> None:
+    """Another site's script can have its own name lead to this port."""
+    address = served.url.removeprefix("http://")
+    with closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as connection:
+        connection.putrequest("GET", path, skip_host=True)
+        connection.putheader("Host", host)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == (404 if path == "/nosuch" and status == 200 else status)
+        assert status == 200 or answer.read() == b""
 
 
 @pytest.mark.parametrize(

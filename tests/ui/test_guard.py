@@ -132,6 +132,18 @@ def test_wrong_tokens_are_slowed_down_and_long_ones_not_read() -> None:
     assert client(TOKEN).post("/enter", data={"token": "x" * 100_000}).status_code == 413
 
 
+def test_wrong_tokens_in_a_header_count_as_those_of_the_form_do() -> None:
+    browser = client(TOKEN)
+    program = TestClient(browser.app, base_url="http://localhost", follow_redirects=False)
+    wrong, right = {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {TOKEN}"}
+    browser.post("/enter", data={"token": TOKEN})
+    statuses = [program.get("/api/topologies", headers=wrong).status_code for _ in range(WRONG_BURST + 1)]
+    assert statuses == [401] * WRONG_BURST + [429]
+    assert program.get("/api/topologies", headers=right).status_code == 429
+    assert program.post("/enter", data={"token": TOKEN}).status_code == 429
+    assert browser.get("/api/topologies", headers=wrong).status_code == 200  # its cookie opens the page
+
+
 def test_an_address_that_asks_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_TOO_OFTEN_S", 0.0)
     browser = client()
