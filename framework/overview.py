@@ -93,9 +93,13 @@ def _read_surely(store: CoordinationStore, topology_id: str) -> TopologyOverview
     try:
         return read_topology(store, topology_id)
     except CorruptStateError as error:
-        return TopologyOverview(
-            topology_id, kind="unknown", drivers=[], led=False, txid=None, last=None, unreadable=str(error)
+        reason = str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # A document of the right form with values that no Ratchet writes.
+        reason = (
+            f"{topology_id}: its documents are damaged ({type(error).__name__}: {error}); restore them from a backup"
         )
+    return TopologyOverview(topology_id, kind="unknown", drivers=[], led=False, txid=None, last=None, unreadable=reason)
 
 
 def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOverview | None:

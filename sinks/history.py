@@ -129,7 +129,7 @@ class HistoryTable(HistoryTarget):
         until_txid, *_, text = row.value
         try:
             record = TransactionRecord.from_document(json.loads(text)) if text is not None else None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptStateError(f"{self.location}: transaction {txid} is not a record ({error})") from error
         return KeptRecord(txid, until_txid, record)
 

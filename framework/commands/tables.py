@@ -36,9 +36,10 @@ def ago(at: float | None) -> str:
     return f"{past_s / 86_400:.0f} days ago"
 
 
-def number(value: float | None) -> str:
-    """A count, or a dash for what is not known."""
-    return "-" if value is None else f"{value:,.0f}"
+def number(value: object) -> str:
+    """A count, or a dash for what is not known. What a damaged document has in place of a number
+    is shown as it is."""
+    return "-" if value is None else f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
 
 
 def local_time(at: float) -> str:

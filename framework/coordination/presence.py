@@ -130,6 +130,10 @@ def _driver_in(document: Any, node: str) -> LiveDriver:
         driver = LiveDriver(**{each.name: document[each.name] for each in fields(LiveDriver)})
     except (KeyError, TypeError) as error:
         raise CorruptStateError(f"{node}: not what a driver says of itself ({error}); delete the node") from error
-    if not isinstance(driver.status, dict):
+    moments = (driver.started_at, driver.said_at)
+    known = all(isinstance(each, (int, float)) for each in moments) and all(
+        isinstance(each, str) for each in (driver.kind, driver.host)
+    )
+    if not known or not isinstance(driver.status, dict) or not isinstance(driver.status.get("epoch", 0), int):
         raise CorruptStateError(f"{node}: not what a driver says of itself; delete the node")
     return driver

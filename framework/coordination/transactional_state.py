@@ -22,6 +22,8 @@ FORMAT = PACKED  # the newest
 #: ZooKeeper refuses requests above 1 MiB by default. A document must leave room for others in the
 #: same multi.
 DOCUMENT_BYTES_MAX = 900_000
+#: Lists and objects in a document are nested no deeper: whoever reads it walks through it.
+DEPTH_MAX = 64
 
 
 class StateAccess(Protocol):
@@ -210,10 +212,12 @@ def encode_document(value: Any, path: str, form: int = PLAIN) -> bytes:
 
 def decode_document(raw: bytes, path: str) -> Any:
     """Decode a document. Raises ``CorruptStateError`` naming ``path`` for bytes that are not a
-    document, and for a newer format version."""
+    document or are nested deeper than ``DEPTH_MAX``, and for a newer format version."""
     try:
         document = json.loads(raw)
-    except (ValueError, UnicodeDecodeError) as error:
+        if _is_deeper(document, DEPTH_MAX):
+            raise ValueError(f"nested more than {DEPTH_MAX} deep")
+    except (ValueError, RecursionError) as error:
         raise CorruptStateError(
             f"{path}: {len(raw)} bytes that are not JSON ({error}); restore the node from a backup, or remove the "
             "topology's state if it may start again"
@@ -225,6 +229,20 @@ def decode_document(raw: bytes, path: str) -> Any:
             f"{path}: format version {document['format']}, and this Ratchet knows up to {FORMAT}; run the newer version"
         )
     return document["value"]
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    nested = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(levels):
+        nested = [
+            inner
+            for outer in nested
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not nested:
+            return False
+    return True
 
 
 def _last_of_each(changes: Sequence[Change]) -> list[Change]:

@@ -318,5 +318,5 @@ def _parsed(value: bytes, location: str) -> Marker:
                 f"{location}: format {document['format']}, and this Ratchet knows up to {MARKER_FORMAT}; run the newer version"
             )
         return replace(Marker(**document), format=MARKER_FORMAT)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptStateError(f"{location}: not a marker ({error})") from error

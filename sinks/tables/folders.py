@@ -155,7 +155,7 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
         body, checksum = found["document"], found["blake2b"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptStateError(f"{path}: not a document of Ratchet ({error}); restore it from a backup") from error
     if (form := found.get("format", FORMAT)) != FORMAT:
         raise CorruptStateError(

@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from framework import Config, Fields, Topology, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.coordination import Put, store_of
 from framework.coordination.presence import read_drivers
+from framework.coordination.transactional_state import encode_document
 from framework.errors import RetryableError
 from framework.topology import BaseBasicBolt
 from framework.transactions import ZooKeeperStore
@@ -73,6 +74,10 @@ def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -
         run.wait_until_caught_up(PATIENCE_S)
     with closing(store_of(Config.of(words.settings))) as store:
         store.apply([Put("broken/coordinator/currtx", b"not JSON")])
+        store.apply([Put("brackets/coordinator/currtx", b"[" * 200_000)])
+        driver = {"kind": "transactional", "host": "a", "pid": 1, "started_at": 1.0, "said_at": 2.0}
+        status = {"phase": "running", "lag": "much", "rows_per_second": [1]}
+        store.apply([Put("odd/drivers/1", encode_document({**driver, "status": status}, "odd"))])
         waited = store.lead("waited", "here", 10)
         assert waited is not None
         waited.resign()  # it was stopped before it wrote anything
@@ -82,6 +87,8 @@ def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -
     assert rows["words"].split()[1:3] == ["transactional", "stopped"]
     assert rows["broken"].split()[1:3] == ["unknown", "unreadable"]
     assert "broken/coordinator/currtx" in rows["broken"]
+    assert rows["brackets"].split()[1:3] == ["unknown", "unreadable"]
+    assert rows["odd"].split()[1:3] == ["transactional", "running"] and "much" in rows["odd"]
     assert rows["waited"].split()[1:3] == ["unknown", "stopped"]
 
 

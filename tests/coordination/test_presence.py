@@ -12,7 +12,7 @@ from framework.coordination import MemoryStore, Put
 from framework.coordination.presence import TEXT_MAX, Presence, read_drivers
 from framework.coordination.transactional_state import encode_document
 from framework.errors import ConfigError, CorruptStateError
-from framework.overview import read_topology
+from framework.overview import read_topologies, read_topology
 from tests.kit.waiting import wait_for
 from tests.kit.words_runs import Setup
 
@@ -64,6 +64,40 @@ def test_what_another_version_says_of_itself_is_read_as_far_as_it_is_known() -> 
         store.apply([Put("words/drivers/1", encode_document(broken, "1"))])
         with pytest.raises(CorruptStateError, match="words/drivers/1: not what a driver says of itself"):
             read_drivers(store, "words")
+
+
+DRIVER = {"kind": "core", "host": "a", "pid": 1, "started_at": 1.0, "said_at": 2.0, "status": {"phase": "running"}}
+
+
+def document(value: Any) -> bytes:
+    return encode_document(value, "node")
+
+
+@pytest.mark.parametrize(
+    ("node", "data"),
+    [
+        ("coordinator/currtx", b"[" * 200_000),
+        ("coordinator/currtx", b'{"format":1,"value":' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
+        ("coordinator/currtx", b'{"format":1,"value":' + b"[" * 300 + b"]" * 300 + b"}"),
+        ("coordinator/currtx", b"9" * 200_000),
+        ("coordinator/currtx", document("seven")),
+        ("drivers/1", b'{"format":1,"value":' + b'{"a":' * 200_000),
+        ("drivers/1", document({**DRIVER, "started_at": "yesterday"})),
+        ("drivers/1", document({**DRIVER, "host": ["a"]})),
+        ("drivers/1", document({**DRIVER, "status": {"phase": "running", "epoch": "first"}})),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, bytes) else value,
+)
+def test_one_damaged_node_makes_its_own_topology_unreadable_and_no_other(node: str, data: bytes) -> None:
+    store = MemoryStore()
+    store.apply([Put("words/coordinator/currtx", document(3))])
+    store.apply([Put(f"broken/{node}", data)])
+    if node.startswith("drivers/"):
+        store.apply([Put("broken/drivers/2", document(DRIVER))])
+    found = {each.id: each for each in read_topologies(store)}
+    assert (found["words"].state, found["words"].txid) == ("stopped", 2)
+    assert found["broken"].state == "unreadable"
+    assert "broken" in str(found["broken"].unreadable) and "\n" not in str(found["broken"].unreadable)
 
 
 def test_a_driver_says_of_which_kind_its_topology_is() -> None:
