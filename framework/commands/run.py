@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
 from framework.clients.java import find_java
@@ -36,6 +37,8 @@ from framework.transactions.run import Run
 #: The demo is a program like any user's; the framework knows it by name only.
 DEMO = "ratchet.demo.flights_demo:main"
 _POLL_S = 0.5
+#: How long a start that is interrupted may still end by itself.
+_ALMOST_S = 0.5
 
 _log = get_logger()
 
@@ -121,20 +124,33 @@ def main(
             with stop_on_signal() as stopped:
                 if executor == SPARK:
                     _start_java(settings)
-                if not done_before(stopped, lambda: _check_first(built, settings, executor, accept_changed), timeout_s):
-                    raise typer.Exit(EXIT_INTERRUPTED if until_caught_up and stopped.interrupted else 0)
-                run: Run | CoreRun
-                if isinstance(built, CoreTopology):
-                    run = submit(built, settings, executor=executor)
-                else:
-                    run = submit(
-                        built,
-                        settings,
-                        executor=executor,
-                        accept_changed_topology=accept_changed,
-                        fresh=fresh,
-                        standby=standby,
+                started: list[Run | CoreRun] = []
+
+                def start() -> None:
+                    if isinstance(built, CoreTopology):
+                        started.append(submit(built, settings, executor=executor))
+                        return
+                    started.append(
+                        submit(
+                            built,
+                            settings,
+                            executor=executor,
+                            accept_changed_topology=accept_changed,
+                            fresh=fresh,
+                            standby=standby,
+                        )
                     )
+
+                checked = done_before(
+                    stopped, lambda: _check_first(built, settings, executor, accept_changed), timeout_s
+                )
+                if checked:
+                    done_before(stopped, start, then_within_s=_ALMOST_S)
+                if not started:
+                    _end_spark()
+                    typer.echo("stopped before the topology had started", err=True)
+                    raise typer.Exit(EXIT_INTERRUPTED if until_caught_up and stopped.interrupted else 0)
+                (run,) = started
                 collect_rarely()  # a search through all that was imported would delay a batch by tens of milliseconds
                 json_stream = out if as_json else None
                 left_s = None if deadline is None else max(round(deadline - time.monotonic(), 1), 0.1)
@@ -167,6 +183,13 @@ def _start_java(settings: Config) -> None:
     with suppress(ConfigError):  # the checks say it
         find_java()
         launch_ahead(settings.spark)
+
+
+def _end_spark() -> None:
+    """End the JVM that is starting, and whatever the checks run: nothing waits for them now."""
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            each.terminate()
 
 
 def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, accept_changed: bool) -> None:

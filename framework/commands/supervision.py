@@ -54,14 +54,18 @@ def supervise(
     return not stopped.is_set()
 
 
-def done_before(stopped: threading.Event, work: Callable[[], None], timeout_s: float | None = None) -> bool:
+def done_before(
+    stopped: threading.Event, work: Callable[[], None], timeout_s: float | None = None, *, then_within_s: float = 0.0
+) -> bool:
     """Whether ``work`` ended before ``stopped`` was set. It runs in a thread, since no signal is
-    handled while the main thread waits for a server in a library's own code. Raises what it
-    raises, and ``TimeoutError`` when it takes longer than ``timeout_s``."""
+    handled while the main thread waits for a server in a library's own code. ``then_within_s``:
+    how long it is waited for when ``stopped`` is set. Raises what it raises, and ``TimeoutError``
+    when it takes longer than ``timeout_s``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     working = _InThread("ratchet-first-checks", work)
     while not working.ended.wait(_POLL_S):
         if stopped.is_set():
+            working.ended.wait(then_within_s)
             return False
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for the first checks: a server does not answer")

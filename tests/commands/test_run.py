@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +92,6 @@ from framework import *
 from framework.topology import BaseBasicBolt
 from sinks import *
 from spouts import *
-from tests.kit.waiting import PATIENCE_S
 
 class Split(BaseBasicBolt):
     def execute(self, tup, collector):
@@ -119,6 +120,36 @@ def failed(folder: Path, what: str) -> tuple[list[str], int]:
     error = next(number for number, line in enumerate(lines) if line.startswith("error: "))
     last = [line for line in lines[:error] if line.startswith("failed | ")][-1]
     return lines[error:], int(last.split(" attempts failed")[0].rsplit(" ", 1)[1])
+
+
+INTERRUPTED = """
+import os, signal, subprocess, sys, threading
+import framework.commands.run as run
+
+def hangs(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+
+run.submit = hangs
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+try:
+    run.app()
+finally:
+    print("child", child.wait(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 0), (("--until-caught-up",), 130)])
+def test_a_start_that_is_interrupted_is_not_waited_for(tmp_path: Path, options: tuple[str, ...], status: int) -> None:
+    """As while Spark's JVM starts, in a library's own code: that ends, and the process."""
+    (tmp_path / "mine.py").write_text(PIPELINE)
+    command = [sys.executable, "-c", INTERRUPTED, "mine:topology", "--executor", "local", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (status, f"child {-signal.SIGTERM}\n"), done.stderr
+    assert done.stderr.splitlines()[-1] == "stopped before the topology had started"
 
 
 def test_an_error_in_a_bolt_names_the_users_line_the_tuple_and_the_next_command(tmp_path: Path) -> None:
