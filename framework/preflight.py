@@ -25,6 +25,7 @@ from framework.topology import (
     Bolt,
     Component,
     CoreTopology,
+    DataFrameBolt,
     FencedState,
     Spout,
     Topology,
@@ -92,6 +93,8 @@ def _checks(topology: AnyTopology, config: Config, executor: str, accept_changed
         yield "java", find_java
         if isinstance(topology, Topology):
             yield "spark.master", lambda: _reachable(topology, config)
+        if _needs_no_spark(topology, config):
+            yield "local", lambda: "nothing here needs Spark: --executor local starts sooner, in one process"
     yield "components", lambda: _travelling(topology)
     if isinstance(topology, CoreTopology):
         yield "state", lambda: _stateful(topology, config)
@@ -113,6 +116,13 @@ def _reachable(topology: Topology, config: Config) -> str:
     master = config.spark.get("spark.master", "local[*]")
     check_reach(topology, master)
     return master
+
+
+def _needs_no_spark(topology: AnyTopology, config: Config) -> bool:
+    """Whether no bolt asks for Spark SQL, and no other host is to do the work."""
+    master = config.spark.get("spark.master", "local[*]")
+    here = master.startswith("local") and not master.startswith("local-cluster")
+    return here and not any(isinstance(each.instance, DataFrameBolt) for each in topology.components)
 
 
 def _travelling(topology: AnyTopology) -> str:
