@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-unit test-integration test-containers faults soak soak-core lint bench simulate docs wheels lock clean
+.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults soak soak-core lint bench simulate docs wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -32,6 +32,12 @@ test-all: $(STAMP) lint
 	$(PYTEST) --all
 	$(MAKE) --no-print-directory test-containers
 	$(MAKE) --no-print-directory simulate
+
+# The short tests TIMES times, with the processor taken away and processes stopped at random. Hours.
+TIMES ?= 10
+test-starved: $(STAMP)
+	$(BIN)/python -m tests.kit.starving --times $(TIMES) --seed $(SEED) -- \
+		--numprocesses $(PROCESSES) --dist loadgroup --ignore tests/servers
 
 test-unit: $(STAMP)
 	$(PYTEST) -m "not integration"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
+import random
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests.kit import starving
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 WAITS = {
     *(
@@ -86,3 +92,16 @@ def test_no_test_waits_less_than_a_minute_for_what_must_come() -> None:
 )
 def test_short_waits_are_found(code: str, short: bool) -> None:
     assert bool(list(short_waits(ast.parse(code)))) == short
+
+
+def test_starved_processes_are_stopped_one_after_the_other_and_all_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starving, "STOPPED_S", 0.05)
+    monkeypatch.setattr(starving, "PAUSE_S", (0.0, 0.01))
+    sleeps = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+    stopping = starving.Stopping(os.getpid(), random.Random(1))
+    stopping.start()
+    wait_for(lambda: len(stopping.stopped) > 5)
+    stopping.end()
+    for each in sleeps:
+        each.communicate(b"\n", timeout=PATIENCE_S)
+        assert each.returncode == 0
