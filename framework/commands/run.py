@@ -121,6 +121,7 @@ def main(
                     "--standby have no meaning for it"
                 )
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            others = _children()
             with stop_on_signal() as stopped:
                 if executor == SPARK:
                     _start_java(settings)
@@ -147,7 +148,7 @@ def main(
                 if checked:
                     done_before(stopped, start, then_within_s=_ALMOST_S)
                 if not started:
-                    _end_spark()
+                    _end(_children() - others)
                     typer.echo("stopped before the topology had started", err=True)
                     raise typer.Exit(EXIT_INTERRUPTED if until_caught_up and stopped.interrupted else 0)
                 (run,) = started
@@ -185,9 +186,13 @@ def _start_java(settings: Config) -> None:
         launch_ahead(settings.spark)
 
 
-def _end_spark() -> None:
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _end(processes: set[psutil.Process]) -> None:
     """End the JVM that is starting, and whatever the checks run: nothing waits for them now."""
-    for each in psutil.Process().children(recursive=True):
+    for each in processes:
         with suppress(psutil.Error):
             each.terminate()
 
