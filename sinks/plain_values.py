@@ -1,8 +1,9 @@
 """Values in plain forms, for stores that lack their types: stored and returned exactly.
 
 Timestamps, dates and times are ISO 8601 text; timestamps with a zone are in UTC. Durations are
-integers in their unit. Decimals are text. In JSON, timestamps follow RFC 3339, bytes are base64,
-and NaN and the infinities are the texts ``NaN``, ``Infinity`` and ``-Infinity``.
+integers in their unit. Decimals are text, and have no exponent. In JSON, timestamps follow RFC
+3339, bytes are base64, and NaN and the infinities are the texts ``NaN``, ``Infinity`` and
+``-Infinity``. ``spouts.JsonCodec`` reads all of it back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def plain(value: Any, declared: pa.DataType) -> Any:
         return value.isoformat("microseconds")
     if types.is_date(declared):
         return value.isoformat()
-    return str(value) if types.is_decimal(declared) else value
+    return format(value, "f") if types.is_decimal(declared) else value
 
 
 def restored(value: Any, declared: pa.DataType) -> Any:
