@@ -3,6 +3,7 @@ values."""
 
 from typing import TYPE_CHECKING, Any
 
+from spouts.codecs.alias import AliasedCodec
 from spouts.codecs.avro import AvroCodec
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
@@ -29,6 +30,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AliasedCodec",
     "AvroCodec",
     "BadRecord",
     "BulkCodec",

@@ -140,7 +140,7 @@ class PerValueCodec(Codec):
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]: ...
 
     def decode(self, values: Values) -> pa.RecordBatch:
-        return _all_good(*self.decode_good(values))
+        return all_good(*self.decode_good(values))
 
 
 class BytesCodec(Codec):
@@ -177,7 +177,7 @@ class TextCodec(PerValueCodec):
         return self._decoded(pa.array(values, pa.binary()))
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        return _all_good(*self._decoded(values))
+        return all_good(*self._decoded(values))
 
     def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         return self._decoded(values)
@@ -195,19 +195,44 @@ class TextCodec(PerValueCodec):
         return pa.record_batch([text], names=list(self.fields)), bad
 
 
-def _all_good(batch: pa.RecordBatch, bad: list[BadRecord]) -> pa.RecordBatch:
+def all_good(batch: pa.RecordBatch, bad: list[BadRecord]) -> pa.RecordBatch:
+    """The rows. Raises ``UndecodableValueError`` for the first bad value."""
     if bad:
         raise UndecodableValueError(bad[0].index, bad[0].reason)
     return batch
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate record batches of one schema."""
+    """Concatenate record batches of one schema. A text or binary column of more than 2 GiB gets
+    offsets of 64 bits: it is ``large_string``, ``large_binary`` or ``large_list`` then."""
     if len(batches) == 1:
         return batches[0]
-    table = pa.Table.from_batches(batches).combine_chunks()
-    arrays = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in table.columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+    table = pa.Table.from_batches(batches)
+    arrays = [joined_column(column) for column in table.columns]
+    return pa.RecordBatch.from_arrays(arrays, names=table.schema.names)
+
+
+def joined_column(column: pa.ChunkedArray) -> pa.Array:
+    """The values of a column in one array; see ``joined``."""
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    try:
+        return pa.concat_arrays(column.chunks)
+    except pa.ArrowInvalid:  # more than offsets of 32 bits reach
+        wide = _wide(column.type)
+        return pa.concat_arrays([chunk.cast(wide) for chunk in column.chunks])
+
+
+def _wide(declared: pa.DataType) -> pa.DataType:
+    """The type with offsets of 64 bits."""
+    types = pa.types
+    if types.is_struct(declared):
+        return pa.struct([each.with_type(_wide(each.type)) for each in declared])
+    if types.is_list(declared):
+        return pa.large_list(declared.value_field.with_type(_wide(declared.value_type)))
+    if types.is_string(declared):
+        return pa.large_string()
+    return pa.large_binary() if types.is_binary(declared) else declared
 
 
 def _invalid_utf8(value: bytes | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,39 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
+from spouts.codecs.alias import names_in_records
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import BulkCodec, UndecodableValueError, Values, joined
-from spouts.codecs.json_arrow import ArrowJsonCodec, nullable
-from spouts.codecs.json_native import native_json
+from spouts.codecs.codec import BulkCodec, Values, all_good
+from spouts.codecs.json_arrow import nullable
+from spouts.codecs.json_reader import JsonReader, Rows
 from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
+from spouts.codecs.json_types import Conversion, in_json
 
 
 class JsonCodec(BulkCodec):
     """JSON objects with a declared schema: each value is one object, each field a column.
 
     ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored. A
-    missing field is null. Errors: null, or nothing, in a field that the Arrow schema declares as not
-    nullable (in one of a nested object only where that object is there), a value of another type,
-    an integer beyond 64 bits, NaN, a number beyond a double, invalid UTF-8, and a value that is not
-    exactly one object.
+    missing field is null. ``alias``: field -> its name in the objects, where that is another one;
+    a dot in it is a part of the name. ``spouts.codecs.json_types`` lists how values of each type
+    are written: what ``KafkaSink`` writes is read back.
+
+    Errors: null, or nothing, in a field that the Arrow schema declares as not nullable (in one of a
+    nested object only where that object is there), a value of another type, an integer beyond 64
+    bits, a bare NaN, a number beyond a double, a moment or a date that Python cannot hold, invalid
+    UTF-8, and a value that is not exactly one object.
 
     Arrow's JSON reader says what a value means. Where the compiled part is installed
-    (``spouts._native``), and every field is an integer, a float, a bool, a string, or a struct or
-    list of these, it decodes the usual values several times as fast, with the same results. It
-    leaves to Arrow's reader, value by value: a declared key given twice, numbers with more than 64
-    characters or an exponent of three digits, nesting beyond 200 levels, and whatever seems to be
-    an error. If a field has another type, such as a timestamp, Arrow's reader decodes all values.
+    (``spouts._native``), and no field is a decimal or of a large type, it decodes the usual values
+    several times as fast, with the same results. It leaves to Arrow's reader, value by value: a
+    declared key given twice, numbers with more than 64 characters or an exponent of three digits,
+    nesting beyond 200 levels, and whatever seems to be an error. Otherwise Arrow's reader decodes
+    all values.
 
     >>> JsonCodec(Fields(word=str, amount=int)).decode([b'{"word": "a", "amount": 7, "x": 1}']).to_pylist()
     [{'word': 'a', 'amount': 7}]
+    >>> JsonCodec(Fields(user=str), alias={"user": "user.name"}).decode([b'{"user.name": "ann"}']).to_pylist()
+    [{'user': 'ann'}]
     """  # noqa: W505 - doctest lines are not wrapped
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -47,16 +55,27 @@ class JsonCodec(BulkCodec):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(BulkCodec, name))
 
-    def __init__(self, fields: Fields | pa.Schema) -> None:
+    def __init__(self, fields: Fields | pa.Schema, *, alias: Mapping[str, str] | None = None) -> None:
         self.fields = fields if isinstance(fields, Fields) else Fields.of_schema(fields)
         schema = self.fields.schema()
         if schema is None or not len(schema):
             raise TopologyError("JsonCodec needs a type for every field, as in JsonCodec(Fields(word=str, amount=int))")
-        #: As declared: it says where null is an error. The rows have ``nullable`` of it.
-        self._schema = pa.schema(fields) if isinstance(fields, pa.Schema) else schema
-        self.fields = Fields.of_schema(nullable(schema))
+        declared = pa.schema(fields) if isinstance(fields, pa.Schema) else schema
+        names = names_in_records(self.fields, alias)
+        self._rows = nullable(declared)
+        self.fields = Fields.of_schema(self._rows)
+        self._conversions = [Conversion(name, each.type) for name, each in zip(names, self._rows, strict=True)]
+        self._as_read = names == self._rows.names and not any(each.is_needed for each in self._conversions)
+        #: What the readers read. It says where null is an error: the rows have ``nullable`` of it.
+        self._schema = pa.schema(
+            [
+                pa.field(name, in_json(each.type), nullable=each.nullable)
+                for name, each in zip(names, declared, strict=True)
+            ]
+        )
         try:
-            self._arrow = ArrowJsonCodec(self._schema)
+            shown = pa.schema([each.with_name(name) for name, each in zip(names, self._rows, strict=True)])
+            self._reader = JsonReader(self._schema, shown)
         except pa.ArrowException as error:
             raise TopologyError(f"JsonCodec cannot decode into {schema.to_string()}: {error}") from error
 
@@ -89,64 +108,38 @@ class JsonCodec(BulkCodec):
         return cls(schema_of_sample(raw))
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
-        array = self._array(values)
-        if array is None:
-            return self._arrow.decode_together(values)
-        return self._decoded(array, lambda rest: (self._arrow.decode_together(rest), []))[0]
+        batch, bad = self._decoded(values, only_first=True)
+        if bad:
+            raise ValueError(bad[0].reason)
+        return batch
 
     def decode(self, values: Values) -> pa.RecordBatch:
-        array = self._array(values)
-        return self._arrow.decode(values) if array is None else self._decoded_or_failed(array)
+        return all_good(*self._decoded(values, only_first=True))
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        array = self._array(values)
-        return self._arrow.decode_good(values) if array is None else self._decoded(array, self._arrow.decode_good)
+        return self._decoded(values, only_first=False)
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        return self._decoded_or_failed(values)
-
-    def _decoded_or_failed(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        return self._decoded(values, lambda rest: (self._arrow.decode(rest), []))[0]
+        return all_good(*self._decoded(values, only_first=True))
 
     def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        return self._decoded(values, self._arrow.decode_good)
+        return self._decoded(values, only_first=False)
 
-    def reason(self, error: Exception) -> str:
-        return self._arrow.reason(error)
+    def _decoded(self, values: Values | pa.BinaryArray, *, only_first: bool) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        read = self._reader.read(values, only_first=only_first)
+        return (read.batch, read.bad) if self._as_read else self._converted(read)
 
-    def _array(self, values: Values) -> pa.BinaryArray | None:
-        """The values for the compiled reader; None if there is none for this schema, or if they are
-        too long together for one array."""
-        if native_json(self._schema) is None:
-            return None
-        array = pa.array(values, pa.binary())
-        return array if isinstance(array, pa.BinaryArray) else None
-
-    def _decoded(
-        self, values: pa.BinaryArray, by_arrow: Callable[[Values], tuple[pa.RecordBatch, list[BadRecord]]]
-    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """One row per value that can be decoded, in order, and the bad values. ``by_arrow`` decodes
-        the values that are not left to the compiled reader; it may raise for a bad one."""
-        native = native_json(self._schema) if isinstance(values, pa.BinaryArray) else None
-        if native is None:
-            return by_arrow(values.to_pylist())
-        batch, unusual = native.read(values)
-        if not len(unusual):
-            return batch, []
-        places = unusual.to_numpy()
-        try:
-            rest, bad = by_arrow(values.take(unusual).to_pylist())
-        except UndecodableValueError as error:
-            raise UndecodableValueError(int(places[error.index]), error.reason) from None
-        bad_places = places[[each.index for each in bad]]
-        bad = [BadRecord(int(place), each.reason) for place, each in zip(bad_places, bad, strict=True)]
-        if not rest.num_rows:
-            return batch, bad
-        order = np.empty(len(values), np.int64)
-        usual = np.ones(len(values), np.bool_)
-        usual[places] = False
-        order[usual] = np.arange(batch.num_rows)
-        good = np.ones(len(values), np.bool_)
-        good[bad_places] = False
-        order[good & ~usual] = batch.num_rows + np.arange(rest.num_rows)
-        return joined([batch, rest]).take(pa.array(order[good])), bad
+    def _converted(self, read: Rows) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """The rows in the declared types, and the bad values."""
+        columns: list[pa.Array] = []
+        bad = {each.index: each for each in read.bad}
+        good = np.ones(read.batch.num_rows, np.bool_)
+        for conversion, column in zip(self._conversions, read.batch.columns, strict=True):
+            made, is_bad = conversion(column)
+            columns.append(made)
+            for row in np.flatnonzero(is_bad & good) if is_bad is not None else ():
+                place = int(read.places[row])
+                bad[place] = BadRecord(place, conversion.reason(column[int(row)].as_py()))
+                good[row] = False
+        batch = pa.RecordBatch.from_arrays(columns, names=self._rows.names)
+        return (batch if good.all() else batch.filter(pa.array(good))), [bad[place] for place in sorted(bad)]

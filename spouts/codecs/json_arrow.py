@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from framework.topology import Fields
-from spouts.codecs.codec import BulkCodec, Values
+from spouts.codecs.codec import BulkCodec, Values, joined
+from spouts.codecs.json_reasons import reason_of
 
 #: Arrow's JSON reader works best on blocks of this size. Longer records get larger blocks.
 _BLOCK_BYTES = 1 << 20
@@ -20,12 +22,13 @@ class ArrowJsonCodec(BulkCodec):
 
     ``declared``: the columns. In a field that is not nullable, null, or nothing, is an error; in
     one of a nested object, only where that object is there. The rows have the schema
-    ``nullable(declared)``. Raises an Arrow error for a schema that Arrow's reader cannot decode
-    into.
+    ``nullable(declared)``. ``shown``: the types that reasons name, where they are others. Raises an
+    Arrow error for a schema that Arrow's reader cannot decode into.
     """
 
-    def __init__(self, declared: pa.Schema) -> None:
+    def __init__(self, declared: pa.Schema, shown: pa.Schema | None = None) -> None:
         schema = nullable(declared)
+        self._shown = schema if shown is None else shown
         self.fields = Fields.of_schema(schema)
         self._schema = schema
         self._required = [each for each in declared if _demands(each)]
@@ -34,24 +37,33 @@ class ArrowJsonCodec(BulkCodec):
         self._parse([b"{}"])
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
+        parts = _parts(values)
+        if len(parts) > 1:
+            return joined([self.decode_together(part) for part in parts])
         nulls = values.count(None)
         present = [b"{}" if value is None else value for value in values] if nulls else values
         try:
-            batch = self._parse(present)
-        except (pa.ArrowException, ValueError):
-            # Whitespace around an object is legal but rare: only values with it are parsed twice.
-            stripped = [value.strip() if value is not None else b"{}" for value in present]
-            if stripped == list(present):
-                raise
-            batch = self._parse(stripped)
+            batch = self._parse_stripped(present)
+        except pa.ArrowException as error:
+            if len(values) == 1:
+                raise ValueError(reason_of(error, present[0] or b"", self._shown, self._schema)) from error
+            raise
         for field in self._required:
             missing = _missing(batch.column(field.name), field, nulls, field.name)
             if missing is not None:
                 raise ValueError(f"{missing} is required, and is missing or null")
         return batch
 
-    def reason(self, error: Exception) -> str:
-        return str(error).removeprefix("JSON parse error: ")
+    def _parse_stripped(self, values: Values) -> pa.RecordBatch:
+        """``_parse``. Whitespace around an object is legal but rare: only values with it are parsed
+        twice."""
+        try:
+            return self._parse(values)
+        except (pa.ArrowException, ValueError):
+            stripped = [(value or b"").strip() for value in values]
+            if stripped == list(values):
+                raise
+        return self._parse(stripped)
 
     def _parse(self, values: Sequence[bytes | None]) -> pa.RecordBatch:
         """Parse all values in one call of Arrow's reader. Raises ``ValueError`` if a value is not
@@ -68,7 +80,9 @@ class ArrowJsonCodec(BulkCodec):
         longest = pc.max(pc.binary_length(binary)).as_py()
         table = pj.read_json(
             pa.BufferReader(joined),
-            read_options=pj.ReadOptions(use_threads=False, block_size=max(_BLOCK_BYTES, 2 * longest + 2)),
+            read_options=pj.ReadOptions(
+                use_threads=False, block_size=min(max(_BLOCK_BYTES, 2 * longest + 2), 2**31 - 1)
+            ),
             parse_options=pj.ParseOptions(
                 explicit_schema=self._schema,
                 unexpected_field_behavior="ignore",
@@ -79,11 +93,23 @@ class ArrowJsonCodec(BulkCodec):
             raise ValueError("not one JSON object per value")
         table = table.select(self._schema.names).combine_chunks()
         for name in self._checked:
-            table.column(name).validate(full=True)  # Arrow's reader does not check UTF-8
+            try:
+                table.column(name).validate(full=True)  # Arrow's reader does not check UTF-8
+            except pa.ArrowInvalid:
+                raise ValueError(f"{name}: invalid UTF-8") from None
         for name in self._floats:
             if not all(map(_is_finite, table.column(name).chunks)):
                 raise ValueError(f"{name} is not a finite number")
         return table.to_batches()[0]
+
+
+def _parts(values: Values) -> list[Values]:
+    """The values in parts that offsets of 32 bits reach: usually all of them."""
+    array = pa.array(values, pa.binary())
+    if not isinstance(array, pa.ChunkedArray):
+        return [values]
+    ends = np.cumsum([len(chunk) for chunk in array.chunks]).tolist()
+    return [values[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from framework import Fields
 from integration.contracts import CodecContract
-from spouts import AvroCodec, BulkCodec, BytesCodec, Codec, JsonCodec, TextCodec
+from spouts import AliasedCodec, AvroCodec, BulkCodec, BytesCodec, Codec, JsonCodec, TextCodec
 from spouts.codecs.codec import Values
 from tests.kit.avro import encoded
 
@@ -53,10 +54,42 @@ class TestJsonByArrow(TestJson):
     """Of a type that the compiled part leaves to Arrow."""
 
     def codec(self) -> Codec:
-        return JsonCodec(Fields(word=str, n=int, at=pa.timestamp("us")))
+        return JsonCodec(Fields(word=str, n=int, total=pa.decimal128(9, 2)))
 
     def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
-        return [(value, {**row, "at": None}) for value, row in super().good()]
+        return [(value, {**row, "total": None}) for value, row in super().good()]
+
+
+class TestJsonOfOtherTypes(CodecContract):
+    """Of types that JSON does not have, under other names."""
+
+    def codec(self) -> Codec:
+        types = {"at": pa.timestamp("us", "UTC"), "raw": pa.binary(), "share": pa.float64()}
+        return JsonCodec(Fields.of(types), alias={"at": "meta.at"})
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        at = datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC)
+        return [
+            (b'{"meta.at": "2023-11-14T22:13:20Z", "raw": "YQ=="}', {"at": at, "raw": b"a", "share": None}),
+            (b'{"meta.at": "2023-11-15T00:13:20.000000999+02:00"}', {"at": at, "raw": None, "share": None}),
+            (b'{"share": "-Infinity", "at": 1}', {"at": None, "raw": None, "share": float("-inf")}),
+        ]
+
+    def bad(self) -> Sequence[bytes]:
+        return [b'{"meta.at": 1}', b'{"meta.at": "0000-01-01"}', b'{"raw": "a"}', b'{"share": "1"}', b'{"share": "NaN"']
+
+
+class TestAliased(CodecContract):
+    def codec(self) -> Codec:
+        return AliasedCodec(AvroCodec(WORD), {"text": "word"})
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        return [
+            (value, {"text": row["word"], "n": row["n"]}) for value, row in zip(encoded(WORD, *ROWS), ROWS, strict=True)
+        ]
+
+    def bad(self) -> Sequence[bytes]:
+        return [b"\xff"]
 
 
 class TestAvro(CodecContract):

@@ -80,7 +80,7 @@ def test_a_property_that_a_nested_object_requires_may_be_missing_only_with_that_
     reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reader == "Arrow's":
-        monkeypatch.setattr("spouts.codecs.json.native_json", lambda schema: None)
+        monkeypatch.setattr("spouts.codecs.json_reader.native_json", lambda schema: None)
     codec = JsonCodec.from_json_schema(CUSTOMER)
     good = [
         b'{"address": {"city": "Oslo"}, "lines": [{"sku": "a"}, {"sku": "b"}]}',

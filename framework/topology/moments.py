@@ -1,0 +1,75 @@
+"""The moments, dates and times of day that Python can hold: Arrow's columns hold others too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Truths = np.ndarray[Any, np.dtype[np.bool_]]
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_S = 86_400
+#: The first and the last second of the years 1 to 9999, since 1970.
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
+
+
+def outside_python(column: pa.Array) -> Truths | None:
+    """For each value of a column, nested ones too: whether Python's ``datetime``, ``date`` or
+    ``time`` cannot hold it. None if they can hold all."""
+    if pa.types.is_struct(column.type):
+        parts = [found for found in map(outside_python, column.flatten()) if found is not None]
+        return np.logical_or.reduce(parts) if parts else None
+    if _is_list(column.type):
+        return _of_lists(column)
+    bounds = _bounds(column.type)
+    if bounds is None:
+        return None
+    counted = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    first, last = bounds
+    extremes = pc.min_max(counted)
+    least, most = extremes["min"].as_py(), extremes["max"].as_py()
+    zoned = pa.types.is_timestamp(column.type) and column.type.tz not in (None, "UTC")
+    margin = 2 * _DAY_S * _PER_SECOND[column.type.unit] if zoned else 0
+    if least is None or (least >= first + margin and most <= last - margin):
+        return None
+    values = counted.fill_null(0).to_numpy()
+    outside: Truths = (values < first) | (values > last)
+    if zoned:
+        inside = pc.if_else(pa.array(outside), pa.scalar(None, column.type), column)
+        local = pc.local_timestamp(inside).view(pa.int64()).fill_null(0).to_numpy()
+        outside |= (local < first) | (local > last)
+    return outside if outside.any() else None
+
+
+def _of_lists(column: pa.Array) -> Truths | None:
+    """For each list: whether it has such a value."""
+    found = outside_python(column.flatten())
+    if found is None:
+        return None
+    outside = np.zeros(len(column), np.bool_)
+    outside[pc.list_parent_indices(column).to_numpy()[found]] = True
+    return outside
+
+
+def _is_list(declared: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(kind(declared) for kind in kinds)
+
+
+def _bounds(declared: pa.DataType) -> tuple[int, int] | None:
+    """The first and the last value of a type that Python holds, as Arrow counts; None for a type of
+    which it holds all."""
+    if pa.types.is_date32(declared):
+        return _FIRST_S // _DAY_S, _LAST_S // _DAY_S
+    if pa.types.is_date64(declared):
+        return _FIRST_S * 1000, _LAST_S * 1000
+    if pa.types.is_timestamp(declared) or pa.types.is_time(declared):
+        size = _PER_SECOND[declared.unit]
+        if pa.types.is_time(declared):
+            return 0, _DAY_S * size - 1
+        first, last = _FIRST_S * size, (_LAST_S + 1) * size - 1
+        return max(first, -(2**63)), min(last, 2**63 - 1)
+    return None
