@@ -290,6 +290,11 @@ class _Fold(Combiner):
             except pa.ArrowInvalid as error:
                 raise self._misfit(field, error) from error
         batches = pa.table(arrays, schema=self._schema).combine_chunks().to_batches()
+        if len(batches) > 1:
+            raise TopologyError(
+                f"component {self._component_id!r}: the keys and aggregates of a batch need more than 2 GiB in one column; "
+                "make batches smaller, with batch_records_max or batch_bytes_max of the spout"
+            )
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
 
     def _array(self, name: str, values: list[Any]) -> pa.ChunkedArray:

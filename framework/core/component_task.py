@@ -24,7 +24,7 @@ from framework.core.outcome import Outcome, Surroundings, UnsentRows
 from framework.core.roots_column import edges_of, flat_roots, no_roots, roots_of, trees_among, untracked
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
-from framework.execution.collector import BUFFERED_ROWS_MAX, Streams
+from framework.execution.collector import BUFFERED_ROWS_MAX, Streams, bounded
 from framework.execution.failures import FATAL_ERRORS, USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
@@ -137,7 +137,8 @@ class Outflow:
         self._flush(stream, None)
         self._surroundings.outcome.of[self._component_id].counts.emitted += typed.num_rows
         if self._edges[stream] and typed.num_rows:
-            self._give(stream, None, typed, no_roots(typed.num_rows) if roots is None else pa.array(roots))
+            trees = no_roots(typed.num_rows) if roots is None else pa.array(roots)
+            self._give_all(stream, None, bounded(typed), trees)
 
     def flush_stream(self, stream: str) -> None:
         """Send the rows of one stream. If they cannot be sent, their trees fail; raises the
@@ -168,11 +169,29 @@ class Outflow:
         trees, width = rows.roots.column(), rows.width
 
         def of_part(start: int, stop: int) -> None:
-            self._streams.batch(stream, rows.values[start * width : stop * width])
+            list(self._streams.batches(stream, rows.values[start * width : stop * width]))
 
         with self._failing(trees, of_part):
-            batch = self._streams.batch(stream, rows.values)
-        self._give(stream, task, batch, trees)
+            batches = list(self._streams.batches(stream, rows.values))
+        self._give_all(stream, task, batches, trees)
+
+    def _give_all(self, stream: str, task: int | None, batches: Iterable[pa.RecordBatch], trees: pa.Array) -> None:
+        """Send rows in several batches. If one cannot be sent, the trees of those after it fail
+        too."""
+        at = 0
+        for batch in batches:
+            first, at = at, at + batch.num_rows
+            try:
+                self._give(stream, task, batch, trees.slice(first, batch.num_rows))
+            except USER_ERRORS:
+                self._fail(trees.slice(at))
+                raise
+
+    def _fail(self, trees: pa.Array) -> None:
+        """Fail the trees of rows that are not sent."""
+        outcome = self._surroundings.outcome
+        outcome.ledger.failed(trees_among(flat_roots(trees)).tolist())
+        outcome.of[self._component_id].counts.failed += untracked(trees)
 
     def _give(self, stream: str, task: int | None, batch: pa.RecordBatch, trees: pa.Array) -> None:
         rows = batch.append_column(ROOTS, trees)
@@ -198,8 +217,7 @@ class Outflow:
                 roots = list(roots_of(trees))
                 for at in _failing_rows(attempt, 0, len(roots)):
                     outcome.blame(roots[at])
-            outcome.ledger.failed(trees_among(flat_roots(trees)).tolist())
-            outcome.of[self._component_id].counts.failed += untracked(trees)
+            self._fail(trees)
             raise
 
     def _cut(self, stream: str, task: int | None, batch: pa.RecordBatch) -> None:

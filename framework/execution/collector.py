@@ -3,7 +3,7 @@ edge of their stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,10 @@ from framework.topology.fields import Fields
 
 #: This many rows are held as Python values before they become a record batch.
 BUFFERED_ROWS_MAX = 8192
+
+#: Larger batches are divided: offsets in Arrow's columns, and lengths between Spark's processes,
+#: have 32 bits.
+BATCH_BYTES_MAX = 256 << 20
 
 #: Takes the stream, the rows, and the receiving task when the stream is direct.
 Sink = Callable[[str, pa.RecordBatch, int | None], None]
@@ -62,21 +66,34 @@ class Streams:
             )
         return row
 
-    def batch(self, stream: str, values: Sequence[Any]) -> pa.RecordBatch:
-        """Make a record batch of rows, in the declared types. ``values``: of the first row, then of
-        the next, and so on. Raises ``TopologyError`` naming a field whose values do not fit."""
+    def batches(self, stream: str, values: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+        """Make record batches of rows, in the declared types: more than one if they are too wide
+        for one. ``values``: of the first row, then of the next, and so on. Raises ``TopologyError``
+        naming a field whose values do not fit."""
+        width = len(self._streams[stream])
+        columns = self._columns(stream, values)
+        if not any(isinstance(column, pa.ChunkedArray) for column in columns):
+            yield from bounded(pa.RecordBatch.from_arrays(columns, names=list(self._streams[stream].names)))
+        else:
+            del columns
+            half = len(values) // width // 2 * width
+            yield from self.batches(stream, values[:half])
+            yield from self.batches(stream, values[half:])
+
+    def _columns(self, stream: str, values: Sequence[Any]) -> list[pa.Array | pa.ChunkedArray]:
+        """The columns of rows; chunked, if they are wider than the offsets of an array reach."""
         fields = self._streams[stream]
         arrays = []
         for position, name in enumerate(fields):
             try:
                 arrays.append(pa.array(values[position :: len(fields)], type=fields.type_of(name)))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            except (pa.ArrowException, OverflowError) as error:
                 declared = fields.type_of(name) or "one type"
                 raise TopologyError(
                     f"component {self.component_id!r}, stream {stream!r}: field {name!r} does not take every value "
                     f"emitted as {declared}: {error}"
                 ) from error
-        return pa.RecordBatch.from_arrays(arrays, names=list(fields.names))
+        return arrays
 
     def typed(self, batch: pa.RecordBatch, stream: str, task: int | None) -> pa.RecordBatch:
         """Return a batch that is emitted, each column cast to its declared type where they differ.
@@ -107,6 +124,16 @@ class Streams:
                     f"{column.type} does not fit: {error}"
                 ) from error
         return pa.RecordBatch.from_arrays(columns, names=list(fields.names))
+
+
+def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows of a batch, in order, in batches of ``BATCH_BYTES_MAX`` or of one row."""
+    if batch.nbytes <= BATCH_BYTES_MAX or batch.num_rows < 2:
+        yield batch
+    else:
+        half = batch.num_rows // 2
+        yield from bounded(batch.slice(0, half))
+        yield from bounded(batch.slice(half))
 
 
 class TaskCollector:
@@ -184,7 +211,8 @@ class TaskCollector:
     def _emit_arrow(self, batch: pa.RecordBatch, stream: str, task: int | None) -> None:
         typed = self._streams.typed(batch, stream, task)
         self._flush(stream, task)
-        self._deliver(stream, typed, task)
+        for part in bounded(typed):
+            self._deliver(stream, part, task)
 
     def flush(self) -> None:
         """Send the buffered rows."""
@@ -194,9 +222,10 @@ class TaskCollector:
     def _flush(self, stream: str, task: int | None) -> None:
         rows = self._rows.get((stream, task))
         if rows:
-            batch = self._streams.batch(stream, rows)
+            batches = list(self._streams.batches(stream, rows))
             rows.clear()  # the same list goes on: `emit` knows it
-            self._deliver(stream, batch, task)
+            for batch in batches:
+                self._deliver(stream, batch, task)
 
     def _deliver(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
         if self.sink is None:

@@ -154,7 +154,7 @@ class BytesCodec(Codec):
         self.fields = Fields.of({field: pa.binary()})
 
     def decode(self, values: Values) -> pa.RecordBatch:
-        return pa.record_batch([pa.array(values, pa.binary())], names=list(self.fields))
+        return pa.record_batch([_binary(values)], names=list(self.fields))
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
         return pa.record_batch([values], names=list(self.fields))
@@ -174,7 +174,7 @@ class TextCodec(PerValueCodec):
         self.fields = Fields.of({field: pa.string()})
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        return self._decoded(pa.array(values, pa.binary()))
+        return self._decoded(_binary(values))
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
         return all_good(*self._decoded(values))
@@ -185,13 +185,15 @@ class TextCodec(PerValueCodec):
     def _decoded(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         bad: list[BadRecord] = []
         try:
-            text = values.cast(pa.string())  # checks the encoding
+            text = values.cast(
+                pa.large_string() if pa.types.is_large_binary(values.type) else pa.string()
+            )  # checks the encoding
         except (ValueError, pa.ArrowException):
             listed = values.to_pylist()
             found = [_invalid_utf8(value) for value in listed]
             bad = [BadRecord(index, reason) for index, reason in enumerate(found) if reason is not None]
             good = [value for value, reason in zip(listed, found, strict=True) if reason is None]
-            text = pa.array(good, pa.binary()).cast(pa.string())
+            text = self._decoded(_binary(good))[0].column(0)
         return pa.record_batch([text], names=list(self.fields)), bad
 
 
@@ -221,6 +223,11 @@ def joined_column(column: pa.ChunkedArray) -> pa.Array:
     except pa.ArrowInvalid:  # more than offsets of 32 bits reach
         wide = _wide(column.type)
         return pa.concat_arrays([chunk.cast(wide) for chunk in column.chunks])
+
+
+def _binary(values: Values) -> pa.Array:
+    made = pa.array(values, pa.binary())
+    return joined_column(made) if isinstance(made, pa.ChunkedArray) else made
 
 
 def _wide(declared: pa.DataType) -> pa.DataType:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from framework.topology import Fields
-from spouts.codecs.codec import BulkCodec, Values, joined
+from spouts.codecs.codec import BulkCodec, Values, joined, joined_column
 from spouts.codecs.json_reasons import reason_of
 
 #: Arrow's JSON reader works best on blocks of this size. Longer records get larger blocks.
@@ -100,7 +100,7 @@ class ArrowJsonCodec(BulkCodec):
         for name in self._floats:
             if not all(map(_is_finite, table.column(name).chunks)):
                 raise ValueError(f"{name} is not a finite number")
-        return table.to_batches()[0]
+        return pa.RecordBatch.from_arrays([joined_column(column) for column in table.columns], names=table.schema.names)
 
 
 def _parts(values: Values) -> list[Values]:

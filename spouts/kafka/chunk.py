@@ -22,6 +22,9 @@ from spouts.codecs.codec import Values
 from spouts.kafka.format import METADATA_TYPES
 from spouts.kafka.partitions import TopicPartition
 
+#: The values and keys of this many bytes are decoded together: Arrow's offsets have 32 bits.
+PART_BYTES_MAX = 512 << 20
+
 Epochs = np.ndarray[Any, np.dtype[np.int32]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -90,6 +93,10 @@ class RecordChunk(ABC):
         runs = self.runs()
         return self.take(np.flatnonzero(np.repeat([run.tp != tp for run in runs], [run.rows for run in runs])))
 
+    def parts(self) -> Iterator[Self]:
+        """The records, in order, in chunks whose columns are not too long for Arrow."""
+        yield self
+
     def by_topic(self) -> Iterator[tuple[str, Self]]:
         """The records of each topic, in their order."""
         named, of = self._topics()
@@ -118,6 +125,16 @@ class MessageChunk(RecordChunk):
     @property
     def value_bytes(self) -> int:
         return sum(map(len, self.messages))
+
+    def parts(self) -> Iterator[MessageChunk]:
+        first = size = 0
+        for row, message in enumerate(self.messages):
+            its = len(message) + len(message.key() or b"")
+            if size + its > PART_BYTES_MAX and row > first:
+                yield MessageChunk(self.messages[first:row])
+                first, size = row, 0
+            size += its
+        yield self if first == 0 else MessageChunk(self.messages[first:])
 
     @property
     def sampled_ms(self) -> tuple[int, int] | None:

@@ -57,14 +57,16 @@ class RecordDecoder:
 
     def letters(self, chunk: RecordChunk, reason: str, topic_ids: Mapping[str, str | None]) -> Iterator[pa.RecordBatch]:
         """These records as dead letters, all for one reason, where dead letters are wanted."""
-        for its, part in self._by_stream(chunk):
+        for its, of_stream in self._by_stream(chunk):
             if its.on_bad_record is OnBadRecord.DEAD_LETTER:
-                yield dead_letters("value", part, [reason] * len(part), topic_ids)
+                for part in of_stream.parts():
+                    yield dead_letters("value", part, [reason] * len(part), topic_ids)
 
     def decode(self, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
         """Yields, for each stream, the records that could not be decoded first, then the others."""
-        for its, part in self._by_stream(chunk):
-            yield from _decoded(its, part, topic_ids)
+        for its, of_stream in self._by_stream(chunk):
+            for part in of_stream.parts():
+                yield from _decoded(its, part, topic_ids)
 
     def _by_stream(self, chunk: C) -> Iterator[tuple[StreamFormat, C]]:
         if self._streams.one is not None:

@@ -22,6 +22,7 @@ from framework.core.bolt_task import Inbox
 from framework.core.component_task import EDGE, ROOTS
 from framework.core.outcome import Outcome
 from framework.core.rounds import Counts
+from framework.execution import collector
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.values import KINDS, Breaks, Lies
 
@@ -170,6 +171,7 @@ def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spout_task, "ROUND_SPOUT_S", math.inf)
     monkeypatch.setattr(component_task, "BUFFERED_ROWS_MAX", 5)
     monkeypatch.setattr(basic_collector, "BUFFERED_ROWS_MAX", 5)
+    monkeypatch.setattr(collector, "BATCH_BYTES_MAX", 24)  # three numbers
 
 
 @pytest.fixture

@@ -167,3 +167,45 @@ def test_a_committer_emits_after_it_was_pickled_with_its_collector() -> None:
     restored.flush()
     assert sent.batches == [("default", [{"word": "a", "n": 1}, {"word": "b", "n": 2}, {"word": "c", "n": 3}], None)]
     assert len(first.batches) == 1  # the original has sent nothing more
+
+
+class Batches:
+    """The sizes of the batches that a collector has sent, and all rows."""
+
+    def __init__(self, made: TaskCollector) -> None:
+        self.sizes: list[int] = []
+        self.words: list[Any] = []
+        made.sink = self
+
+    def __call__(self, stream: str, batch: pa.RecordBatch, task: int | None) -> None:
+        batch.validate(full=True)
+        self.sizes.append(batch.num_rows)
+        self.words += batch.column(0).to_pylist()
+
+
+@pytest.mark.parametrize("declared", [pa.string(), None])
+def test_wide_rows_leave_in_several_batches(declared: pa.DataType | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework.execution.collector.BATCH_BYTES_MAX", 10_000)
+    made = collector({"default": Fields.of({"word": declared})})
+    sent = Batches(made)
+    words = [f"{number}" * 300 for number in range(10, 60)] + ["w" * 20_000, "end"]
+    for each in words:
+        made.emit([each])
+    made.flush()
+    made.emit_arrow(pa.record_batch([pa.array(words)], ["word"]))
+    assert sent.words == words * 2
+    assert made.emitted == len(words) * 2
+    assert len(sent.sizes) > 8
+    assert sent.sizes.count(1) >= 2  # a row alone may be wider
+
+
+@pytest.mark.slow  # some gigabytes
+def test_rows_that_are_wider_together_than_an_array_can_be_leave_in_several_batches() -> None:
+    made = collector({"default": Fields(word=str, words=pa.list_(pa.string()))})
+    rows: list[int] = []
+    made.sink = lambda stream, batch, task: rows.append(batch.num_rows)
+    wide = "x" * 300_000
+    for _ in range(BUFFERED_ROWS_MAX):
+        made.emit([wide, [wide]])
+    assert sum(rows) == BUFFERED_ROWS_MAX
+    assert len(rows) >= 16

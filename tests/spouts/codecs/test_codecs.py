@@ -6,6 +6,7 @@ import datetime
 import json
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from framework import Fields
 from framework.errors import TopologyError
 from spouts import BadRecord, BytesCodec, Codec, JsonCodec, TextCodec, UndecodableValueError
-from spouts.codecs.codec import Values
+from spouts.codecs.codec import Values, joined
 
 CODEC = JsonCodec(Fields(word=str, amount=int, share=float, ok=bool))
 GOOD = b'{"word":"a","amount":1,"share":0.5,"ok":true}'
@@ -194,3 +195,42 @@ def test_a_nested_number_that_is_not_finite_is_an_error_too(value: bytes, name: 
     codec = JsonCodec(pa.schema({**fields, "w": pa.list_(pa.struct([("x", pa.float32())]))}))
     _, bad = codec.decode_good([b"{}", value])
     assert [each.reason for each in bad] == ([f"{name} is not a finite number"] if name is not None else [])
+
+
+def test_columns_that_are_longer_together_than_an_array_can_be_are_joined_into_a_wider_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def overflowing(arrays: list[pa.Array]) -> pa.Array:
+        if any(each.type in (pa.string(), pa.list_(pa.string())) for each in arrays):
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return concat_arrays(arrays)
+
+    concat_arrays = pa.concat_arrays
+    monkeypatch.setattr(pa, "concat_arrays", overflowing)
+    batch = pa.record_batch([pa.array(["a", None]), pa.array([["b"], None]), pa.array([1, 2])], names=["w", "l", "n"])
+    whole = joined([batch, batch])
+    assert whole.schema.types == [pa.large_string(), pa.large_list(pa.large_string()), pa.int64()]
+    assert whole.to_pylist() == batch.to_pylist() * 2
+
+
+@pytest.mark.slow  # some gigabytes
+@pytest.mark.parametrize(
+    "codec", [JsonCodec(Fields(v=str)), JsonCodec(pa.schema([("v", pa.large_string())])), TextCodec("v")]
+)
+def test_values_of_more_than_2_gib_together_are_all_decoded(codec: Codec) -> None:
+    value = b'{"v": "%s"}' % (b"x" * 50_000)
+    batch, bad = codec.decode_good([value] * 45_000)
+    assert (batch.num_rows, bad) == (45_000, [])
+    assert pc.sum(pc.binary_length(batch.column(0))).as_py() > 2**31
+    assert codec.decode([value] * 45_000).num_rows == 45_000
+
+
+def test_chunks_of_json_are_read_as_one() -> None:
+    codec = JsonCodec(Fields(word=str, amount=int, share=float, at=datetime.datetime))
+    values = [b'{"word": "a"}', b"{", b'{"share": "NaN"}', b'{"at": "x"}', None, b'{"amount": 1}']
+    expected, expected_bad = codec.decode_good(values)
+    chunked = pa.chunked_array([pa.array(values[:2]), pa.array(values[2:3]), pa.array(values[3:])])
+    batch, bad = codec._decoded(chunked, only_first=False)
+    assert repr(batch.to_pylist()) == repr(expected.to_pylist())
+    assert bad == expected_bad
+    assert codec._decoded(chunked, only_first=True)[1][0] == expected_bad[0]

@@ -26,6 +26,9 @@ from spouts import (
     TopicStream,
 )
 from spouts.codecs.bad_records import BadRecordShares
+from spouts.kafka import chunk
+from spouts.kafka.decoding import RecordDecoder
+from spouts.kafka.streams import checked_streams
 from tests.kit.avro import encoded, framed
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.plans import Plan
@@ -299,3 +302,38 @@ def test_a_core_spout_emits_each_topic_on_its_stream_and_its_dead_letters(shop: 
     (letter,) = seen(f"{name}-{DEAD_LETTER_STREAM}").executed
     assert (letter[3], letter[1], letter[2]) == (shop.payments, 1, 5)
     run.rounds.close()
+
+
+class _Message:
+    """What a chunk asks of a message of confluent-kafka."""
+
+    def __init__(self, offset: int, value: bytes | None, key: bytes | None = None) -> None:
+        self._offset, self._value, self._key = offset, value, key
+
+    def __len__(self) -> int:
+        return len(self._value or b"")
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def key(self) -> bytes | None:
+        return self._key
+
+
+def test_messages_that_are_too_long_together_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk, "PART_BYTES_MAX", 100)
+    values = [order(number) for number in range(20)] + [None, b'{"customer": "%s"}' % (b"c" * 300), b"bad", order(20)]
+    messages = [_Message(offset, value, b"key") for offset, value in enumerate(values)]
+    whole = chunk.MessageChunk(messages)  # type: ignore[arg-type]
+    parts = list(whole.parts())
+    assert [each for part in parts for each in part.messages] == messages
+    assert all(part.value_bytes <= 100 or len(part) == 1 for part in parts)
+    assert next(chunk.MessageChunk(messages[:1]).parts()).messages == messages[:1]  # type: ignore[arg-type]
+    assert [len(each) for each in chunk.MessageChunk([]).parts()] == [0]
+    streams = checked_streams(
+        None, codec=JsonCodec(ORDER), key_codec=None, header_codecs=None, metadata=(), on_bad_record="skip"
+    )
+    decoded = list(RecordDecoder(streams).decode(whole, {}))
+    rows = [row for each in decoded if each.rows is not None for row in each.rows.to_pylist()]
+    assert [row["number"] for row in rows] == [*range(20), None, None, 20]
+    assert sum(len(each.chunk) for each in decoded if each.letters) == 1
