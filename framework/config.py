@@ -368,7 +368,7 @@ class Config(BaseModel):
         if path is not None:
             try:
                 values.update(
-                    flatten(tomllib.loads(local_path(path, "configuration file").read_text(encoding="utf-8")))
+                    flatten(tomllib.loads(local_path(path, "configuration file").read_text(encoding="utf-8-sig")))
                 )
             except FileNotFoundError:
                 raise ConfigError(f"{path}: no such configuration file") from None

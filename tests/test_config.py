@@ -121,6 +121,12 @@ def test_toml_tables_become_dotted_keys_and_overrides_win(tmp_path: Path) -> Non
     assert dict(config.spark) == {"spark.ui.enabled": "true"}
 
 
+def test_a_byte_order_mark_as_editors_on_windows_write_it_is_no_part_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("topology.max.spout.pending = 4\n", encoding="utf-8-sig")
+    assert Config.load(file).max_spout_pending == 4
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "no such configuration file"), ("a = ", "run.toml: "), (b"\xff", "run.toml: ")]
 )

@@ -154,7 +154,7 @@ def read_sample(topology: Topology, path: Path) -> Sample:
     the stream. Raises ``ConfigError`` naming the line that does not fit."""
     local_path(path, "sample")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise ConfigError(f"the file {path} does not exist") from None
     if path.suffix == ".csv":

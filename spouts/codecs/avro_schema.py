@@ -64,7 +64,7 @@ def loaded(schema: Schema | Path) -> Schema:
     ``TopologyError`` if it cannot be read."""
     try:
         if isinstance(schema, Path) or (isinstance(schema, str) and schema.endswith(".avsc")):
-            schema = local_path(schema, "Avro schema").read_text(encoding="utf-8")
+            schema = local_path(schema, "Avro schema").read_text(encoding="utf-8-sig")
         if isinstance(schema, str) and schema.lstrip()[:1] in ("{", "[", '"'):
             document: Schema = json.loads(schema)
             return document

@@ -34,7 +34,7 @@ def schema_of_json_schema(schema: Mapping[str, Any] | str | Path) -> pa.Schema:
 def _loaded(schema: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     try:
         if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith("{")):
-            schema = local_path(schema, "JSON Schema").read_text(encoding="utf-8")
+            schema = local_path(schema, "JSON Schema").read_text(encoding="utf-8-sig")
         document = json.loads(schema) if isinstance(schema, str) else schema
     except (OSError, ValueError) as error:
         raise TopologyError(f"JSON Schema cannot be read: {error}") from error
