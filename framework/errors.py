@@ -5,6 +5,7 @@
     RatchetError
     ├── ConfigError            fix the configuration; nothing was started
     ├── TopologyError          fix the topology; raised by build() or submit()
+    │   └── UnknownFieldError      no tuple has the field that a bolt asks for; correct its name
     ├── FailedException        the batch is replayed (a bolt may raise it to ask for that)
     ├── RetryableError         a server did not answer; the batch is replayed
     │   ├── MovedOnError           a row has changed since; ask for a later transaction
@@ -30,6 +31,13 @@ class ConfigError(RatchetError):
 
 class TopologyError(RatchetError):
     """The topology cannot be built or run as it is written."""
+
+
+class UnknownFieldError(TopologyError, KeyError, IndexError):
+    """A tuple is asked for a field, by name or by position, that no tuple of its stream has. It is
+    a ``KeyError`` and an ``IndexError``, as of a dictionary and of a list."""
+
+    __str__ = Exception.__str__  # that of KeyError quotes the message
 
 
 class FailedException(RatchetError):
@@ -91,14 +99,16 @@ class BadRecordError(RatchetError):
     """A record of the source cannot be decoded, or a state or sink cannot store a value.
 
     ``about``: the beginning of the record, for the user's eyes; it is in no log and no document.
+    ``advice``: what can be done about it, where the message does not say so.
     """
 
-    def __init__(self, message: str, about: str = "") -> None:
+    def __init__(self, message: str, about: str = "", advice: str = "") -> None:
         super().__init__(message)
         self.about = about
+        self.advice = advice
 
-    def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str]]:
-        return (type(self), (str(self), self.about))
+    def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str, str]]:
+        return (type(self), (str(self), self.about, self.advice))
 
 
 class InvariantViolation(RatchetError):

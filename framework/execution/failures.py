@@ -22,13 +22,14 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
     TopologyError,
+    UnknownFieldError,
 )
 
 #: The exceptions caught from user code. ``sys.exit()`` and a cancelled coroutine fail the call that
 #: they end; they end no process of Ratchet.
 USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 #: Errors that no repetition can repair.
-FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation)
+FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation, UnknownFieldError)
 
 
 class FailureKind(Enum):
@@ -62,6 +63,7 @@ class TaskFailure:
     epoch: int | None = None
     error: str = ""  # the class of the error
     where: str = ""  # the user's own file, line and code
+    advice: str = ""  # what to do next
     about: str = ""  # the tuple that was executed, shortened; for the user's eyes, never for a log
 
     @classmethod
@@ -78,6 +80,7 @@ class TaskFailure:
             epoch=getattr(error, "epoch", None),
             error=type(error).__name__,
             where=users_line(error) if kind in (FailureKind.ERROR, FailureKind.FATAL) else "",
+            advice=getattr(error, "advice", ""),
             about=about or getattr(error, "about", ""),
         )
 
@@ -88,8 +91,8 @@ class TaskFailure:
             shown.append(f"  at {self.where}")
         if self.about:
             shown.append(f"  with {self.about}")
-        if self.error == BadRecordError.__name__ and not self.where:
-            shown.append("  next: mend the record's source, or give the spout on_bad_record='dead_letter' or 'skip'")
+        if self.advice:
+            shown.append(f"  next: {self.advice}")
         return shown
 
     def __str__(self) -> str:
@@ -123,6 +126,8 @@ def is_users_file(file: str) -> bool:
     executor of a cluster it may be in the archive of code that the driver sent."""
     if _ARCHIVE.match(file):
         return _ARCHIVE.sub("", file).split("/")[0] not in _OURS
+    if file.endswith((".pyx", ".pxi")):
+        return False  # of a compiled library, which names its sources and not where they are
     return not file.startswith(_NOT_USERS) and "site-packages" not in file and "dist-packages" not in file
 
 
@@ -148,4 +153,9 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
 
 def kind_of(error: BaseException) -> FailureKind:
     """What the driver of a transactional topology does about an error."""
+    if isinstance(error, KeyError) and _NO_COLUMN.match(str(error)):
+        return FailureKind.FATAL  # Arrow's, of a column that no batch of the stream has
     return next((kind for errors, kind in _KINDS if isinstance(error, errors)), FailureKind.ERROR)
+
+
+_NO_COLUMN = re.compile("""'(Field ".*"|Column .*) does not exist in schema'$""")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from framework.errors import UnknownFieldError
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.fields import Fields
 
@@ -62,12 +64,17 @@ class Tuple:
                 return self.values[self.fields.position(key)]
             if key == "id" and self._attempt is not None:
                 return self._attempt
-            raise KeyError(f"no field {key!r} in {self.fields} of {self.source_component!r}")
-        if self._attempt is None:
-            return self.values[key]
-        if key == 0:
+            near = difflib.get_close_matches(key, self.fields.names, n=1)
+            hint = f"; perhaps {near[0]!r} is meant" if near else ""
+            raise UnknownFieldError(f"no field {key!r} in {self.fields} of {self.source_component!r}{hint}")
+        if key == 0 and self._attempt is not None:
             return self._attempt
-        return self.values[key - 1 if key > 0 else key]
+        try:
+            return self.values[key - 1 if self._attempt is not None and key > 0 else key]
+        except IndexError:
+            raise UnknownFieldError(
+                f"no field at position {key} in {self.fields} of {self.source_component!r}; positions end at {len(self) - 1}"
+            ) from None
 
     def __len__(self) -> int:
         return len(self.values) + (self._attempt is not None)

@@ -111,9 +111,11 @@ def _decoded_or_failed(what: str, codec: Codec, raw: Values | pa.BinaryArray, ch
         raise BadRecordError(
             f"topic {topic!r}, partition {partition}, offset {offset}: {_reason(what, error.reason)}",
             about="" if value is None else f"value {value[:_SHOWN_BYTES]!r}",
+            advice=_ADVICE,
         ) from error
 
 
+_ADVICE = "mend the record's source, or give the spout on_bad_record='dead_letter' or 'skip'"
 #: How much of a record that cannot be decoded is shown.
 _SHOWN_BYTES = 80
 

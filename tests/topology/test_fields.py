@@ -11,7 +11,7 @@ import pytest
 
 from framework import Fields, TransactionAttempt, Tuple
 from framework.core.component_task import anchored_class
-from framework.errors import TopologyError
+from framework.errors import TopologyError, UnknownFieldError
 from framework.topology import CommitFence
 from framework.topology.tuples import tuple_class
 
@@ -83,11 +83,15 @@ def test_tuple_by_name_by_position_and_as_values(make: Callable[..., Tuple]) -> 
     assert repr(tup) == "Tuple(3:1, word='dog', count=2)"
     assert not tup.is_tick
     assert (tup[-2], tup[True]) == ("dog", "dog")
-    with pytest.raises(KeyError, match="no field 'nope' in .* of 'spout'"):
-        tup["nope"]
+    with pytest.raises(KeyError, match=r"^no field 'wrod' in .* of 'spout'; perhaps 'word' is meant"):
+        tup["wrod"]
     for position in (3, -3):
-        with pytest.raises(IndexError):
+        with pytest.raises(
+            IndexError, match=rf"^no field at position {position} in .* of 'spout'; positions end at 2$"
+        ):
             tup[position]
+    with pytest.raises(UnknownFieldError):
+        tup["nope"]
     with pytest.raises(TypeError):
         tup[1:2]  # type: ignore[index]
 
