@@ -52,6 +52,16 @@ def test_readme_configuration_is_valid() -> None:
     assert config.app["app.kafka"] == "broker1:9092,broker2:9092"
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/start/index.md", "docs/deployment.md"])
+def test_a_page_names_the_first_and_the_last_python_that_the_package_takes(page: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"^Programming Language :: Python :: 3\.(\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    first, last = int(named[0]), int(named[-1])
+    assert list(map(int, named)) == list(range(first, last + 1))
+    assert project["requires-python"] == f">=3.{first},<3.{last + 1}"
+    assert {f"3.{first}", f"3.{last}"} <= set(re.findall(r"3\.\d+", (ROOT / page).read_text()))
+
+
 def test_the_code_of_the_page_on_reading_kafka_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for code in blocks("python", "docs/kafka.md"):

@@ -23,7 +23,7 @@ from tests.kit.processes import ROOT
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.kills, pytest.mark.slow]
 
 #: As pyproject.toml says: those of them that this machine has are tried.
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Prints why this environment cannot read natively; None if it can.
 NATIVE = "from spouts.kafka.native_session import why_not_native; print(why_not_native())"
 
