@@ -15,10 +15,11 @@ import copy
 import os
 import select
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,9 +32,11 @@ from framework.errors import (
     CorruptStateError,
     RetryableError,
 )
-from framework.topology import REBUILT, Fields, Reach
+from framework.topology import REBUILT, Fields, Header, Reach, Stamp, ValueType
 from framework.topology.canonical import NAN, python_values
-from sinks.backends.backend import Key, MapBackend
+from sinks.aggregates import Aggregate
+from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backends.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
 from sinks.backends.sql import SqlBackend, Upsert
 from sinks.backends.sql_schema import HEADERS_TABLE, Dialect, identifier, qualified
 from sinks.plain_values import check_storable
@@ -46,8 +49,11 @@ try:
 except ImportError as error:  # an extra
     raise ConfigError("PostgresBackend needs the package psycopg: pip install 'ratchet-pipelines[postgres]'") from error
 
+T = TypeVar("T")
+
 _ADDRESS = "the address of a PostgresBackend"
-#: How long an idle sql_txn may hold the header, and how long another one waits for the lock.
+#: How long an idle sql_txn may hold the header, and how long another one waits for the lock (at
+#: most half of the time that the server allows for a statement).
 IDLE_TIMEOUT_MS = 10_000
 LOCK_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_S = 10
@@ -74,7 +80,7 @@ _READ_ONLY = "25006"
 #: connections, serialization and deadlocks, resources, locks, timeouts and restarts, the disk, and
 #: a table that another client has just created.
 _PASSING = (
-    *("08", "40", "53", "55006", "55P03", "25P03", "25P04", "57014", "57P01", "57P02", "57P03", "57P05"),
+    *("08", "40", "53", "55006", "55P03", "25P03", "57P01", "57P02", "57P03", "57P05"),
     *("58000", "58030", "42P07"),
     _READ_ONLY,
 )
@@ -284,12 +290,14 @@ def _begin() -> str:
     return (
         "BEGIN ISOLATION LEVEL READ COMMITTED; "
         f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT_MS}', true), "
-        f"set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true), "
+        f"set_config('lock_timeout', least({LOCK_TIMEOUT_MS}, nullif(floor(extract(epoch FROM "
+        "current_setting('statement_timeout')::interval) * 500), 0)::int)::text, true), "
         "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
     )
 
 
 _connections = _Connections()
+_size = StatementSize(_STATEMENT_ROWS)
 
 
 class PostgresBackend(SqlBackend):
@@ -364,6 +372,56 @@ class PostgresBackend(SqlBackend):
 
     def close(self) -> None:
         _connections.close(self._dsn)
+
+    # --- in statements that the server allows -----------------------------------------------------
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        self._within_limits("header", 1, partial(super().raise_header, expected, new))
+
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        return self._within_limits("get", len(keys), partial(super().multi_get, keys))
+
+    def multi_put(
+        self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        self._within_limits("put", 1, partial(super().multi_put, header, keys, expected_stamps, rows))
+
+    def apply(
+        self,
+        header: Header,
+        writer: str,
+        value_type: ValueType,
+        deltas: pa.Table,
+        aggregates: Mapping[str, Aggregate],
+        *,
+        want_values: bool,
+    ) -> pa.Table | None:
+        do = partial(super().apply, header, writer, value_type, deltas, aggregates, want_values=want_values)
+        return self._within_limits("apply", deltas.num_rows, do)
+
+    def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:
+        return self._within_limits("change", 1, partial(super()._changed_under, header, statement, parameters))
+
+    def _within_limits(self, work: str, rows: int, do: Callable[[], T]) -> T:
+        """Do something, and repeat it with fewer rows per statement when a limit of the server has
+        ended it."""
+        name = f"{work} {self._table}"
+        while True:
+            try:
+                done = do()
+            except LimitReached as error:
+                if self._pinned is not None:
+                    raise
+                with self._connected() as connection:
+                    limit = limit_of(connection, error)
+                if limit is None:  # somebody has cancelled the statement
+                    raise
+                if _size.halve(self._dsn, rows, error):
+                    continue
+                text = f"{error}; {limit}"
+                raise (ConfigError if _size.failed(self._dsn, name) else RetryableError)(text) from error
+            _size.succeeded(self._dsn, name)
+            return done
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -567,8 +625,9 @@ class PostgresBackend(SqlBackend):
         kinds = dict(self.shape.columns)
         arrays = ", ".join(f"%s::{kinds[name]}[]" for name in self.shape.key)
         query = f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))"
-        for start in range(0, len(keys), _STATEMENT_ROWS):
-            columns = [_array_of(column) for column in zip(*keys[start : start + _STATEMENT_ROWS], strict=True)]
+        rows = _size.rows(self._dsn)
+        for start in range(0, len(keys), rows):
+            columns = [_array_of(column) for column in zip(*keys[start : start + rows], strict=True)]
             yield from self._fetched(connection, query, columns)
 
     def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -580,10 +639,14 @@ class PostgresBackend(SqlBackend):
         kinds = dict(self.shape.columns)
         arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in deltas.column_names)
         statement, changed = upsert.into(self.shape, f"(SELECT {arrays}) AS _given"), 0
-        for start in range(0, deltas.num_rows, rows := _rows_per_statement(deltas)):
+        for start in range(0, deltas.num_rows, rows := self._rows_per_statement(deltas)):
             columns = deltas.slice(start, rows).columns
             changed += connection.execute(statement, (*stamp, *map(self._array, columns))).rowcount
         return changed
+
+    def _rows_per_statement(self, deltas: pa.Table) -> int:
+        fitting: int = deltas.num_rows * _STATEMENT_BYTES // max(deltas.nbytes, 1)
+        return max(min(fitting, _size.rows(self._dsn)), 1)
 
     def _array(self, column: pa.ChunkedArray) -> str:
         """The column as the text of an array. Arrow makes those of large batches, and Python those
@@ -639,6 +702,8 @@ class PostgresBackend(SqlBackend):
         state = error.sqlstate or ""
         if _STATEMENT_POOLING in text:
             return ConfigError(f"{text}; the pooler must keep a session for a transaction: set pool_mode = transaction")
+        if state in SETTINGS:
+            return reached(text, state)
         if state.startswith(_PASSING) or (state == "23505" and self._created_by_another(error)):
             return RetryableError(text)
         if state.startswith(_VALUES) or isinstance(error, psycopg.DataError):
@@ -667,11 +732,6 @@ def _without_secrets(error: Exception, dsn: str) -> str:
 
 def _line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]
-
-
-def _rows_per_statement(deltas: pa.Table) -> int:
-    fitting: int = deltas.num_rows * _STATEMENT_BYTES // max(deltas.nbytes, 1)
-    return max(min(fitting, _STATEMENT_ROWS), 1)
 
 
 def _array_of(values: Iterable[Any]) -> str:

@@ -30,6 +30,7 @@ from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
 from sinks.backends import postgres as postgres_module
+from sinks.backends.postgres_limits import LimitReached
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -335,13 +336,14 @@ def test_keys_that_the_database_takes_for_equal_are_a_bad_record(
         state.apply(TransactionAttempt(1, 1), deltas, {"n": Max("n")}, want_values=False)
 
 
-PASSING = {"08006", "08P01", "40001", "40P01", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P03", "58030"}
+PASSING = {"08006", "08P01", "40001", "40P01", "53100", "53200", "53300", "55P03", "57P01", "57P03", "58030"}
 
 
 @pytest.mark.parametrize(
     ("kind", "states"),
     [
         (RetryableError, PASSING | {"25006", "25P03", "42P07"}),
+        (LimitReached, {"25P04", "53400", "57014"}),
         (BadRecordError, {"21000", "22003", "22021", "23502", "23514", "23505", "54000", "54011"}),
         (ConfigError, {"0A000", "28P01", "42703", "42P01", "42501", "3D000", "57P04", "XX000", "P0001"}),
         (CorruptStateError, {"XX001", "XX002"}),
