@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
 from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
+from integration.folders import open_folder
 from integration.hosts import CHOICES, CONTAINERS, VARIABLE, chosen
 from tests.kit import class_archives
 from tests.kit.spark import CLUSTER, SparkMasters
@@ -130,6 +131,13 @@ def servers(ratchet_servers: EmbeddedServers | ExternalServers) -> EmbeddedServe
 def postgres(ratchet_postgres: PostgresServer | ExternalPostgres) -> PostgresServer | ExternalPostgres:
     """A database server that no test stops or kills."""
     return ratchet_postgres
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A database server of the test's own."""
+    with open_folder() as folder, PostgresServer(folder / "postgres") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Errors of Redis servers by what becomes of them, for states and sinks."""
+"""What becomes of the errors of Redis servers, and what these tell of themselves."""
 
 from __future__ import annotations
 
@@ -38,3 +38,24 @@ def leave_replica(client: Any, error: redis.exceptions.RedisError) -> None:
     if isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in str(error):
         with suppress(redis.exceptions.RedisError):
             client.connection_pool.disconnect(inuse_connections=False)
+
+
+def server_information(client: Any) -> dict[str, Any] | None:
+    """What the server tells of its role, memory and persistence. None if the user may not ask, as
+    in some managed services."""
+    try:
+        found: dict[str, Any] = client.info("everything")
+    except redis.exceptions.ResponseError as error:
+        if passes(error):
+            raise
+        return None
+    return found
+
+
+def evicts(information: dict[str, Any]) -> str:
+    """How the server may evict keys that never expire, as ours, with what to do; empty if it does
+    not."""
+    policy, most = information.get("maxmemory_policy", "noeviction"), information.get("maxmemory", 0)
+    if not most or policy == "noeviction" or policy.startswith("volatile-"):
+        return ""
+    return f"the server evicts keys ({policy}) beyond {most} bytes; set maxmemory-policy to noeviction"

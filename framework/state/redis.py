@@ -26,10 +26,10 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from framework.clients.redis import leave_replica, passes
+from framework.clients.redis import evicts, leave_replica, passes, server_information
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.logs import get_logger
 from framework.state.layers import Changes, LayeredState
@@ -145,8 +145,7 @@ class RedisKeyValueStateProvider(StateProvider):
         try:
             client = self._client(settings)
             client.ping()
-            with suppress(redis.ResponseError):  # the user may not be allowed to ask
-                _refuse_losses(client, f"Redis at {pool.host}:{pool.port}")
+            _refuse_losses(client, f"Redis at {pool.host}:{pool.port}")
         except redis.AuthenticationError as error:
             raise ConfigError(f"Redis at {pool.host}:{pool.port} lets this user not in: {error}") from None
         except redis.RedisError as error:
@@ -191,15 +190,15 @@ class RedisKeyValueStateProvider(StateProvider):
 def _refuse_losses(client: redis.Redis, where: str) -> None:
     """Raise ``ConfigError`` for a server that could lose state unnoticed. Log a warning for one
     that can lose state in a crash: that is noticed by the record of checkpoints."""
-    found: dict[str, Any] = client.info("everything")
+    found = server_information(client)
+    if found is None:
+        reason = "the user may not ask whether it is a replica or evicts keys; allow INFO if the service can"
+        _log.warning("state.may_lose_writes", server=where, reason=reason)
+        return
     if found.get("role", "master") != "master":
         raise ConfigError(f"{where} cannot keep state: it is a replica; give the address of the primary")
-    policy = found.get("maxmemory_policy", "noeviction")
-    if found.get("maxmemory", 0) and policy != "noeviction":
-        raise ConfigError(
-            f"{where} could lose state: it evicts keys ({policy}) beyond {found['maxmemory']} bytes; set maxmemory-policy to "
-            "noeviction"
-        )
+    if eviction := evicts(found):
+        raise ConfigError(f"{where} could lose state: {eviction}")
     if not found.get("aof_enabled"):
         reason = "the server has no append-only file: after a crash of it the topology stops; set appendonly yes"
         _log.warning("state.may_lose_writes", server=where, reason=reason)

@@ -37,6 +37,7 @@ from framework.topology.canonical import NAN, python_values
 from sinks.aggregates import Aggregate
 from sinks.backends.backend import Key, MapBackend, Row
 from sinks.backends.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
+from sinks.backends.postgres_server import identity, losses
 from sinks.backends.sql import SqlBackend, Upsert
 from sinks.backends.sql_schema import HEADERS_TABLE, Dialect, identifier, qualified
 from sinks.plain_values import check_storable
@@ -134,15 +135,6 @@ _PLAIN = (
 )
 
 
-#: The identity of the store: the database cluster, its timeline, and the start time of the server.
-#: It changes after a restore, after the promotion of a standby, and after a restart (which may have
-#: used a copy of the files).
-_SERVER = (
-    "(SELECT system_identifier FROM pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || '/' || "
-    "extract(epoch FROM pg_postmaster_start_time())"
-)
-
-
 #: The statements that take from a table, once it is called ``name``, all rights that its users
 #: have. Parameters: rebuilt, name.
 _REVOKED = """
@@ -206,11 +198,12 @@ class _UtcLoader(TimestamptzBinaryLoader):
 
 
 class _Connections:
-    """The idle connections of this process, and the first schema of the search path, by address."""
+    """The idle connections of this process, and what it knows of the servers, by address."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[psycopg.Connection[Any]]] = {}
         self._homes: dict[str, str] = {}
+        self._identities: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
 
@@ -254,6 +247,11 @@ class _Connections:
                 raise ConfigError(f"{reason} cannot be used: name a schema, as in PostgresBackend(..., schema=...)")
             self._homes[dsn] = found
         return self._homes[dsn]
+
+    def identity(self, dsn: str, connection: psycopg.Connection[Any]) -> tuple[str, str]:
+        if dsn not in self._identities:
+            self._identities[dsn] = identity(connection)
+        return self._identities[dsn]
 
 
 def _connect(dsn: str) -> psycopg.Connection[Any]:
@@ -497,34 +495,16 @@ class PostgresBackend(SqlBackend):
                 f"{self.location} cannot be written: the server is {'a standby' if standby else 'read-only'}; give the "
                 "address of the primary"
             )
-        self._warn_of_losses(connection)
+        untold = _connections.identity(self._dsn, connection)[1]
+        names = {table: qualified(self._home, table) for table in (self._table, HEADERS_TABLE)}
+        for reason, advice in losses(connection, names, untold):
+            self._may_lose_writes(reason, advice)
         for table in (*([self._table] if exists else []), HEADERS_TABLE):
             for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
                 query = "SELECT has_table_privilege(to_regclass(%s), %s)"
                 (granted,) = connection.execute(query, (qualified(self._home, table), right)).fetchone()
                 if granted is False:
                     raise self._may_not(f"{right} on table {table}")
-
-    def _warn_of_losses(self, connection: Any) -> None:
-        """Log the settings with which the server can lose committed data."""
-        settings = {
-            setting: connection.execute("SELECT current_setting(%s)", (setting,)).fetchone()[0]
-            for setting in ("fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names")
-        }
-        for setting in ("fsync", "full_page_writes"):
-            if settings[setting] == "off":
-                self._may_lose_writes(f"{setting} is off", f"set {setting} = on")
-        (followers,) = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone()
-        if followers and (not settings["synchronous_standby_names"] or settings["synchronous_commit"] == "local"):
-            self._may_lose_writes(
-                f"{followers} standby{'s' if followers > 1 else ''} may follow later than a commit is acknowledged",
-                "set synchronous_standby_names, and synchronous_commit = on",
-            )
-        for table in (self._table, HEADERS_TABLE):
-            query = "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass(%s)"
-            name = qualified(self._home, table)
-            if connection.execute(query, (name,)).fetchone() == (True,):
-                self._may_lose_writes(f"table {table} is unlogged", f"ALTER TABLE {name} SET LOGGED")
 
     def _create_headers(self, connection: Any) -> None:
         if connection.execute("SELECT to_regclass(%s)", (self._headers.name,)).fetchone()[0] is None:
@@ -665,7 +645,7 @@ class PostgresBackend(SqlBackend):
             raise
 
     def _store(self, connection: Any) -> str:
-        return _SERVER
+        return _connections.identity(self._dsn, connection)[0]
 
     def _end_stuck_writers(self, connection: Any) -> None:
         """End the sessions that hold the header and send nothing.

@@ -35,7 +35,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.clients.redis import leave_replica, passes
+from framework.clients.redis import evicts, leave_replica, passes, server_information
 from framework.config import resolved_address
 from framework.errors import (
     BadRecordError,
@@ -85,12 +85,20 @@ local function counted()
 end
 """
 
+# What the server tells of itself, if the user may ask.
+_INFO = """
+local function info(section)
+  local found = redis.pcall('INFO', section)
+  return type(found) == 'string' and found or ''
+end
+"""
+
 # KEYS: header, rows, touched, deleted, count. ARGV: header expected, number of rows, number of
 # tombstones, header under which they are written, header afterwards ("" for both: the one
 # expected); then for each row its key, the expected beginning of its stored text ("" for no row),
 # and its new text. Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key
 # refused. What a script has written before an error stays: so the header is opened before any row.
-_PUT = f"""{_COUNTED}
+_PUT = f"""{_COUNTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
 if lost then return lost end
@@ -109,7 +117,7 @@ for start = 0, count - 1, 2000 do
   end
 end
 if ARGV[4] ~= '' then
-  if string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) then
+  if string.find(info('replication'), 'role:slave', 1, true) then
     return redis.error_reply('READONLY it follows another server')
   end
   redis.call('SET', KEYS[1], ARGV[4])
@@ -135,15 +143,15 @@ return {{1}}
 # another transaction, the identity that this server must have ("" for any). Returns as _PUT, with
 # two additions: 1 comes with the identity of the server, and -2 means another server. A server gets
 # a new run id when it starts, and a new replication id when it takes the data of another server or
-# stops following one.
-_RAISE = f"""{_COUNTED}
+# stops following one. Where the user may not ask (INFO), the identity is empty.
+_RAISE = f"""{_COUNTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
 if lost then return lost end
-local links = redis.call('INFO', 'replication')
+local links = info('replication')
 if string.find(links, 'role:slave', 1, true) then return redis.error_reply('READONLY it follows another server') end
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-local server = (run or '') .. '/' .. (string.match(links, 'master_replid:(%w+)') or '')
+local run, replication = string.match(info('server'), 'run_id:(%w+)'), string.match(links, 'master_replid:(%w+)')
+local server = (run or replication) and (run or '') .. '/' .. (replication or '') or ''
 if ARGV[4] ~= '' and ARGV[4] ~= server then return {{-2}} end
 redis.call('SET', KEYS[1], ARGV[2])
 if ARGV[3] == '1' then redis.call('UNLINK', KEYS[3]) end
@@ -399,18 +407,21 @@ class RedisBackend(MapBackend):
     def _probe(self) -> None:
         """Fail here, before the first batch, on what would fail in it."""
         client = _clients.get(self._url)
-        role, memory = client.info("replication"), client.info("memory")
-        if role.get("role") != "master":
+        found = server_information(client)
+        if found is None:
+            self._may_lose_writes(
+                "the user may not ask the server whether it is a replica, evicts keys, or was replaced by another one",
+                "allow the user INFO if the service can",
+            )
+            found = {}
+        if found.get("role", "master") != "master":
             raise ConfigError(
                 f"{self.location} cannot be written: the server is a replica; give the address of the primary"
             )
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory", 0) and policy != "noeviction":
-            raise ConfigError(
-                f"{self.location} could lose rows: the server evicts keys ({policy}) beyond {memory['maxmemory']} bytes; set "
-                "maxmemory-policy to noeviction"
-            )
-        self._warn_of_losses(client, role)
+        if eviction := evicts(found):
+            raise ConfigError(f"{self.location} could lose rows: {eviction}")
+        if found:
+            self._warn_of_losses(client, found)
         for suffix, wanted in (("", b"hash"), ("header", b"string"), ("columns", b"string"), ("touched", b"list")):
             kind = client.type(self._key(suffix))
             if kind not in (b"none", wanted):
@@ -420,9 +431,9 @@ class RedisBackend(MapBackend):
                 )
         self._script(_PROBE, ["probe"], [])
 
-    def _warn_of_losses(self, client: Any, replication: dict[str, Any]) -> None:
+    def _warn_of_losses(self, client: Any, information: dict[str, Any]) -> None:
         """Log the settings with which the server can lose acknowledged writes."""
-        if not client.info("persistence").get("aof_enabled"):
+        if not information.get("aof_enabled"):
             self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
         else:
             found = "unknown"
@@ -430,7 +441,7 @@ class RedisBackend(MapBackend):
                 found = client.config_get("appendfsync").get("appendfsync", found)
             if found != "always":
                 self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")
-        replicas = replication.get("connected_slaves", 0)
+        replicas = information.get("connected_slaves", 0)
         if replicas:
             which = "1 replica that follows" if replicas == 1 else f"{replicas} replicas that follow"
             self._may_lose_writes(

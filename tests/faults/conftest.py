@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration import EmbeddedServers, PostgresServer, ZooKeeperServer
-from integration.folders import open_folder
+from integration import EmbeddedServers, ZooKeeperServer
 from tests.kit.jobs import Job
 from tests.kit.topics import Topics
 
@@ -20,13 +19,6 @@ from tests.kit.topics import Topics
 def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     """A ZooKeeper server of the test's own, which it may kill."""
     with ZooKeeperServer(tmp_path / "zookeeper") as server:
-        yield server
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """A database of the test's own."""
-    with open_folder() as folder, PostgresServer(folder / "postgres") as server:
         yield server
 
 
