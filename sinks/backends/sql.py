@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from framework.errors import (
     ConfigError,
     CorruptStateError,
     InvariantViolation,
+    RatchetError,
     StaleWriterError,
     TopologyError,
 )
@@ -29,6 +30,7 @@ from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical import has_nan, python_values
 from sinks.aggregates import Aggregate
 from sinks.backends.backend import SWEPT, Key, MapBackend, Row
+from sinks.backends.refusals import explained, refused_delta, refused_row
 from sinks.backends.sql_schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
@@ -270,7 +272,7 @@ class SqlBackend(MapBackend):
     # --- rows -------------------------------------------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
-        with self._reading() as connection:
+        with self._explaining(partial(self._refused_key, keys)), self._reading() as connection:
             found = self._rows_of(connection, keys)
         return [found.get(key) for key in keys]
 
@@ -311,9 +313,11 @@ class SqlBackend(MapBackend):
                 born.append((*stored, *values))
             else:
                 changed.append((*values, *stored, expected.txid, expected.epoch, expected.attempt_id))
-        with self._writing() as connection, self._under(connection, header):
+        puts = ((self.shape.insert_row(), born), (self.shape.update_row(), changed))
+        explaining = self._explaining(partial(self._refused_row, keys, rows))
+        with explaining, self._writing() as connection, self._under(connection, header):
             cursor = connection.cursor()
-            for statement, parameters in ((self.shape.insert_row(), born), (self.shape.update_row(), changed)):
+            for statement, parameters in puts:
                 if parameters:
                     cursor.executemany(statement, parameters)
                     if cursor.rowcount != len(parameters):
@@ -437,7 +441,8 @@ class SqlBackend(MapBackend):
         if not shape.mergeable(aggregates):
             raise NotImplementedError
         upsert = Upsert(tuple(aggregates.items()), value_type)
-        with self._writing() as connection:
+        merged = partial(self._merged_alone, upsert, (*stamp, writer))
+        with self._explaining(partial(refused_delta, deltas, tuple(shape.key), merged)), self._writing() as connection:
             with self._under(connection, header):
                 changed = self._merge(connection, upsert, deltas, (*stamp, writer))
             if changed == deltas.num_rows and not want_values:
@@ -455,6 +460,64 @@ class SqlBackend(MapBackend):
             kind = deltas.schema.field(name).type
             columns[name] = pa.chunked_array([pa.array([value[position] for value in values], kind)])
         return pa.table(columns)
+
+    # --- what is refused --------------------------------------------------------------------------
+
+    @contextmanager
+    def _explaining(self, explained: Callable[[BadRecordError], BadRecordError]) -> Iterator[None]:
+        """Name the row and the column that the database refuses."""
+        try:
+            yield
+        except BadRecordError as error:
+            try:
+                named = explained(error)
+            except RatchetError:  # the database does not answer now
+                named = error
+            raise named from error
+
+    def _merged_alone(self, upsert: Upsert, stamp: tuple[Any, ...], deltas: pa.Table) -> bool:
+        return self._accepts(lambda connection: self._merge(connection, upsert, deltas, stamp))
+
+    def _refused_key(self, keys: Sequence[Key], error: BadRecordError) -> BadRecordError:
+        def accepts(first: int, end: int) -> bool:
+            return self._accepts(lambda connection: self._rows_of(connection, keys[first:end]))
+
+        found = refused_row(len(keys), accepts)
+        if found is None:
+            return error
+        return explained(error, dict(zip(self.shape.key, keys[found], strict=True)), {}, lambda _: False)
+
+    def _refused_row(self, keys: Sequence[Key], rows: Sequence[Row], error: BadRecordError) -> BadRecordError:
+        """The error with the key and the column of the row that is refused, found by inserts."""
+        key, value = self.shape.key, self.shape.value
+        statement = self.shape.insert_row()
+
+        def accepts(given: Sequence[tuple[Key, Row]]) -> bool:
+            parameters = [(*self._stored_key(each), *self._columns_of(row)) for each, row in given]
+            return self._accepts(lambda connection: connection.cursor().executemany(statement, parameters))
+
+        given = list(zip(keys, rows, strict=True))
+        found = refused_row(len(given), lambda first, end: accepts(given[first:end]))
+        if found is None:
+            return error
+        place, row = given[found]
+        values = dict(zip(value, row.value or (), strict=False))
+
+        def alone(name: str) -> bool:
+            only = tuple(held if each == name else None for each, held in values.items())
+            return accepts([(place, row._replace(value=only if values else None, prev=None))])
+
+        return explained(error, dict(zip(key, place, strict=True)), values, alone)
+
+    def _accepts(self, write: Callable[[Any], object]) -> bool:
+        """Whether the database accepts what is written. Nothing is left of it."""
+        try:
+            with suppress(SqlRollBack), self._writing() as connection:
+                write(connection)
+                raise SqlRollBack
+        except BadRecordError:
+            return False
+        return True
 
     # --- inside -----------------------------------------------------------------------------------
 
