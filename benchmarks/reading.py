@@ -37,7 +37,7 @@ CODECS: dict[str, Callable[[], Codec]] = {
     "json": lambda: JsonCodec(Fields(id=int, word=str, user=str, amount=int, ts=int)),
     "json, 2 fields": lambda: JsonCodec(Fields(word=str, amount=int)),
     "avro": lambda: AvroCodec(SCHEMA),
-    "avro, fastavro": lambda: _one_by_one(AvroCodec(SCHEMA)),
+    "avro, one by one": lambda: _one_by_one(AvroCodec(SCHEMA)),
 }
 
 

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FIRST_ID = 100
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, Any]
 
 
 class Registry:
@@ -48,6 +48,9 @@ class Registry:
                 return self._register(found[1], json.loads(body))
             if found := re.fullmatch(r"/schemas/ids/(\d+)", path):
                 return self._found([each for each in self._all if each["id"] == int(found[1])], 40403, "Schema")
+            if found := re.fullmatch(r"/schemas/ids/(\d+)/subjects", path):
+                subjects = [each["subject"] for each in self._all if each["id"] == int(found[1])]
+                return (200, subjects) if subjects else self._found([], 40403, "Schema")
             if found := re.fullmatch(r"/subjects/([^/]+)/versions/(latest|\d+)", path):
                 versions = [each for each in self._all if each["subject"] == found[1]]
                 if found[2] != "latest":

@@ -1,53 +1,45 @@
 """Avro values as Arrow columns.
 
-Two decoders behind one interface. fastavro decodes any schema, value by value. If polars is
-installed and the schema has plain types only, ``avro_bulk`` decodes all values in one call, an
-order of magnitude faster. Values that it cannot verify go to fastavro.
+Two decoders behind one interface. ``avro_resolution`` makes a reader for any pair of schemas, which
+decodes value by value. If polars is installed and the schemas have plain types only, ``avro_bulk``
+decodes all values in one call, an order of magnitude faster. Values that it cannot verify are
+decoded one by one.
 """
 
 from __future__ import annotations
 
-import io
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pyarrow as pa
-from fastavro.schema import SchemaParseException
 
 from framework.topology import Fields
+from spouts.codecs.avro_arrow import arrow_schema
+from spouts.codecs.avro_binary import Bounds
 from spouts.codecs.avro_bulk import BulkAvro
-from spouts.codecs.avro_schema import Named, Schema, arrow_schema, loaded, parsed
+from spouts.codecs.avro_resolution import resolved
+from spouts.codecs.avro_schema import AvroType, Schema, loaded, parsed
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import PerValueCodec, Values
+from spouts.codecs.codec import PerValueCodec, Values, joined
 
 #: Below this many values, bulk decoding costs more than it saves.
 _BULK_FROM = 16
-#: Arrow's errors for a value that does not fit its type, such as an int of more than 32 bits.
-_UNFIT = (pa.ArrowException, ValueError, OverflowError, TypeError)
+#: Values become Arrow columns after this many bytes: as Python objects they can be a hundred times
+#: as large.
+_CHUNK_BYTES = 1 << 20
 
 
 class AvroDecoder:
-    """Decodes values that were written with one schema into rows of ``target``.
+    """Decodes values that were written with one schema into rows of ``target``, the Arrow schema of
+    ``reader``, to which values are resolved. Raises ``TopologyError`` if they cannot be."""
 
-    ``reader``: the schema to resolve values to; None: as written. ``writer_named``,
-    ``reader_named``: types that the schemas refer to but do not define."""
-
-    def __init__(
-        self,
-        writer: Schema,
-        reader: Schema | None,
-        target: pa.Schema,
-        writer_named: Named | None = None,
-        reader_named: Named | None = None,
-    ) -> None:
-        self._writer = parsed(writer, writer_named)
-        self._reader = parsed(reader, reader_named) if reader is not None else None
+    def __init__(self, writer: AvroType, reader: AvroType, target: pa.Schema) -> None:
+        self._read = resolved(writer, reader)
         self._target = target
-        outcome = reader if reader is not None else writer
-        self._single = not (isinstance(outcome, dict) and outcome["type"] == "record")
-        self._bulk = BulkAvro.of(writer, reader, target) if not writer_named and not reader_named else None
+        self._single = reader.kind != "record"
+        self._bulk = BulkAvro.of(writer, reader, target)
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """One row per value that can be decoded, and the bad values."""
@@ -55,23 +47,22 @@ class AvroDecoder:
             batch = self._bulk.decode(values)
             if batch is not None:
                 return batch, []
-        rows: dict[int, Mapping[str, Any] | None] = {}
+        batches: list[pa.RecordBatch] = []
+        rows: list[Mapping[str, Any] | None] = []
         bad: list[BadRecord] = []
+        size = 0
         for index, value in enumerate(values):
             try:
-                rows[index] = self._one(value)
+                rows.append(self._one(value) if value is not None else None)
             except ValueError as error:
                 bad.append(BadRecord(index, str(error)))
-        try:
-            return self._as_batch(list(rows.values())), bad
-        except _UNFIT:
-            for index, row in list(rows.items()):
-                try:
-                    self._as_batch([row])
-                except _UNFIT as error:
-                    bad.append(BadRecord(index, f"a value does not fit its type: {error}"))
-                    del rows[index]
-        return self._as_batch(list(rows.values())), sorted(bad, key=lambda each: each.index)
+            size += len(value) if value is not None else 0
+            if size > _CHUNK_BYTES:
+                batches.append(self._as_batch(rows))
+                rows, size = [], 0
+        if rows or not batches:
+            batches.append(self._as_batch(rows))
+        return joined(batches), bad
 
     def _as_batch(self, rows: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:
         arrays = [
@@ -79,21 +70,18 @@ class AvroDecoder:
         ]
         return pa.RecordBatch.from_arrays(arrays, names=self._target.names)
 
-    def _one(self, value: bytes | None) -> Mapping[str, Any] | None:
+    def _one(self, value: bytes) -> Mapping[str, Any]:
         """Decode one value. Raises ``ValueError`` with the reason if it cannot."""
-        if value is None:
-            return None
-        stream = io.BytesIO(value)
         try:
-            found: Any = fastavro.schemaless_reader(stream, self._writer, self._reader)
-        except EOFError:
+            found, end = self._read(value, 0, Bounds())
+        except (IndexError, struct.error):
             raise ValueError(f"not written with this schema: the value ends early, after {len(value)} bytes") from None
-        except (SchemaParseException, ArithmeticError, LookupError, TypeError, AttributeError, OSError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
-        if stream.tell() != len(value):
-            raise ValueError(
-                f"not written with this schema: {len(value) - stream.tell()} bytes are left after the value"
-            )
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not written with this schema: a text is not valid UTF-8 ({error.reason})") from None
+        except ValueError as error:
+            raise ValueError(f"not written with this schema: {error}") from None
+        if end != len(value):
+            raise ValueError(f"not written with this schema: {len(value) - end} bytes are left after the value")
         row: Mapping[str, Any] = {"value": found} if self._single else found
         return row
 
@@ -113,13 +101,18 @@ class AvroCodec(PerValueCodec):
     def __init__(self, schema: Schema | Path, reader_schema: Schema | Path | None = None) -> None:
         self._schema = loaded(schema)
         self._reader_schema = loaded(reader_schema) if reader_schema is not None else None
-        self._target = arrow_schema(self._schema if self._reader_schema is None else self._reader_schema)
-        self.fields = Fields.of_schema(self._target)
-        self._decoder: AvroDecoder | None = AvroDecoder(self._schema, self._reader_schema, self._target)
+        self._decoder: AvroDecoder | None = self._new_decoder()
+
+    def _new_decoder(self) -> AvroDecoder:
+        writer = parsed(self._schema)
+        reader = parsed(self._reader_schema) if self._reader_schema is not None else writer
+        target = arrow_schema(reader)
+        self.fields = Fields.of_schema(target)
+        return AvroDecoder(writer, reader, target)
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         if self._decoder is None:
-            self._decoder = AvroDecoder(self._schema, self._reader_schema, self._target)
+            self._decoder = self._new_decoder()
         return self._decoder.decode_good(values)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ So the encoded length of each decoded row is computed and compared with the leng
 all are equal, no value has taken bytes of another. Bytes that polars does not check strictly are
 checked again. If anything does not fit, the caller decodes the values one by one.
 
-Plain types only: boolean, int, long, float, double, string, bytes, each alone or in a union with
-null.
+Plain types only: boolean, int, long, float, double, string, bytes, each alone or in a union of null
+and it, and the times among them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spouts.codecs.avro_schema import Schema
+from spouts.codecs.avro_arrow import plain_type
+from spouts.codecs.avro_resolution import default_of, written_field
+from spouts.codecs.avro_schema import AvroType
 
 _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
 #: Promotions for which an Arrow cast gives the same result as Avro's resolution.
 _PROMOTED = {("int", "long"), ("int", "double"), ("float", "double")}
+_SECONDS_PER_DAY = 86_400
 #: The second branch (number 1) of a union, as a zig-zag varint.
 _SECOND_OF_TWO = 2
-#: An int takes this many bytes at most; the last one then has the upper four of its 32 bits.
-_INT_BYTES_MAX = 5
-_INT_LAST_BYTE_MAX = 0x0F
+#: The most bytes that a number takes, and the greatest last byte then: four bits of an int are left
+#: for it, and one bit of a long.
+_LAST_BYTES = {"int": (5, 0x0F), "long": (10, 0x01)}
 _FIXED_SIZE = {"boolean": 1, "float": 4, "double": 8}
 _SYNC = b"ratchet-in-memory"[:16]
 #: A varint of 1, 2, 3 .. bytes holds values below these bounds.
@@ -41,38 +44,40 @@ _VARINT_BOUNDS = np.array([1 << (7 * size) for size in range(1, 10)], dtype=np.u
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A field as it was written: its plain type, and whether it may be null."""
+    """A field as it was written. ``type``: without null."""
 
     name: str
-    kind: str
+    type: AvroType
     nullable: bool
+
+    @property
+    def kind(self) -> str:
+        return self.type.kind
 
 
 class BulkAvro:
-    """Decodes values of one schema together. Create it with ``of``."""
+    """Decodes values of one schema together. Create it with ``of``.
 
-    def __init__(self, columns: Sequence[_Column], header: bytes, target: pa.Schema, defaults: dict[str, Any]) -> None:
+    ``sources``: for each column of ``target``, the column that was written, or its default."""
+
+    def __init__(
+        self, columns: Sequence[_Column], header: bytes, target: pa.Schema, sources: dict[str, _Column | pa.Scalar]
+    ) -> None:
         self._columns = columns
         self._header = header
         self._target = target
-        self._defaults = defaults
+        self._sources = sources
 
     @classmethod
-    def of(cls, writer: Schema, reader: Schema | None, target: pa.Schema) -> BulkAvro | None:
-        """A decoder for these schemas; None if polars is not installed or the schemas are not
-        plain."""
+    def of(cls, writer: AvroType, reader: AvroType, target: pa.Schema) -> BulkAvro | None:
+        """A decoder for these schemas, which must resolve; None if polars is not installed or the
+        schemas are not plain."""
         columns = _columns(writer)
-        if find_spec("polars") is None or columns is None:
+        if find_spec("polars") is None or columns is None or reader.kind != "record":
             return None
-        defaults: dict[str, Any] = {}
-        if reader is not None:
-            wanted = _columns(reader)
-            if wanted is None or _last_name(writer) != _last_name(reader):
-                return None
-            found = _resolution(columns, wanted, reader)
-            if found is None:
-                return None
-            defaults = found
+        sources = _sources(columns, writer, reader, target)
+        if sources is None:
+            return None
         written = {
             "type": "record",
             "name": "row",
@@ -80,9 +85,7 @@ class BulkAvro:
                 {"name": each.name, "type": ["null", each.kind] if each.nullable else each.kind} for each in columns
             ],
         }
-        if any(each.nullable and not _null_first(writer, each.name) for each in columns):
-            return None
-        return cls(columns, _file_header(written), target, defaults)
+        return cls(columns, _file_header(written), target, sources)
 
     def decode(self, values: Sequence[bytes | None]) -> pa.RecordBatch | None:
         """The rows; None if the values must be decoded one by one."""
@@ -111,7 +114,7 @@ class BulkAvro:
     def _fits(self, table: pa.Table, values: Sequence[bytes], body: bytes) -> bool:
         """Whether the rows are what the values say. Each row must have taken exactly the bytes of
         its value. Each byte that decides between two cases (null or a value, false or true) must be
-        one of the two allowed, and no int may have more than 32 bits."""
+        one of the two allowed, and no number may have more bits than its type."""
         lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
         at = np.cumsum(lengths) - lengths
         ends = at + lengths
@@ -130,8 +133,9 @@ class BulkAvro:
             if each.kind == "boolean":
                 deciding.append((at[present], 0, 1))
             at = at + size
-            if each.kind == "int":  # polars drops the bits beyond the 32nd: none may be set in a fifth byte
-                deciding.append((at[present & (size == _INT_BYTES_MAX)] - 1, 0, _INT_LAST_BYTE_MAX))
+            if each.kind in _LAST_BYTES:  # polars drops the bits that are too many: none of them may be set
+                most, last = _LAST_BYTES[each.kind]
+                deciding.append((at[present & (size == most)] - 1, 0, last))
         if not np.array_equal(at, ends):
             return False
         raw = np.frombuffer(body, dtype=np.uint8)
@@ -140,68 +144,75 @@ class BulkAvro:
         )
 
     def _as_target(self, table: pa.Table, rows: int) -> pa.RecordBatch | None:
+        """The columns of the reader; None if a value does not fit its type."""
         arrays = []
         for each in self._target:
-            if each.name in self._defaults:
-                arrays.append(pa.array([self._defaults[each.name]] * rows, each.type))
+            source = self._sources[each.name]
+            if isinstance(source, pa.Scalar):
+                arrays.append(pa.repeat(source, rows))
                 continue
-            column = table.column(each.name)
+            column = table.column(source.name)
             array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
             try:
-                arrays.append(array.cast(each.type))
+                # A cast between units raises an error if a value is too large, or would be rounded.
+                arrays.append(array.cast(plain_type(source.type)).cast(each.type))
             except pa.ArrowException:
+                return None
+            if pa.types.is_time(each.type) and not _times_of_day(arrays[-1]):
                 return None
         return pa.RecordBatch.from_arrays(arrays, names=self._target.names)
 
 
-def _columns(schema: Schema) -> list[_Column] | None:
+def _times_of_day(column: pa.Array) -> bool:
+    """Whether all values are from 0:00 to 24:00, exclusive."""
+    found = pc.min_max(column.view(pa.int32() if pa.types.is_time32(column.type) else pa.int64()))
+    least, most = found["min"].as_py(), found["max"].as_py()
+    end = _SECONDS_PER_DAY * (10**3 if pa.types.is_time32(column.type) else 10**6)
+    return least is None or (least >= 0 and most < end)
+
+
+def _columns(schema: AvroType) -> list[_Column] | None:
     """The fields of a record with plain types only; None for any other schema."""
-    if not isinstance(schema, dict) or schema.get("type") != "record":
-        return None
     found = []
-    for field in schema["fields"]:
-        declared, nullable = field["type"], False
-        if isinstance(declared, list):
-            others = [each for each in declared if each != "null"]
-            if len(declared) != 2 or len(others) != 1:
+    for field in schema.fields:
+        kind, nullable = field.type, False
+        if kind.kind == "union":
+            if [each.kind == "null" for each in kind.branches] != [True, False]:
                 return None
-            declared, nullable = others[0], True
-        if isinstance(declared, dict):
-            if declared.get("logicalType") == "decimal":
-                return None
-            declared = declared["type"]
-        if not isinstance(declared, str) or declared not in _PLAIN or field.get("aliases"):
+            kind, nullable = kind.branches[1], True
+        if kind.kind not in _PLAIN or (kind.logical is not None and kind.logical.name == "decimal"):
             return None
-        found.append(_Column(field["name"], declared, nullable))
+        found.append(_Column(field.name, kind, nullable))
     return found or None
 
 
-def _resolution(columns: list[_Column], wanted: list[_Column], reader: Any) -> dict[str, Any] | None:
-    """The defaults of reader fields that the writer lacks; None if the resolution needs more than
-    defaults and promotions."""
-    written = {each.name: each for each in columns}
-    defaults: dict[str, Any] = {}
-    declared = {field["name"]: field for field in reader["fields"]}
-    for each in wanted:
-        if each.name in written:
-            was = written[each.name]
-            same = was.kind == each.kind or (was.kind, each.kind) in _PROMOTED
-            if not same or (was.nullable and not each.nullable):
-                return None
-        elif "default" not in declared[each.name] or each.kind == "bytes":
+def _sources(
+    columns: Sequence[_Column], writer: AvroType, reader: AvroType, target: pa.Schema
+) -> dict[str, _Column | pa.Scalar] | None:
+    """What each column of the reader reads; None if the resolution needs more than defaults and
+    casts."""
+    by_name = {each.name: each for each in columns}
+    sources: dict[str, _Column | pa.Scalar] = {}
+    for each in reader.fields:
+        if each.aliases:
             return None
-        else:
-            defaults[each.name] = declared[each.name]["default"]
-    return defaults
-
-
-def _null_first(schema: Any, name: str) -> bool:
-    field = next(each for each in schema["fields"] if each["name"] == name)
-    return bool(field["type"][0] == "null")
-
-
-def _last_name(schema: Any) -> str:
-    return str(schema["name"]).rpartition(".")[2]
+        written = written_field(reader, each, writer)
+        if written is None:
+            sources[each.name] = pa.scalar(default_of(each, reader), target.field(each.name).type)
+            continue
+        was = by_name[written.name]
+        branches = each.type.branches or [each.type]
+        becomes = next((branch for branch in branches if branch.kind != "null"), each.type)
+        if was.nullable and all(branch.kind != "null" for branch in branches):
+            return None
+        if was.kind != becomes.kind and (was.kind, becomes.kind) not in _PROMOTED:
+            return None
+        if (was.type.logical is None) != (becomes.logical is None):
+            was = _Column(was.name, AvroType(was.kind, becomes.logical), was.nullable)
+        if becomes.logical is not None and becomes.logical.name == "decimal":
+            return None
+        sources[each.name] = was
+    return sources
 
 
 def _file_header(schema: dict[str, Any]) -> bytes:

@@ -1,18 +1,7 @@
-"""Avro schemas: how to parse them, and their Arrow types.
+"""Avro schemas as trees of types.
 
-=====================================  ==============================
-Avro                                   Arrow
-=====================================  ==============================
-boolean, int, long, float, double      bool, int32, int64, float, double
-string, enum                           string
-bytes, fixed                           binary, fixed-size binary
-decimal (of bytes or fixed)            decimal128, decimal256
-date, time-millis, time-micros         date32, time32[ms], time64[us]
-timestamp-{millis,micros,nanos}        timestamp of that unit, UTC
-local-timestamp-...                    timestamp without a zone
-record, array, map                     struct, list, map
-union of null and one type             that type
-=====================================  ==============================
+A reference by name becomes the type itself, so a recursive schema is a cyclic graph. A name without
+a dot means the namespace that encloses it, and if that does not define it, no namespace.
 
 Source: Apache Avro 1.12, specification.
 """
@@ -20,13 +9,11 @@ Source: Apache Avro 1.12, specification.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Union
-
-import fastavro
-import pyarrow as pa
-from fastavro.schema import SchemaParseException, UnknownType
+from typing import Any, NamedTuple, TypeGuard, Union
 
 from framework.errors import TopologyError
 from framework.paths import local_path
@@ -36,27 +23,62 @@ Schema = Union[str, list[Any], dict[str, Any]]
 #: types that it refers to.
 Named = Mapping[str, Schema]
 
-_PRIMITIVES = {
-    "null": pa.null(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "bytes": pa.binary(),
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "string", "bytes"})
+#: Types in types. Whoever may register a schema may nest it as deeply as he likes.
+DEPTH_MAX = 64
+#: A fixed type is at most this large: Arrow reserves its size for nulls too.
+FIXED_BYTES_MAX = 1 << 24
+#: The logical types of each type. Others are ignored, as the specification says.
+_LOGICAL = {
+    "int": {"date", "time-millis"},
+    "long": {
+        "time-micros",
+        *(f"{zone}timestamp-{unit}" for zone in ("", "local-") for unit in ("millis", "micros", "nanos")),
+    },
+    "bytes": {"decimal"},
+    "fixed": {"decimal"},
 }
-_LOGICAL: dict[tuple[str, str | None], pa.DataType] = {
-    ("int", "date"): pa.date32(),
-    ("int", "time-millis"): pa.time32("ms"),
-    ("long", "time-micros"): pa.time64("us"),
-    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
-    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
-    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
-    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
-    ("long", "local-timestamp-micros"): pa.timestamp("us"),
-    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
-}
+
+
+class Logical(NamedTuple):
+    """A logical type. ``precision`` and ``scale`` are those of a decimal."""
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision}, {self.scale})" if self.name == "decimal" else self.name
+
+
+@dataclass(slots=True, eq=False)
+class AvroType:
+    """A type. Each kind uses some of the attributes only."""
+
+    kind: str
+    logical: Logical | None = None
+    name: str = ""  # of record, enum, fixed: with its namespace
+    aliases: frozenset[str] = frozenset()
+    fields: list[AvroField] = field(default_factory=list)  # of record
+    symbols: tuple[str, ...] = ()  # of enum
+    default: str | None = None  # of enum: the symbol for symbols that the reader does not know
+    size: int = 0  # of fixed
+    items: AvroType | None = None  # of array, map
+    branches: list[AvroType] = field(default_factory=list)  # of union
+
+    def __str__(self) -> str:
+        return self.name or (str(self.logical) if self.logical else self.kind)
+
+
+@dataclass(slots=True, eq=False)
+class AvroField:
+    """A field of a record. ``default``: as JSON, if ``has_default``."""
+
+    name: str
+    type: AvroType
+    aliases: frozenset[str]
+    has_default: bool
+    default: Any
 
 
 def loaded(schema: Schema | Path) -> Schema:
@@ -65,109 +87,163 @@ def loaded(schema: Schema | Path) -> Schema:
     try:
         if isinstance(schema, Path) or (isinstance(schema, str) and schema.endswith(".avsc")):
             schema = local_path(schema, "Avro schema").read_text(encoding="utf-8-sig")
-        if isinstance(schema, str) and schema.lstrip()[:1] in ("{", "[", '"'):
-            document: Schema = json.loads(schema)
-            return document
     except (OSError, ValueError) as error:
         raise TopologyError(f"Avro schema cannot be read: {error}") from error
-    return schema
+    return schema_of_text(schema) if isinstance(schema, str) else schema
 
 
-def parsed(schema: Schema, named: Named | None = None) -> Schema:
-    """A schema as fastavro parses it, together with the types that it refers to. Raises
-    ``TopologyError`` if it is not valid."""
-    known: dict[str, Any] = {}
+def schema_of_text(text: str) -> Schema:
+    """A schema as JSON data, or the name of a type. Raises ``TopologyError`` if it is neither."""
+    if text.lstrip()[:1] not in ("{", "[", '"'):
+        return text.strip()
     try:
-        # Without logical types fastavro returns plain numbers, as Arrow needs them.
-        for each in (named or {}).values():
-            fastavro.parse_schema(_without_logical(each), named_schemas=known)
-        result: Schema = fastavro.parse_schema(_without_logical(schema), named_schemas=known)
-    except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
-        raise TopologyError(f"Avro schema is not valid: {type(error).__name__}: {error}") from error
-    return result
+        document: Schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TopologyError(f"Avro schema cannot be read: {error}") from error
+    return document
 
 
-def arrow_schema(schema: Schema, named: Named | None = None) -> pa.Schema:
-    """The columns of a record. A schema of another type becomes one column, ``value``. Raises
-    ``TopologyError`` for a type without an Arrow type."""
-    types = dict(named or {})
-    if isinstance(schema, dict) and schema.get("type") == "record":
-        types[_full_name(schema)] = schema
-        return pa.schema(_record_fields(schema, types, ()))
-    declared, _ = _type(schema, types, "value", ())
-    return pa.schema([("value", declared)])
+def parsed(schema: Schema, named: Named | None = None) -> AvroType:
+    """The type that a schema declares. ``named``: the types that it refers to. Raises
+    ``TopologyError`` if it is not valid."""
+    parser = _Parser()
+    for each in (named or {}).values():
+        parser.parse(each, "", 0)
+    return parser.parse(schema, "", 0)
 
 
-def _record_fields(schema: Mapping[str, Any], named: dict[str, Any], inside: tuple[str, ...]) -> list[pa.Field]:
-    fields = []
-    name = _full_name(schema)
-    for each in schema["fields"]:
-        declared, nullable = _type(each["type"], named, f"{'.'.join((*inside, name))}.{each['name']}", (*inside, name))
-        fields.append(pa.field(each["name"], declared, nullable=nullable))
-    return fields
+class _Parser:
+    """Parses schemas that refer to each other, in order."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType] = {}
+
+    def parse(self, schema: Any, namespace: str, depth: int) -> AvroType:
+        """The type of a schema inside a namespace, ``depth`` types deep."""
+        if depth > DEPTH_MAX:
+            raise TopologyError(f"Avro schema is not valid: it nests more than {DEPTH_MAX} types")
+        if isinstance(schema, str):
+            return AvroType(schema) if schema in PRIMITIVES else self._referred(schema, namespace)
+        if isinstance(schema, list):
+            return self._union(schema, namespace, depth)
+        if not isinstance(schema, dict) or "type" not in schema:
+            raise TopologyError(f"Avro schema is not valid: {str(schema)[:100]!r} is not a type")
+        kind = schema["type"]
+        if isinstance(kind, (dict, list)):
+            return self.parse(kind, namespace, depth + 1)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._definition(schema, "record" if kind == "error" else kind, namespace, depth)
+        if kind in ("array", "map"):
+            inner = "items" if kind == "array" else "values"
+            if inner not in schema:
+                raise TopologyError(f"Avro schema is not valid: a type {kind!r} lacks {inner!r}")
+            return AvroType(kind, items=self.parse(schema[inner], namespace, depth + 1))
+        if kind in PRIMITIVES:
+            return AvroType(kind, _logical(schema, kind, 0))
+        return self._referred(kind, namespace)
+
+    def _referred(self, name: Any, namespace: str) -> AvroType:
+        known = (f"{namespace}.{name}", name) if namespace and "." not in str(name) else (name,)
+        for each in known:
+            if isinstance(each, str) and each in self._named:
+                return self._named[each]
+        raise TopologyError(f"Avro schema is not valid: type {str(name)[:200]!r} is not defined")
+
+    def _union(self, schema: list[Any], namespace: str, depth: int) -> AvroType:
+        branches = [self.parse(each, namespace, depth + 1) for each in schema]
+        names = [each.name or each.kind for each in branches]
+        if "union" in names or len(set(names)) < len(names):
+            raise TopologyError(f"Avro schema is not valid: a union of {', '.join(names)[:200]}")
+        return AvroType("union", branches=branches)
+
+    def _definition(self, schema: dict[str, Any], kind: str, namespace: str, depth: int) -> AvroType:
+        name = _full_name(_text(schema, "name"), schema.get("namespace"), namespace)
+        inside = name.rpartition(".")[0]
+        aliases = frozenset(_full_name(each, None, inside) for each in _texts(schema, "aliases", name))
+        result = AvroType(kind, name=name, aliases=aliases)
+        if name in self._named:
+            raise TopologyError(f"Avro schema is not valid: type {name!r} is defined twice")
+        self._named[name] = result
+        if kind == "record":
+            result.fields = self._fields(schema, name, inside, depth)
+        elif kind == "enum":
+            result.symbols = tuple(_texts(schema, "symbols", name))
+            result.default = schema.get("default")
+            if not result.symbols or len(set(result.symbols)) < len(result.symbols):
+                raise TopologyError(f"Avro schema is not valid: {name}: symbols must be a list of different texts")
+            if result.default is not None and result.default not in result.symbols:
+                raise TopologyError(f"Avro schema is not valid: {name}: the default is not one of the symbols")
+        else:
+            size = schema.get("size")
+            if not _is_count(size) or size > FIXED_BYTES_MAX:
+                raise TopologyError(
+                    f"Avro schema is not valid: {name}: size must be from 0 to {FIXED_BYTES_MAX:,}, not "
+                    f"{str(size)[:50]}"
+                )
+            result.size = size
+            result.logical = _logical(schema, kind, size)
+        return result
+
+    def _fields(self, schema: dict[str, Any], name: str, namespace: str, depth: int) -> list[AvroField]:
+        declared = schema.get("fields")
+        if not isinstance(declared, list) or not all(isinstance(each, dict) and "type" in each for each in declared):
+            raise TopologyError(f"Avro schema is not valid: {name}: fields must be a list of fields with types")
+        fields: list[AvroField] = []
+        for each in declared:
+            aliases = frozenset(_texts(each, "aliases", name))
+            kind = self.parse(each["type"], namespace, depth + 1)
+            fields.append(AvroField(_text(each, "name"), kind, aliases, "default" in each, each.get("default")))
+        names = [each.name for each in fields]
+        if len(set(names)) < len(names):
+            twice = next(each for each in names if names.count(each) > 1)
+            raise TopologyError(f"Avro schema is not valid: {name}: field {twice!r} is declared twice")
+        return fields
 
 
-def _type(schema: Any, named: dict[str, Any], where: str, inside: tuple[str, ...]) -> tuple[pa.DataType, bool]:
-    if isinstance(schema, list):
-        others = [each for each in schema if each != "null"]
-        if len(others) != 1:
-            raise TopologyError(f"Avro, {where}: a union of {len(others)} types has no one Arrow type")
-        declared, _ = _type(others[0], named, where, inside)
-        return declared, "null" in schema
-    if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return _PRIMITIVES[schema], schema == "null"
-        found = named.get(schema) or next((each for name, each in named.items() if name.endswith(f".{schema}")), None)
-        if found is None:
-            raise TopologyError(f"Avro, {where}: type {schema!r} is not defined")
-        return _type(found, named, where, inside)
-    kind = schema["type"]
-    if isinstance(kind, (dict, list)):
-        return _type(kind, named, where, inside)
-    if kind in ("record", "error", "enum", "fixed"):
-        named[_full_name(schema)] = schema
-    return _complex(schema, kind, named, where, inside), False
+def _logical(schema: Mapping[str, Any], kind: str, size: int) -> Logical | None:
+    """The logical type; None if there is none, or if it is not valid: then the specification says
+    to use the type itself."""
+    name = schema.get("logicalType")
+    if not isinstance(name, str) or name not in _LOGICAL.get(kind, ()):
+        return None
+    if name != "decimal":
+        return Logical(name)
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not _is_count(precision) or not _is_count(scale) or not max(scale, 1) <= precision:
+        return None
+    if kind == "fixed" and precision > math.floor(math.log10(2) * (8 * size - 1)):
+        return None
+    return Logical(name, precision, scale)
 
 
-def _complex(
-    schema: Mapping[str, Any], kind: str, named: dict[str, Any], where: str, inside: tuple[str, ...]
-) -> pa.DataType:
-    logical = schema.get("logicalType")
-    if logical == "decimal" and kind in ("bytes", "fixed"):
-        precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
-        return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
-    if (kind, logical) in _LOGICAL:
-        return _LOGICAL[(kind, logical)]
-    if kind in ("record", "error"):
-        if _full_name(schema) in inside:
-            raise TopologyError(f"Avro, {where}: type {_full_name(schema)!r} contains itself, which no Arrow type does")
-        return pa.struct(_record_fields(schema, named, inside))
-    if kind == "enum":
-        return pa.string()
-    if kind == "fixed":
-        return pa.binary(int(schema["size"]))
-    if kind == "array":
-        return pa.list_(_type(schema["items"], named, f"{where}[]", inside)[0])
-    if kind == "map":
-        return pa.map_(pa.string(), _type(schema["values"], named, f"{where}{{}}", inside)[0])
-    return _type(kind, named, where, inside)[0]
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _full_name(schema: Mapping[str, Any]) -> str:
-    name, namespace = str(schema["name"]), schema.get("namespace")
-    return f"{namespace}.{name}" if namespace and "." not in name else name
+def _full_name(name: str, namespace: Any, inside: str) -> str:
+    if "." in name:
+        return name.removeprefix(".")
+    space = namespace if isinstance(namespace, str) else inside
+    return f"{space}.{name}" if space else name
 
 
-def _without_logical(schema: Any) -> Any:
-    """The schema without its logical types, except decimals."""
-    if isinstance(schema, list):
-        return [_without_logical(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: value for key, value in schema.items() if key != "logicalType" or value == "decimal"}
-    for key in ("type", "items", "values"):
-        if key in kept:
-            kept[key] = _without_logical(kept[key])
-    if isinstance(kept.get("fields"), list):
-        kept["fields"] = [_without_logical(each) for each in kept["fields"]]
-    return kept
+def _text(schema: Mapping[str, Any], key: str) -> str:
+    value = schema.get(key)
+    if not isinstance(value, str) or not value or not _is_utf8(value):
+        raise TopologyError(f"Avro schema is not valid: {key} must be a text, not {str(value)[:50]!r}")
+    return value
+
+
+def _texts(schema: Mapping[str, Any], key: str, where: str) -> list[str]:
+    values = schema.get(key) or []
+    if not isinstance(values, list) or not all(isinstance(each, str) and each and _is_utf8(each) for each in values):
+        raise TopologyError(f"Avro schema is not valid: {where}: {key} must be a list of texts")
+    return values
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""Questions to a Schema Registry, bounded in time and size.
+
+Three outcomes besides an answer. ``NotFoundError``: the registry itself says that it does not have
+a schema, a subject or a version. ``RetryableError``: it does not answer now. ``NotARegistryError``:
+what answered is not a registry, or does not behave as one; this is a fault of the address or of the
+server, never of a record.
+
+Source: Confluent Schema Registry, API reference: error codes. The client is confluent-kafka's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from framework.config import without_password
+from framework.errors import ConfigError, RatchetError, RetryableError
+
+#: An answer is at most this large. The registry keeps a schema in one record, by default of 1 MB.
+ANSWER_BYTES_MAX = 1 << 24
+#: A question with its repetitions takes at most this long, also if the answer comes byte by byte.
+ANSWER_TIMEOUT_S = 30.0
+#: Unless the settings say otherwise, the time to wait for the next bytes.
+_BYTES_TIMEOUT_S = 10.0
+#: The registry's codes: subject, version, schema not found.
+_NOT_FOUND = {40401, 40402, 40403}
+_MESSAGE_CHARACTERS_MAX = 200
+#: The clients of this process, by their settings. Each caches the schemas it has seen.
+_clients: dict[str, Any] = {}
+_clients_lock = threading.Lock()
+
+
+class NotFoundError(ValueError):
+    """The registry does not have what was asked for."""
+
+
+class NotARegistryError(ConfigError):
+    """What answers at the address does not answer as a Schema Registry does."""
+
+
+class RegistryClient:
+    """Asks the Schema Registry that ``settings`` name. All with the same settings share one
+    connection pool."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        if not self._settings.get("url"):
+            raise ConfigError("a Schema Registry needs a url")
+        self.where = without_password(str(self._settings["url"]))
+        self.key = repr(sorted(self._settings.items(), key=lambda each: each[0]))
+
+    def schema(self, schema_id: int) -> Any:
+        """A schema by its id."""
+        return self._schema(lambda client: client.get_schema(schema_id), f"schema id {schema_id}")
+
+    def subjects(self, schema_id: int) -> list[str]:
+        """The subjects that have a schema or had it."""
+        what = f"the subjects of schema id {schema_id}"
+        found = self._asked(lambda client: client.get_subjects_by_schema_id(schema_id, deleted=True), what)
+        if not isinstance(found, list):
+            raise NotARegistryError(self._is_no_registry(what, "the answer is not a list"))
+        return [str(each) for each in found]
+
+    def latest(self, subject: str) -> Any:
+        """The latest schema of a subject."""
+        return self._schema(lambda client: client.get_latest_version(subject).schema, f"subject {subject!r}")
+
+    def version(self, subject: str, version: int) -> Any:
+        """One version of a subject."""
+        what = f"{subject!r} version {version}"
+        return self._schema(lambda client: client.get_version(subject, version).schema, what)
+
+    def _schema(self, question: Callable[[Any], Any], what: str) -> Any:
+        """A schema that was asked for. The client does not look at what it is made of."""
+        found = self._asked(question, what)
+        texts = [found.schema_str, found.schema_type or "AVRO"]
+        references = found.references or []
+        if isinstance(references, list):
+            texts += [text for each in references for text in (each.name, each.subject)]
+        if not isinstance(references, list) or not all(isinstance(each, str) for each in texts):
+            self._client().clear_caches()
+            raise NotARegistryError(self._is_no_registry(what, "the answer is not a schema"))
+        return found
+
+    def _asked(self, question: Callable[[Any], Any], what: str) -> Any:
+        """The answer to a question. The thread that asks is left alone if it takes too long: its
+        connection is closed, and so it ends."""
+        client = self._client()
+        outcome: list[Any] = []
+        failure: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                outcome.append(question(client))
+            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+                failure.append(error)
+
+        thread = threading.Thread(target=ask, name="schema-registry", daemon=True)
+        thread.start()
+        thread.join(ANSWER_TIMEOUT_S)
+        if thread.is_alive():
+            self._forget(client)
+            raise RetryableError(
+                f"the Schema Registry at {self.where}, {what}: no whole answer in {ANSWER_TIMEOUT_S:g} s"
+            )
+        if failure:
+            raise self._error(failure[0], what) from None
+        return outcome[0]
+
+    def _error(self, error: BaseException, what: str) -> BaseException:
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        if isinstance(error, (RatchetError, KeyboardInterrupt, SystemExit)):
+            return error
+        if isinstance(error, SchemaRegistryError):
+            status = error.http_status_code
+            if status == 404 and error.error_code in _NOT_FOUND:
+                return NotFoundError(f"the Schema Registry does not know {what}")
+            if status in (401, 403):
+                return ConfigError(
+                    f"the Schema Registry at {self.where} refuses {what} ({status}): check its credentials"
+                )
+            said = f"status {status}, {str(error.error_message)[:_MESSAGE_CHARACTERS_MAX]!r}"
+            if status == 429 or status >= 500:
+                return RetryableError(f"the Schema Registry at {self.where}, {what}: {said}")
+            return NotARegistryError(self._is_no_registry(what, said))
+        if isinstance(error, OSError) or type(error).__module__.split(".")[0].startswith("httpx"):
+            return RetryableError(f"the Schema Registry at {self.where} does not answer: {error}")
+        reason = f"{type(error).__name__}: {str(error)[:_MESSAGE_CHARACTERS_MAX]!r}"
+        return NotARegistryError(self._is_no_registry(what, reason))
+
+    def _is_no_registry(self, what: str, reason: str) -> str:
+        return f"{self.where} does not answer as a Schema Registry, {what}: {reason}; check the address"
+
+    def _client(self) -> Any:
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+        except ImportError as error:
+            raise ConfigError(
+                f"the Schema Registry's client lacks {error.name}: pip install 'ratchet-pipelines[registry]'"
+            ) from error
+        with _clients_lock:
+            if self.key not in _clients:
+                try:
+                    client = SchemaRegistryClient({"timeout": _BYTES_TIMEOUT_S, **self._settings})
+                except (ValueError, TypeError, KeyError, OSError) as error:
+                    raise ConfigError(f"Schema Registry settings: {error}") from None
+                _bound(client)
+                _clients[self.key] = client
+            return _clients[self.key]
+
+    def _forget(self, client: Any) -> None:
+        with _clients_lock:
+            if _clients.get(self.key) is client:
+                del _clients[self.key]
+        client._rest_client.session.close()
+
+
+def _bound(client: Any) -> None:
+    """Bound the answers that a client reads, before it reads them. They come uncompressed: a small
+    answer could become a large one."""
+    session = client._rest_client.session
+    session.headers["Accept-Encoding"] = "identity"
+    session.event_hooks = {"response": [_bound_answer]}
+
+
+def _bound_answer(response: Any) -> None:
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        response.close()
+        raise ValueError(f"a compressed answer ({encoding[:20]!r}), although none was asked for")
+    response.stream = _bounded_stream()(response.stream)
+
+
+def _bounded_stream() -> Any:
+    import httpx2  # an optional extra
+
+    class BoundedStream(httpx2.SyncByteStream):
+        """The bytes of another stream, up to a bound."""
+
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for part in self._stream:
+                size += len(part)
+                if size > ANSWER_BYTES_MAX:
+                    raise ValueError(f"an answer of more than {ANSWER_BYTES_MAX:,} bytes")
+                yield part
+
+        def close(self) -> None:
+            self._stream.close()
+
+    return BoundedStream

@@ -1,0 +1,306 @@
+"""What a Schema Registry answers, or something else at its address: bounded in size, time and
+number, and never the fault of a record unless the registry says so (2.9)."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import pickle
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.errors import ConfigError, RetryableError, TopologyError
+from integration import RegistryServer
+from spouts import RegistryAvroCodec
+from spouts.codecs import registry, registry_client
+from tests.kit.avro import encoded, framed
+
+pytestmark = [pytest.mark.behaviour("2.9"), pytest.mark.integration]
+
+SMALL = {"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]}
+GOOD = encoded(SMALL, {"word": "dog"})[0]
+SCHEMA = json.dumps({"schema": json.dumps(SMALL)}).encode()
+JSON = "application/json"
+Answer = Callable[[BaseHTTPRequestHandler, int], None]
+Codec = Callable[..., RegistryAvroCodec]
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions are repeated as often as always, without the time between."""
+    monkeypatch.setattr(registry, "_PAUSES_S", (0.001, 0.001))
+
+
+@contextlib.contextmanager
+def answering(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """A server whose ``answer`` gets each request and its number; yields its address, and the paths
+    that were asked for."""
+    asked: list[str] = []
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with lock:
+                asked.append(self.path.partition("?")[0])
+                number = len(asked)
+            with contextlib.suppress(OSError):
+                answer(self, number)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def send(request: BaseHTTPRequestHandler, status: int, body: bytes, kind: str = JSON, **headers: str) -> None:
+    request.send_response(status)
+    for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+        request.send_header(name.replace("_", "-"), value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def document(status: int, code: int) -> tuple[int, bytes]:
+    return status, json.dumps({"error_code": code, "message": "no"}).encode()
+
+
+NOT_A_REGISTRY = {
+    "a page of a proxy": (404, b"<h1>not found</h1>"),
+    "a wrong path": document(404, 404),
+    "no JSON": (200, b"hello"),
+    "another document": (200, b"[1, 2]"),
+    "a number": (200, b"7"),
+    "an empty answer": (200, b""),
+    "no schema": (200, b'{"schema": null}'),
+    "other references": (200, b'{"schema": "1", "references": 7}'),
+    "brackets": (200, b"[" * 200_000),
+    "another address": (302, b""),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_A_REGISTRY)
+def test_what_is_no_answer_of_a_registry_is_about_the_address(kind: str) -> None:
+    with answering(lambda request, _: send(request, *NOT_A_REGISTRY[kind])) as (url, asked):
+        codec = RegistryAvroCodec(url, schema=SMALL)
+        with pytest.raises(
+            ConfigError, match=f"{url} does not answer as a Schema Registry.*check the address"
+        ) as error:
+            codec.decode_good(framed(1, GOOD) + framed(2, GOOD))
+        assert len(str(error.value)) < 600
+        assert len(asked) == 3
+
+
+@pytest.mark.parametrize("kind", ["a page of a proxy", "a wrong path", "no JSON", "a node that lags"])
+def test_an_answer_that_is_wrong_for_a_moment_costs_no_record(kind: str) -> None:
+    wrong = {**NOT_A_REGISTRY, "a node that lags": document(404, 40403)}[kind]
+    with answering(lambda request, n: send(request, *(wrong if n <= 2 else (200, SCHEMA)))) as (url, asked):
+        batch, bad = RegistryAvroCodec(url, schema=SMALL).decode_good(framed(1, GOOD) * 100)
+        assert (batch.num_rows, bad, len(asked)) == (100, [], 3)
+
+
+def test_unknown_ids_are_asked_for_three_times_and_then_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and also in the next task of the process."""
+    with answering(lambda request, _: send(request, *document(404, 40403))) as (url, asked):
+        values = [value for n in range(1_000) for value in framed(n, GOOD)]
+        codec = RegistryAvroCodec(url, schema=SMALL)
+        for _ in range(5):
+            _, bad = pickle.loads(pickle.dumps(codec)).decode_good(values)
+            assert len(bad) == 1_000
+            assert "does not know schema id 7" in bad[7].reason
+            assert len(asked) == 3_000
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+        codec.decode_good(values)
+        assert len(asked) == 4_000  # once more after a while, for a schema may have come
+
+
+def test_an_unknown_id_that_is_registered_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(lambda request, n: send(request, *(document(404, 40403) if n <= 3 else (200, SCHEMA)))) as (url, _):
+        codec = RegistryAvroCodec(url, schema=SMALL)
+        assert len(codec.decode_good(framed(1, GOOD))[1]) == 1
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+        assert codec.decode_good(framed(1, GOOD))[0].num_rows == 1
+
+
+def test_ids_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_UNUSABLE_MAX", 10)
+    monkeypatch.setattr(registry, "_DECODERS_MAX", 10)
+    with answering(lambda request, _: send(request, *document(404, 40403))) as (url, _):
+        codec = RegistryAvroCodec(url, schema=SMALL)
+        codec.decode_good([value for n in range(50) for value in framed(n, GOOD)])
+        assert codec._writers is not None
+        assert list(codec._writers._unusable) == list(range(40, 50))
+    with answering(lambda request, _: send(request, 200, SCHEMA)) as (url, _):
+        codec = RegistryAvroCodec(url, schema=SMALL)
+        batch, _ = codec.decode_good([value for n in range(50) for value in framed(n, GOOD)])
+        assert batch.num_rows == 50
+        assert codec._writers is not None
+        assert len(codec._writers._decoders) == 10
+
+
+def test_a_large_answer_is_not_read_to_its_end() -> None:
+    sent: list[int] = []
+
+    def answer(request: BaseHTTPRequestHandler, _: int) -> None:
+        request.send_response(200)
+        request.end_headers()
+        sent.append(0)
+        for _part in range(1_500):
+            request.wfile.write(b" " * (1 << 20))
+            sent[-1] += 1 << 20
+
+    with answering(answer) as (url, _), pytest.raises(ConfigError, match="an answer of more than 16,777,216 bytes"):
+        RegistryAvroCodec(url, schema=SMALL).decode_good(framed(1, GOOD))
+    assert len(sent) == 3
+    assert max(sent) < 4 * registry_client.ANSWER_BYTES_MAX
+
+
+def test_a_compressed_answer_is_not_unpacked() -> None:
+    bomb = gzip.compress(b" " * (1 << 24) + SCHEMA)
+    packed = answering(lambda request, _: send(request, 200, bomb, Content_Encoding="gzip"))
+    with packed as (url, _), pytest.raises(ConfigError, match="a compressed answer"):
+        RegistryAvroCodec(url, schema=SMALL).decode_good(framed(1, GOOD))
+
+
+@pytest.mark.parametrize("part", ["head", "body", "nothing"])
+def test_an_answer_byte_by_byte_does_not_hold_a_task(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_client, "ANSWER_TIMEOUT_S", 2.0)
+    over = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler, number: int) -> None:
+        if number > 1:
+            send(request, 200, SCHEMA)
+            return
+        if part == "body":
+            request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        elif part == "head":
+            request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        while not over.wait(0.05):
+            if part != "nothing":
+                request.wfile.write(b"x")
+
+    with answering(answer) as (url, _):
+        codec = RegistryAvroCodec({"url": url, "max.retries": 0}, schema=SMALL)
+        with pytest.raises(RetryableError, match="no whole answer in 2 s"):
+            codec.decode_good(framed(1, GOOD))
+        assert codec.decode_good(framed(1, GOOD))[0].num_rows == 1
+        over.set()
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_registry_that_is_busy_is_waited_for(status: int) -> None:
+    with answering(lambda request, _: send(request, status, b"<h1>busy</h1>" * 1_000)) as (url, _):
+        codec = RegistryAvroCodec({"url": url, "max.retries": 0}, schema=SMALL)
+        with pytest.raises(RetryableError, match=f"schema id 1: status {status}") as error:
+            codec.decode_good(framed(1, GOOD))
+        assert len(str(error.value)) < 500
+
+
+DEEP: Any = "int"
+for _ in range(900):
+    DEEP = {"type": "array", "items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        (json.dumps(DEEP), "nests more than 64"),
+        ("/etc/schema.avsc", "is not defined"),
+        ('"long"', "written as long, which is not read as Word"),
+        (json.dumps({**SMALL, "fields": [{"name": "word", "type": "long"}]}), "written as long, which is not read as"),
+    ],
+    ids=lambda each: each[:30],
+)
+def test_a_schema_of_no_use_makes_its_values_bad(schema: str, reason: str) -> None:
+    body = json.dumps({"schema": schema}).encode()
+    with answering(lambda request, _: send(request, 200, body)) as (url, asked):
+        codec = RegistryAvroCodec(url, schema=SMALL)
+        for _ in range(3):
+            batch, bad = codec.decode_good(framed(1, GOOD) * 10)
+            assert (batch.num_rows, len(bad)) == (0, 10)
+            assert bad[0].reason.startswith("schema id 1: ")
+            assert reason in bad[0].reason
+        assert len(asked) == 1
+
+
+def test_references_that_do_not_end_make_a_schema_of_no_use() -> None:
+    def answer(request: BaseHTTPRequestHandler, number: int) -> None:
+        references = [{"name": f"T{number}", "subject": f"s{number}", "version": 1}]
+        found = {"schema": json.dumps(SMALL), "references": references, "subject": "s", "version": 1, "id": number}
+        send(request, 200, json.dumps(found).encode())
+
+    with answering(answer) as (url, asked):
+        _, bad = RegistryAvroCodec(url, schema=SMALL).decode_good(framed(1, GOOD))
+        assert "refers to more than 256 schemas" in bad[0].reason
+        assert len(asked) < 300
+
+
+class TestSubjects:
+    @pytest.fixture
+    def server(self, tmp_path: Path) -> Iterator[RegistryServer]:
+        with RegistryServer(tmp_path / "registry") as server:
+            yield server
+
+    def test_only_schemas_of_the_given_subjects_are_read(self, server: RegistryServer) -> None:
+        mine = server.register("words-value", SMALL)
+        foreign = server.register("attack", {**SMALL, "doc": "other"})
+        values = framed(mine, GOOD) + framed(foreign, GOOD)
+        anyone = RegistryAvroCodec(server.url, subject="words-value")
+        assert anyone.decode_good(values)[0].num_rows == 2
+        codec = RegistryAvroCodec(server.url, subject="words-value", writer_subjects=["words-value"])
+        for _ in range(2):
+            batch, bad = pickle.loads(pickle.dumps(codec)).decode_good(values)
+            assert batch.num_rows == 1
+            assert bad[0].index == 1
+            assert bad[0].reason == f"schema id {foreign}: it is not of words-value, but of attack"
+        assert server.requests[f"/schemas/ids/{foreign}/subjects"] == 1
+
+    @pytest.mark.parametrize("subjects", [[], "words-value"])
+    def test_subjects_are_a_list(self, server: RegistryServer, subjects: Any) -> None:
+        with pytest.raises(TopologyError, match="writer_subjects must be a list"):
+            RegistryAvroCodec(server.url, schema=SMALL, writer_subjects=subjects)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_answer_makes_anything_but_a_known_error(seed: int) -> None:
+    """Mutated answers: a row, a bad record, or an error of ours with the address."""
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    ends = {"rows": 0, "bad": 0, "errors": 0}
+
+    def answer(request: BaseHTTPRequestHandler, _: int) -> None:
+        body = bytearray(SCHEMA)
+        for _change in range(chance.randrange(4)):
+            at = chance.randrange(len(body) + 1)
+            body[at : at + chance.randrange(3)] = chance.choice([b"", b"[", b"}", b"null", b"\xff", b'"', b"9" * 5_000])
+        send(request, chance.choice([200, 200, 200, 200, 404, 500, 301, 204]), bytes(body))
+
+    with answering(answer) as (url, _):
+        codec = RegistryAvroCodec({"url": url, "max.retries": 0}, schema=SMALL)
+        for schema_id in range(300):
+            try:
+                batch, bad = codec.decode_good(framed(schema_id, GOOD))
+                ends["rows" if batch.num_rows else "bad"] += 1
+                assert batch.num_rows + len(bad) == 1
+            except (ConfigError, RetryableError) as error:
+                assert url in str(error)
+                ends["errors"] += 1
+    assert min(ends.values()) > 0, ends
