@@ -54,6 +54,8 @@ def arrow_schema(schema: AvroType) -> pa.Schema:
     ``TopologyError`` for a type without an Arrow type."""
     columns = _Columns()
     if schema.kind == "record":
+        if not schema.fields:
+            raise TopologyError(f"Avro, {schema.name}: a record without fields has no columns")
         return pa.schema(columns.of_record(schema, ()))
     return pa.schema([("value", columns.type_of(schema, "value", ())[0])])
 

@@ -359,6 +359,7 @@ def test_a_name_that_its_namespace_does_not_define_has_none() -> None:
         (record({"type": "fixed", "name": "F", "size": 2**40}), "size must be"),
         (record({"type": 5}), "'5' is not defined"),
         (record({"type": {"type": "fixed", "name": "R", "size": 1}}), "'R' is defined twice"),
+        ({"type": "record", "name": "R", "fields": []}, "a record without fields has no columns"),
         ("[" * 100_000, "cannot be read"),
     ],
     ids=lambda each: str(each)[:40],

@@ -3,15 +3,13 @@ number, and never the fault of a record unless the registry says so (2.9)."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import pickle
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,57 +20,20 @@ from integration import RegistryServer
 from spouts import RegistryAvroCodec
 from spouts.codecs import registry, registry_client
 from tests.kit.avro import encoded, framed
+from tests.kit.avro_fuzz import fuzz_answers
+from tests.kit.registry_answers import answering, send
 
 pytestmark = [pytest.mark.behaviour("2.9"), pytest.mark.integration]
 
 SMALL = {"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]}
 GOOD = encoded(SMALL, {"word": "dog"})[0]
 SCHEMA = json.dumps({"schema": json.dumps(SMALL)}).encode()
-JSON = "application/json"
-Answer = Callable[[BaseHTTPRequestHandler, int], None]
-Codec = Callable[..., RegistryAvroCodec]
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions are repeated as often as always, without the time between."""
     monkeypatch.setattr(registry, "_PAUSES_S", (0.001, 0.001))
-
-
-@contextlib.contextmanager
-def answering(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """A server whose ``answer`` gets each request and its number; yields its address, and the paths
-    that were asked for."""
-    asked: list[str] = []
-    lock = threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            with lock:
-                asked.append(self.path.partition("?")[0])
-                number = len(asked)
-            with contextlib.suppress(OSError):
-                answer(self, number)
-
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def send(request: BaseHTTPRequestHandler, status: int, body: bytes, kind: str = JSON, **headers: str) -> None:
-    request.send_response(status)
-    for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
-        request.send_header(name.replace("_", "-"), value)
-    request.end_headers()
-    request.wfile.write(body)
 
 
 def document(status: int, code: int) -> tuple[int, bytes]:
@@ -281,26 +242,5 @@ class TestSubjects:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_answer_makes_anything_but_a_known_error(seed: int) -> None:
-    """Mutated answers: a row, a bad record, or an error of ours with the address."""
-    chance = random.Random(seed)
-    print(f"seed {seed}")
-    ends = {"rows": 0, "bad": 0, "errors": 0}
-
-    def answer(request: BaseHTTPRequestHandler, _: int) -> None:
-        body = bytearray(SCHEMA)
-        for _change in range(chance.randrange(4)):
-            at = chance.randrange(len(body) + 1)
-            body[at : at + chance.randrange(3)] = chance.choice([b"", b"[", b"}", b"null", b"\xff", b'"', b"9" * 5_000])
-        send(request, chance.choice([200, 200, 200, 200, 404, 500, 301, 204]), bytes(body))
-
-    with answering(answer) as (url, _):
-        codec = RegistryAvroCodec({"url": url, "max.retries": 0}, schema=SMALL)
-        for schema_id in range(300):
-            try:
-                batch, bad = codec.decode_good(framed(schema_id, GOOD))
-                ends["rows" if batch.num_rows else "bad"] += 1
-                assert batch.num_rows + len(bad) == 1
-            except (ConfigError, RetryableError) as error:
-                assert url in str(error)
-                ends["errors"] += 1
-    assert min(ends.values()) > 0, ends
+    counts = fuzz_answers(seed, 300)
+    assert min(counts[each] for each in ("rows", "bad", "errors")) > 0, counts
