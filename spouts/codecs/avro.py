@@ -27,8 +27,8 @@ from spouts.codecs.codec import PerValueCodec, Values, joined
 #: Below this many values, bulk decoding costs more than it saves.
 _BULK_FROM = 16
 #: Values become Arrow columns after this many bytes: as Python objects they can be a hundred times
-#: as large.
-_CHUNK_BYTES = 1 << 20
+#: as large, and the garbage collector goes through all of them again and again.
+_CHUNK_BYTES = 1 << 16
 
 
 class AvroDecoder:
