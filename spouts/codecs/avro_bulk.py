@@ -99,7 +99,7 @@ class BulkAvro:
         try:
             table = polars.read_avro(stream).to_arrow().combine_chunks()
         except BaseException as error:
-            # On a damaged value Rust panics, which is not an Exception. fastavro finds the value.
+            # On a damaged value Rust panics, which is not an Exception. The caller finds the value.
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 return None
             raise
