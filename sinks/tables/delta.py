@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -96,7 +97,7 @@ class DeltaLakeTable(FileTable):
                 schema = deltalake.Schema.from_arrow(self.schema)
                 deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
 
-    def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
+    def write_files(self, table: pa.Table, name: str, folder: Path) -> list[DataFile]:
         for each in self.partition_by:
             if not is_text(table.schema.field(each).type):
                 continue
@@ -106,7 +107,7 @@ class DeltaLakeTable(FileTable):
                         f"{self.location}: Delta Lake takes {text!r} in the partition column {each!r} for null; make it null or "
                         "another text upstream"
                     )
-        return super().write_files(table, name)
+        return super().write_files(table, name, folder)
 
     def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
         opened = header.open

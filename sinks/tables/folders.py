@@ -11,9 +11,10 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,25 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for each in missing:
             sync(each.parent)
+
+
+def link(source: Path, path: Path) -> None:
+    """Give a file another name, unless it has that name already. Raises ``FileNotFoundError`` when
+    the file has neither."""
+    with suppress(FileExistsError):
+        try:
+            os.link(source, path)
+        except FileNotFoundError:
+            if not path.exists():
+                raise
+
+
+def discard(path: Path) -> None:
+    """Remove a folder in one step, so that no program sees a part of it."""
+    gone = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
+    with suppress(FileNotFoundError):
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 ::
 
+    <path>/_ratchet/files/<name>                      the data files
+    <path>/[<partition>/]<name>.parquet               a link to each data file that counts
     <path>/_manifest/<txid>-<epoch>-<attempt>.json    the files of one attempt, written once
     <path>/_manifest/<txid>.compacted.json            the files of all transactions up to this txid
     <path>/_ratchet/unnamed.json                      data files in no manifest, and since when
@@ -12,6 +14,17 @@
 If a txid has several manifests, the one with the highest stamp counts, so a late writer of an old
 attempt changes nothing. A roll-back is a manifest without files. Readers take the compacted
 manifest with the highest txid, and the manifests above that txid: ``ParquetTable(path).dataset()``.
+
+The links are for programs that know no manifests and list the folder. Invariant:
+
+1. A link leads to a whole file that counts, and no row has two links. Only after a rebuild that was
+   killed are there links to what counted before it, until the next driver starts.
+
+So a link is made after its manifest, and after the links that it replaces are gone; a link whose
+file will not count goes first. An attempt makes its links from what its tasks have left in
+``pending``, which a later attempt removes before it publishes, so a driver that comes late makes
+none. Files of an earlier version are named ``.parquet`` themselves; vacuum removes those that no
+longer count.
 """
 
 from __future__ import annotations
@@ -20,13 +33,13 @@ import copy
 import fcntl
 import os
 import re
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,13 +52,24 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
-from framework.topology import FORMER, REBUILT, Header
+from framework.topology import FORMER, REBUILT, Header, Stamp
 from sinks.places import somebody_elses
-from sinks.tables.folders import make_folder, named_errors, overwrite, read_document, sync, write_once
-from sinks.tables.partitions import Texts
-from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
+from sinks.tables.folders import (
+    discard,
+    link,
+    make_folder,
+    named_errors,
+    overwrite,
+    read_document,
+    sync,
+    write_once,
+)
+from sinks.tables.partitions import Texts, folder_of
+from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, may_be_open
 
 _COMPACTED = ".compacted.json"
+#: Where data files are. Their names have no ending that a program would look for.
+_FILES = Path(OWN_FOLDER, "files")
 _FOLDER = re.compile(r"_manifest(\.(?P<generation>[0-9a-f]{12}))?")
 _ATTEMPT = re.compile(r"(?P<txid>\d+)-(?P<epoch>-?\d+)-(?P<attempt>\d+)")
 _READ_TRIES = 10
@@ -70,14 +94,47 @@ class ParquetTable(FileTable):
     def create_table(self) -> None:
         make_folder(self._manifests)
 
+    def prepare(self, topology_id: str) -> Header:
+        header = super().prepare(topology_id)
+        make_folder(self.path / _FILES)
+        if self._is_cut_off():
+            with suppress(_Busy), self._one_at_a_time(_Busy):  # who holds the lock does the same
+                self._show_what_counts(header.done)
+        return header
+
+    def place(self, name: str, partition: Texts, folder: Path) -> tuple[Path, str]:
+        return folder / name, str(_FILES / name)
+
     def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
         opened = header.open
         if opened is None:
             raise InvariantViolation("publishing needs an open transaction")
+        pending, stamp = self._pending(header), header.stamp
+        self._link(pending, [(each, Path(each.path)) for each in files])
+        for each in map(_Manifest.of, self._manifests.glob(f"{opened.txid:012d}-*.json")):
+            if Stamp(each.txid, each.epoch, each.attempt) < stamp:
+                self._hide(self._shown(file) for file in self.files_in(each.path))
         path = self._manifests / f"{opened.txid:012d}-{header.epoch}-{opened.attempt_id}.json"
         write_once(path, {"plan_digest": opened.plan_digest, "files": [each.entry() for each in files]})
+        self._link(pending, [(each, self._shown(each)) for each in files])
+
+    def _link(self, folder: Path, names: Sequence[tuple[DataFile, Path]]) -> None:
+        """Link files from ``folder``, each to a path below the table's folder."""
+        with named_errors(self.path):
+            for each, path in names:
+                target = self.path / path
+                make_folder(target.parent)
+                try:
+                    link(folder / Path(each.path).name, target)
+                except FileNotFoundError as error:
+                    raise StaleWriterError(
+                        f"{self.location}: a later attempt has removed {each.path}", self.read_header().epoch
+                    ) from error
+            for parent in {(self.path / path).parent for _, path in names}:
+                sync(parent)
 
     def roll_back(self, header: Header) -> int:
+        self.discard_pending(header.stamp)
         undone = [each for each in self._live() if each.txid == header.stamp.txid]
         self.publish_files(header, [])
         return sum(len(self.files_in(each.path)) for each in undone)
@@ -87,6 +144,7 @@ class ParquetTable(FileTable):
         header = Header(topology_id, uuid.uuid4().hex, epoch=before.epoch)
         for each in self._manifests.iterdir():
             each.unlink()
+        discard(self._folder / "pending")
         self.raise_header(before, header)
         (self._folder / f"former-{self._chain.generation()}.json").unlink(missing_ok=True)
         self._forget_all_but(self._chain.generation())
@@ -189,8 +247,9 @@ class ParquetTable(FileTable):
             write_once(self._folder / f"former-{generation}.json", {"header": asdict(taken), "generation": before})
             self._chain.replace(expected, new, generation)
             self._forget_all_but(generation, before)
+            self._show_what_counts(expected.done)
         self._links.clear()
-        _discard(other.path)
+        discard(other.path)
 
     @cached_property
     def _links(self) -> dict[Path, list[DataFile]]:
@@ -202,17 +261,14 @@ class ParquetTable(FileTable):
         known = self._links.get(manifest.path)
         if known is not None:
             return known
-        found, folders = [], set()
+        found = []
+        make_folder(self.path / _FILES)
         with named_errors(self.path):
             for each in other.files_in(manifest.path):
-                name = f"rebuilt-{generation}-{uuid.uuid4().hex[:12]}.parquet"
-                folder = self.path / Path(each.path).parent
-                make_folder(folder)
-                os.link(other.path / each.path, folder / name)
-                folders.add(folder)
-                found.append(replace(each, path=str((folder / name).relative_to(self.path))))
-            for folder in folders:
-                sync(folder)
+                path = _FILES / f"rebuilt-{generation}-{uuid.uuid4().hex[:12]}"
+                os.link(other.path / each.path, self.path / path)
+                found.append(replace(each, path=str(path)))
+            sync(self.path / _FILES)
         self._links[manifest.path] = found
         return found
 
@@ -222,7 +278,7 @@ class ParquetTable(FileTable):
         for path in self.path.glob("_manifest*"):
             found = _FOLDER.fullmatch(path.name)  # a partition may begin with these letters, too
             if found is not None and (found["generation"] or "") not in generations:
-                _discard(path)
+                discard(path)
         for path in self._folder.glob("former-*.json"):
             if path.name.removeprefix("former-").removesuffix(".json") != generations[0]:
                 path.unlink(missing_ok=True)
@@ -234,7 +290,7 @@ class ParquetTable(FileTable):
             return self._remove_former()
         self._check_ours(topology_id)
         there = self.path.exists()
-        _discard(self.path)
+        discard(self.path)
         return there
 
     def _remove_former(self) -> bool:
@@ -245,7 +301,7 @@ class ParquetTable(FileTable):
             kept = {each.path for each in self._of_now().files()}
             gone = self._kept_paths() - kept
             (self._folder / f"former-{self._chain.generation()}.json").unlink(missing_ok=True)
-            _discard(self._manifests_of(former["generation"]))
+            discard(self._manifests_of(former["generation"]))
             for path in gone:
                 (self.path / path).unlink(missing_ok=True)
         return True
@@ -281,6 +337,7 @@ class ParquetTable(FileTable):
             if last < 1 or len(chosen) < 2:
                 return before, before
             files = [file for path in chosen for file in self.files_in(path)]
+            make_folder(self.path / _FILES)
             merged = self._merged(files)
             write_once(
                 self._manifests / f"{last:012d}{_COMPACTED}",
@@ -289,6 +346,7 @@ class ParquetTable(FileTable):
             for path in self._manifests.glob("[0-9]*.json"):
                 if _Manifest.of(path).txid <= last and path.name != f"{last:012d}{_COMPACTED}":
                     path.unlink()
+            self._show_what_counts(last)
             return before, before - len(files) + len(merged)
 
     def _merged(self, files: Sequence[DataFile]) -> list[DataFile]:
@@ -297,7 +355,8 @@ class ParquetTable(FileTable):
         found: list[DataFile] = []
         for number, group in enumerate(self._groups(files)):
             rows = self.dataset_of(group).to_table() if len(group) > 1 else None
-            found += group if rows is None else self.write_files(rows, f"{name}-{number}")
+            found += group if rows is None else self.write_files(rows, f"{name}-{number}", self.path / _FILES)
+        sync(self.path / _FILES)
         if sum(each.rows for each in found) != sum(each.rows for each in files):
             raise InvariantViolation(f"{self.location}: compaction would change the number of rows")
         return found
@@ -329,15 +388,13 @@ class ParquetTable(FileTable):
 
     def _remove_unnamed(self, older_than_s: float, spared: Callable[[str], bool]) -> int:
         with self._one_at_a_time():
+            self._show_what_counts(self.read_header().done - 1)
             now, notes = time.time(), self._folder / "unnamed.json"
             before = read_document(notes)["since"] if notes.exists() else {}
-            live = {each.path for each in self.files()} | self._kept_paths()
-            found = {str(path.relative_to(self.path)) for path in self.path.rglob("*.parquet")} - live
-            since = {
-                path: before.get(path, now)
-                for path in found
-                if not spared(path) and not is_of_another_table(path, self.path)
-            }
+            live = [(each.path, str(self._shown(each))) for each in self.files()]
+            found = self._contents() | {str(path) for path in self._parquet_files()}
+            found -= {*chain.from_iterable(live), *self._kept_paths()}
+            since = {path: before.get(path, now) for path in found if not spared(path)}
             gone = {path for path, first in since.items() if now - first >= older_than_s}
             for path in gone:
                 (self.path / path).unlink(missing_ok=True)
@@ -346,14 +403,69 @@ class ParquetTable(FileTable):
 
     @contextmanager
     def _one_at_a_time(self, busy: type[RatchetError] = ConfigError) -> Iterator[None]:
-        with named_errors(self._folder), open(self._folder / "compact.lock", "w", encoding="utf-8") as lock:
+        with named_errors(self._folder), open(self._lock, "a", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise busy(f"{self.location} is being compacted, or rebuilt, by another process: wait for it") from None
+            print("the links are not made yet", file=lock, flush=True)
             yield
 
+    # --- links for programs that list the folder --------------------------------------------------
+
+    def _shown(self, file: DataFile) -> Path:
+        """The path of a file's link. A file of an earlier version needs none."""
+        path = Path(file.path)
+        if path.parent != _FILES:
+            return path
+        return folder_of(self.partition_by, file.partition) / f"{path.name}.parquet"
+
+    def _show_what_counts(self, until_txid: int) -> None:
+        """Remove links to files that no longer count, then make those that are missing, of the
+        transactions up to ``until_txid``: later ones may be replayed, and their driver makes the
+        links. Called under the lock, because a compaction or a rebuild may have been killed."""
+        there = self._parquet_files()  # before the manifests: what is published meanwhile has one
+        live = self._live()
+        counting = {self._shown(file) for each in live for file in self.files_in(each.path)}
+        contents = {Path(each).name for each in self._contents()}
+        self._hide(path for path in there - counting if path.stem in contents)
+        finished = [file for each in live if each.txid <= until_txid for file in self.files_in(each.path)]
+        missing = [(each, path) for each in finished if (path := self._shown(each)) not in there]
+        self._link(self.path / _FILES, [found for found in missing if Path(found[0].path).name in contents])
+        self._lock.write_text("", encoding="utf-8")
+
+    def _is_cut_off(self) -> bool:
+        """Whether a compaction or a rebuild was killed, or runs: its lock is not empty."""
+        return self._lock.exists() and self._lock.stat().st_size > 0
+
+    def _hide(self, links: Iterable[Path]) -> None:
+        with named_errors(self.path):
+            for each in links:
+                if (self.path / _FILES / each.stem).exists():  # otherwise it is no link, but the file
+                    (self.path / each).unlink(missing_ok=True)
+
+    def _contents(self) -> set[str]:
+        """The paths of the data files, those of earlier versions left out."""
+        folder = self.path / _FILES
+        return {str(_FILES / name) for name in os.listdir(folder)} if folder.exists() else set()
+
+    def _parquet_files(self) -> set[Path]:
+        """The files that a program finds by their ending, relative to the table's folder."""
+        found: set[Path] = set()
+        for folder, folders, names in os.walk(self.path):
+            inner = Path(folder).relative_to(self.path)
+            if inner != Path() and OWN_FOLDER in folders:  # another table
+                folders.clear()
+                continue
+            folders[:] = [each for each in folders if inner != Path() or each != OWN_FOLDER]
+            found.update(inner / name for name in names if name.endswith(".parquet"))
+        return found
+
     # --- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _lock(self) -> Path:
+        return self._folder / "compact.lock"
 
     @property
     def _manifests(self) -> Path:
@@ -386,12 +498,8 @@ class ParquetTable(FileTable):
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
 
 
-def _discard(path: Path) -> None:
-    """Remove a folder, so that nobody sees a part of it."""
-    gone = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
-    with suppress(FileNotFoundError):
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+class _Busy(RetryableError):
+    """Another process compacts or rebuilds the table."""
 
 
 def _counting(found: Sequence[_Manifest]) -> list[_Manifest]:

@@ -2,14 +2,14 @@
 
 ::
 
-    <path>/part-<txid>-<epoch>-<attempt>-<task>-<n>.parquet  data files, written by commit tasks
     <path>/_ratchet/header-*.json                            the header (C1)
     <path>/_ratchet/schema.json                              kind, columns, partitioning (C32)
     <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json  the files that each task has written
 
-Tasks only add files that nobody reads yet. When all tasks of an attempt have ended, the driver
-*publishes* its files: one atomic step per txid, in the way of the table's kind. A file that was
-never published is a harmless orphan.
+Tasks only add data files, ``part-<txid>-<epoch>-<attempt>-<task>-<n>``, that nobody reads yet; the
+kind of the table says where. When all tasks of an attempt have ended, the driver *publishes* its
+files: one atomic step per txid, in the way of the table's kind. A file that was never published is
+a harmless orphan.
 
 Invariants:
 
@@ -20,6 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shutil
 import uuid
@@ -53,6 +54,7 @@ from framework.topology import (
     Header,
     HeldFile,
     Reach,
+    Stamp,
     StateReading,
     TransactionAttempt,
     ValueType,
@@ -60,7 +62,7 @@ from framework.topology import (
 )
 from framework.topology.canonical import comparable, python_values
 from sinks.places import check_can_be_made
-from sinks.tables.folders import HeaderChain, make_folder, named_errors, overwrite, read_document, sync
+from sinks.tables.folders import HeaderChain, discard, make_folder, named_errors, overwrite, read_document, sync
 from sinks.tables.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ OWN_FOLDER = "_ratchet"
 _HOLD_TRIES = 20
 #: Format 1 had partition values in folder names only, and no kind.
 _FORMAT = 2
+_PENDING = re.compile(r"(\d+)-(-?\d+)-(\d+)")
 _NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)--?\d+-\d+-")  # epochs of rebuilds are below 0
 
 
@@ -234,13 +237,14 @@ class FileTable(FencedState):
         check_granted(header, attempt, self.location)
         table = pa.Table.from_batches(batches, schema=self.schema)
         name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{fence.writer.replace(':', '-')}"
-        files = self.write_files(table, name)
         pending = self._pending(header)
         make_folder(pending)
+        files = self.write_files(table, name, pending)
         overwrite(pending / f"{fence.writer.replace(':', '-')}.json", {"files": [each.entry() for each in files]})
 
-    def write_files(self, table: pa.Table, name: str) -> list[DataFile]:
-        """Write rows into new files whose names begin with ``name``. They are not published yet."""
+    def write_files(self, table: pa.Table, name: str, folder: Path) -> list[DataFile]:
+        """Write rows into new files whose names begin with ``name``, in ``folder`` or in those of
+        their partitions, as ``place`` says. They are not published yet."""
         if table.num_rows == 0:
             return []
         row_bytes = max(table.nbytes / table.num_rows, 1.0)
@@ -251,21 +255,25 @@ class FileTable(FencedState):
         with named_errors(self.path):
             try:
                 for partition, rows in split(table, self.partition_by):
-                    folder = self.path / folder_of(self.partition_by, partition)
-                    folder.mkdir(parents=True, exist_ok=True)
-                    folders.update(each for each in (folder, *folder.parents) if each.is_relative_to(self.path))
                     for first in range(0, rows.num_rows, rows_max):
-                        path = folder / f"{name}-{next(numbers)}.parquet"
+                        path, where = self.place(f"{name}-{next(numbers)}", partition, folder)
+                        folders.update(each for each in path.parents if each.is_relative_to(self.path))
                         piece = rows.slice(first, rows_max)
                         pq.write_table(piece, path)
                         sync(path)
-                        where = str(path.relative_to(self.path))
                         written.append(DataFile(where, piece.num_rows, path.stat().st_size, partition))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise BadRecordError(f"{self.location} cannot hold these rows: {error}") from error
             for folder in folders:
                 sync(folder)
         return written
+
+    def place(self, name: str, partition: Texts, folder: Path) -> tuple[Path, str]:
+        """Where a data file is written, and the path under which it is recorded: in the folder of
+        its partition, or in ``folder``, one of Ratchet's own. The place's folder is made."""
+        path = self.path / folder_of(self.partition_by, partition) / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path, str(path.relative_to(self.path))
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -349,12 +357,20 @@ class FileTable(FencedState):
         found = self.read_header()
         if found != header:
             raise StaleWriterError(f"{self.location} is open for {found.open}, not for {header.open}", found.epoch)
+        self.discard_pending(stamp)
         if files or stamp.attempt_id > 1:  # a first attempt without rows has nothing to publish
             self.publish_files(header, files)
-        for folder in (self._folder / "pending").iterdir():
-            txid = folder.name.split("-")[0]
-            if txid.isdigit() and int(txid) < stamp.txid:
-                shutil.rmtree(folder, ignore_errors=True)
+
+    def discard_pending(self, before: Stamp) -> None:
+        """Remove what attempts before this one have written, and not published."""
+        pending = self._folder / "pending"
+        with named_errors(pending):
+            for name in os.listdir(pending) if pending.exists() else ():
+                found = _PENDING.fullmatch(name)
+                if found is not None and Stamp(*map(int, found.groups())) < before:
+                    discard(pending / name)
+                elif name.startswith("."):  # what a killed driver was discarding
+                    shutil.rmtree(pending / name, ignore_errors=True)
 
     @abstractmethod
     def create_table(self) -> None:

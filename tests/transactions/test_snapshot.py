@@ -12,6 +12,7 @@ from typing import Any
 
 import deltalake
 import duckdb
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -482,7 +483,10 @@ def test_the_command_prints_json_csv_and_files(tmp_path: Path, monkeypatch: pyte
     assert sorted(ask("words0", "--csv").stdout.splitlines()) == ['"cat",1,2', '"dog",1,1', '"word","count","total"']
     assert ask("words0", "--key", "cat", "--key", "cow", "--csv").stdout.splitlines()[1:] == ['"cat",1,2']
     (path,) = ask("--files").stdout.splitlines()
-    assert Path(path).parent == tmp_path / "rows" and Path(path).exists()
+    assert Path(path).is_relative_to(tmp_path / "rows")
+    assert (
+        len(pd.read_parquet(path)) == duckdb.sql(f"SELECT count(*) FROM read_parquet('{path}')").fetchall()[0][0] == 2
+    )
     *_, file = map(json.loads, ask("--files", "--json").stdout.splitlines())
     assert (file["type"], file["path"], file["rows"]) == ("file", path, 2)
 

@@ -88,7 +88,7 @@ def test_an_attempt_that_died_leaves_orphans_only(table: FileTable) -> None:
     with pytest.raises(StaleWriterError):
         table.publish(dead)
     assert words(table) == ["alive"]
-    assert len(list(table.path.glob("part-1-1-1-*.parquet"))) == 1
+    assert len(list(table.path.glob("part-1-1-1-*.parquet"))) == (1 if isinstance(table, DeltaLakeTable) else 0)
     assert table.vacuum(older_than_s=0) >= 0
     assert words(table) == ["alive"]
 
@@ -309,7 +309,8 @@ def test_files_published_late_of_a_compacted_transaction_are_not_read(tmp_path: 
     files = table.files_of(3)
     manifests = {path: path.read_bytes() for path in (table.path / "_manifest").iterdir()}
     table.compact()
-    table.publish_files(headers[2], files)
+    with pytest.raises(StaleWriterError, match="a later attempt has removed"):
+        table.publish_files(headers[2], files)
     assert words(table) == [f"w{txid}" for txid in range(1, 8)]
     for path, text in manifests.items():
         path.write_bytes(text)

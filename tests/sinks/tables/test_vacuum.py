@@ -37,7 +37,11 @@ def numbers_in(table: pa.Table) -> list[int]:
 
 
 def data_files(table: FileTable) -> list[Path]:
-    return sorted(table.path.glob("*.parquet"))
+    return sorted(
+        (table.path / "_ratchet" / "files").glob("*")
+        if isinstance(table, ParquetTable)
+        else table.path.glob("*.parquet")
+    )
 
 
 @pytest.mark.parametrize("grace_s", [1.0, 3_599.0])
