@@ -13,7 +13,6 @@ POSITIONAL_MAX = 5
 EXCEPTIONS = {
     "datetime": "year, month, day, hour, minute, second",
     "AnchoredTuple": "made for each tuple of a core topology: keywords cost a tenth of its construction",
-    "call": "keytool's command line, in framework.execution.spark.certificate",
     "create": "a command; typer passes its options by name",
     "produce": "a command; typer passes its options by name",
     "peek": "a command; typer passes its options by name",

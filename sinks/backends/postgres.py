@@ -394,7 +394,11 @@ class PostgresBackend(SqlBackend):
         *,
         want_values: bool,
     ) -> pa.Table | None:
-        do = partial(super().apply, header, writer, value_type, deltas, aggregates, want_values=want_values)
+        apply = super().apply
+
+        def do() -> pa.Table | None:
+            return apply(header, writer, value_type, deltas, aggregates, want_values=want_values)
+
         return self._within_limits("apply", deltas.num_rows, do)
 
     def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, Union
 
@@ -57,6 +57,7 @@ class AvroType:
 
     kind: str
     logical: Logical | None = None
+    _: KW_ONLY
     name: str = ""  # of record, enum, fixed: with its namespace
     aliases: frozenset[str] = frozenset()
     fields: list[AvroField] = field(default_factory=list)  # of record
