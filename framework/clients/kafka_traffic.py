@@ -24,6 +24,8 @@ class Traffic:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._latest: str | None = None
+        self._brokers: list[Mapping[str, Any]] = []
+        self._topics: Mapping[str, Any] = {}
         self._sent_bytes = 0
         self._offsets: Mapping[tuple[str, int], int] = {}
         self._throttled_until_s = 0.0
@@ -41,35 +43,35 @@ class Traffic:
     def has_sent(self) -> bool:
         """Whether the client has sent much since the last call that returned True, or is throttled
         by a broker's quota."""
-        brokers, _ = self._parsed()
-        sent = sum(int(each.get("txbytes", 0)) for each in brokers)
+        self._parse()
+        sent = sum(int(each.get("txbytes", 0)) for each in self._brokers)
         if sent - self._sent_bytes >= _SENT_BYTES_MIN:
             self._sent_bytes = sent
             return True
-        return self._is_throttled(brokers)
+        return self._is_throttled()
 
     def has_fetched(self, topic: str, partition: int) -> bool:
         """Whether the client has got on in a partition since the last call, as it does also through
         records that it hands to nobody, such as those of aborted kafka_txns; or is throttled by a
         broker's quota."""
-        brokers, topics = self._parsed()
-        found = topics.get(topic, {}).get("partitions", {}).get(str(partition), {})
+        self._parse()
+        found = self._topics.get(topic, {}).get("partitions", {}).get(str(partition), {})
         offset, known = int(found.get("next_offset", -1)), self._offsets.get((topic, partition), -1)
-        if offset > known:
+        if offset >= 0 and offset != known:  # lower after the partition was placed anew
             self._offsets = {**self._offsets, (topic, partition): offset}
-            if known >= 0:
-                return True
-        return self._is_throttled(brokers)
+        if 0 <= known < offset:
+            return True
+        return self._is_throttled()
 
-    def _is_throttled(self, brokers: list[Mapping[str, Any]]) -> bool:
-        throttle_ms = max((int(each.get("throttle", {}).get("max", 0)) for each in brokers), default=0)
-        if throttle_ms > 0:
-            self._throttled_until_s = max(self._throttled_until_s, self._clock() + throttle_ms / 1000)
+    def _is_throttled(self) -> bool:
         return self._clock() < self._throttled_until_s
 
-    def _parsed(self) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+    def _parse(self) -> None:
         document, self._latest = self._latest, None
         if document is None:
-            return [], {}
+            return
         found = json.loads(document)
-        return list(found.get("brokers", {}).values()), found.get("topics", {})
+        self._brokers, self._topics = list(found.get("brokers", {}).values()), found.get("topics", {})
+        throttle_ms = max((int(each.get("throttle", {}).get("max", 0)) for each in self._brokers), default=0)
+        if throttle_ms > 0:
+            self._throttled_until_s = max(self._throttled_until_s, self._clock() + throttle_ms / 1000)

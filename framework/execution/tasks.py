@@ -202,6 +202,7 @@ class _Runner:
 
     def _read(self, spout: PartitionedSpout, seed: Seed) -> None:
         reader = spout.reader(self.task.topology.conf, self.context)
+        reader.check_alive = self.task.check_alive  # type: ignore[method-assign]
         try:
             for rows in reader.read_all(self.attempt, seed.ranges):
                 stream, batch = on_stream(rows)

@@ -438,6 +438,11 @@ def on_stream(rows: Rows) -> OnStream:
 class PartitionReader(ABC):
     """Reads planned ranges. Lives in a task; one per attempt and task."""
 
+    def check_alive(self) -> None:
+        """Call this now and then while nothing comes: it raises when the attempt was cancelled, and
+        the error must be let through. The framework puts its own in this place; on Spark, a
+        cancelled task is killed."""
+
     @abstractmethod
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         """Yield exactly the planned range of one partition, in order, or raise. A short read must

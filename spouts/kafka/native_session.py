@@ -29,14 +29,16 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import QUEUES_MAX, ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import kafka_error
+from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka import session as limits
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import ColumnChunk, Run
 from spouts.kafka.format import METADATA_TYPES, Parts
+from spouts.kafka.pace import FetchPace
 from spouts.kafka.partitions import TopicPartition, partition_id
-from spouts.kafka.session import NOT_IN_LOG, Range, elsewhere, not_in_log, replaced, silent
+from spouts.kafka.session import DAMAGED, NOT_IN_LOG, Range, damaged, elsewhere, not_in_log, replaced, silent
 
 #: Bytes of values, keys and headers in one chunk.
 CHUNK_BYTES = 32 << 20
@@ -101,7 +103,8 @@ class NativeConsumer:
     Raises ``KafkaException`` as that does."""
 
     def __init__(self, settings: Mapping[str, Any], heard: Callable[[KafkaError], None]) -> None:
-        plain = {name: value for name, value in settings.items() if name != "oauth_cb"}
+        plain = {name: value for name, value in settings.items() if name not in ("oauth_cb", "stats_cb")}
+        self._report = settings.get("stats_cb")
         self._oauth = settings.get("oauth_cb")
         self._heard = heard
         texts = [(name, None if value is None else str(value)) for name, value in plain.items()]
@@ -113,7 +116,9 @@ class NativeConsumer:
     def poll(self) -> tuple[list[tuple[KafkaError, str | None, int]], bool]:
         """Take what librdkafka reports: (events that belong to no partition that is read, as error,
         topic and partition; whether a token was wanted)."""
-        events, errors, wanted = self.raw.serve()
+        events, errors, wanted, *reports = self.raw.serve()
+        if self._report is not None and reports and reports[0] is not None:
+            self._report(reports[0])
         for error in errors:
             self._heard(error)
         if wanted is not None:
@@ -168,6 +173,7 @@ class _Assigned:
     wanted: Range
     is_fresh: bool = True
     placed_again: int = 0
+    damaged_read: int = 0
     end_seen: int = -1
 
 
@@ -183,10 +189,22 @@ class NativeSession:
         self._where = settings.bootstrap_servers
         self._errors = ConnectionErrors(self._where)
         self._assigned: dict[TopicPartition, _Assigned] = {}
+        self._pace = FetchPace()
+        self._check_alive: Callable[[], None] = lambda: None
+        self._kept: set[TopicPartition] = set()  # they keep their place although the read failed
         self._open(QUEUES_MIN)
 
-    def read(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+    def read(
+        self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None] = lambda: None
+    ) -> Iterator[ColumnChunk]:
         """The records of all ranges, in chunks. A chunk may contain several partitions."""
+        if self._pace.is_stale:
+            self._open_anew(self._queues)
+        self._check_alive = check_alive
+        yield from self._read_all(ranges, parts)
+        self._pace.went_well()
+
+    def _read_all(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
             yield from self._read_groups(wanted, sorted(wanted), QUEUES_MAX, parts)
@@ -213,8 +231,11 @@ class NativeSession:
     # --- inside -----------------------------------------------------------------------------------
 
     def _open(self, queues: int) -> None:
-        conf = self._settings.consumer(self._group, queues=queues)
-        self._consumer = self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error))
+        conf = self._pace.settings(self._settings.consumer(self._group, queues=queues))
+        traffic = Traffic()
+        made = {**traffic.settings(conf), **conf}
+        self._consumer = self._errors.made(lambda: NativeConsumer(made, self._errors.on_error))
+        self._traffic = traffic
         self._queues = queues  # not before: without a new consumer, the former goes on with its own
         self._assignment = Assignment(self._consumer)
 
@@ -231,7 +252,8 @@ class NativeSession:
             self._position(ranges)
             yield from self._until_complete(ranges, parts)
         except BaseException as error:
-            self._unassign(list(self._assigned))  # the next read must start clean
+            self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
+            self._kept.clear()
             if isinstance(error, KafkaException):
                 raise kafka_error(error, f"Kafka at {self._where}") from error
             raise
@@ -275,14 +297,26 @@ class NativeSession:
                     last_heard = time.monotonic()
                 elif how == "replaced":
                     raise replaced(tp, wanted, offset, number)
-                elif rows:
+                elif rows or (time.monotonic() - last_heard > limits.QUIET_S and self._traffic.has_fetched(*tp)):
                     last_heard = time.monotonic()
-                elif time.monotonic() - last_heard > limits.SILENCE_MAX_S:
+                elif time.monotonic() - last_heard > limits.SILENCE_MAX_S * self._pace.patience:
+                    self._pace.was_silent()
                     raise silent(tp, position, wanted, self._errors.reason())
+                if not rows:
+                    self._check(ranges, tp, position)
                 self._serve()
             self._assigned[tp].resume = wanted.end
         if len(chunk):
             yield chunk.finish()
+
+    def _check(self, ranges: Mapping[TopicPartition, Range], current: TopicPartition, position: int) -> None:
+        """Let the caller end the read. Partitions of which nothing was taken keep their place."""
+        try:
+            self._check_alive()
+        except BaseException:
+            later = list(ranges)[list(ranges).index(current) + 1 :]
+            self._kept = {*later, *([current] if position == ranges[current].first else [])}
+            raise
 
     def _is_complete(self, tp: TopicPartition, position: int) -> bool:
         assigned = self._assigned[tp]
@@ -299,6 +333,12 @@ class NativeSession:
         assigned = self._assigned[tp]
         if error.code() == KafkaError._PARTITION_EOF:
             assigned.end_seen = max(assigned.end_seen, offset)
+            return
+        if error.code() in DAMAGED:
+            if assigned.damaged_read >= limits.DAMAGED_READ_MAX - 1:
+                raise damaged(tp, max(position, offset), error)
+            self._assign({tp: assigned.wanted.rest(position)})  # it may have been damaged on its way only
+            self._assigned[tp].damaged_read = assigned.damaged_read + 1
             return
         is_elsewhere = error.code() in NOT_IN_LOG and 0 <= offset != position
         if is_elsewhere or not assigned.is_fresh:
@@ -319,7 +359,7 @@ class NativeSession:
             assigned = self._assigned.get(tp)
             if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
                 assigned.wanted, assigned.resume, assigned.is_fresh = wanted, wanted.first, False
-                assigned.placed_again = 0
+                assigned.placed_again = assigned.damaged_read = 0
             else:
                 unplaced[tp] = wanted
         if unplaced:

@@ -60,7 +60,7 @@ class KafkaReader(PartitionReader):
         left_out = _left_out(ranges)
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
         with sessions.lend(self._settings, self._group, self._slot) as session:
-            for chunk in session.read(asked, self._decoder.parts):
+            for chunk in session.read(asked, self._decoder.parts, self.check_alive):
                 self._counts.records += len(chunk)
                 self._counts.bytes += chunk.value_bytes
                 if chunk.sampled_ms is not None:

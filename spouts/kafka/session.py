@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,10 +31,12 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import kafka_error
+from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import MessageChunk
 from spouts.kafka.format import EVERYTHING, Parts
+from spouts.kafka.pace import FetchPace
 from spouts.kafka.partitions import TopicPartition, partition_id
 
 #: Records per call of ``consume`` and per record batch.
@@ -44,13 +46,21 @@ CHUNK_RECORDS = 50_000
 SIDE_BY_SIDE_RECORDS_MAX = 20_000
 #: A consumer reads and drops up to this many records before a range; for more, a seek is cheaper.
 SKIP_RECORDS_MAX = 5_000
-#: A partition that delivers nothing for this long fails the attempt. The replay waits again.
+#: A partition that does not get on for this long fails the attempt. The replay waits again, for
+#: longer and for less at a time (``FetchPace``).
 SILENCE_MAX_S = 10.0
+#: After so long without a record, the statistics of the client tell whether it gets on.
+QUIET_S = 0.5
 #: In one read, a partition whose consumer turns out to be elsewhere is placed anew so many times.
 PLACED_AGAIN_MAX = 5
 _POLL_S = 0.05
 #: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+#: A consumer's errors for a batch that does not fit its checksum, or cannot be decompressed. What
+#: the consumer says of this partition afterwards is of no meaning.
+DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+#: How often a damaged batch is read, since it may have been damaged on its way only.
+DAMAGED_READ_MAX = 2
 
 
 class Range(NamedTuple):
@@ -93,6 +103,7 @@ class _Assigned:
     wanted: Range
     ahead: list[Message] = field(default_factory=list)
     placed_again: int = 0
+    damaged_read: int = 0
     end_seen: int = -1
 
 
@@ -101,15 +112,40 @@ class KafkaSession:
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         self._where = settings.bootstrap_servers
+        self._settings, self._group = settings, group
         self._errors = ConnectionErrors(self._where)
-        heard = {"error_cb": self._errors.on_error}
-        self._consumer = self._errors.made(lambda: Consumer({**settings.consumer(group), **heard}))
-        self._assignment = Assignment(self._consumer)
+        self._pace = FetchPace()
+        self._check_alive: Callable[[], None] = lambda: None
+        self._kept: set[TopicPartition] = set()  # they keep their place although the read failed
+        self._open()
         self._assigned: dict[TopicPartition, _Assigned] = {}
 
-    def read(self, ranges: Mapping[TopicPartition, Range], parts: Parts = EVERYTHING) -> Iterator[MessageChunk]:
+    def read(
+        self,
+        ranges: Mapping[TopicPartition, Range],
+        parts: Parts = EVERYTHING,
+        check_alive: Callable[[], None] = lambda: None,
+    ) -> Iterator[MessageChunk]:
         """The records of all ranges, in chunks. A chunk may contain several partitions. Messages
         always have all parts."""
+        if self._pace.is_stale:
+            former = self._consumer
+            self._open()
+            self._assigned.clear()
+            former.close()
+        self._check_alive = check_alive
+        yield from self._read_all(ranges)
+        self._pace.went_well()
+
+    def _open(self) -> None:
+        conf = self._pace.settings(self._settings.consumer(self._group))
+        traffic = Traffic()
+        made = {**traffic.settings(conf), **conf, "error_cb": self._errors.on_error}
+        self._consumer = self._errors.made(lambda: Consumer(made))
+        self._traffic = traffic
+        self._assignment = Assignment(self._consumer)
+
+    def _read_all(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[MessageChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
             records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
@@ -139,7 +175,8 @@ class KafkaSession:
         try:
             yield from self._until_complete(ranges, at_once)
         except BaseException:
-            self._unassign(list(self._assigned))  # the next read must start clean
+            self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
+            self._kept.clear()
             raise
 
     def _consume(self, most: int, at_once: bool) -> list[Message]:
@@ -174,14 +211,28 @@ class KafkaSession:
                 return
             missing = sum(each.end - position[tp] for tp, each in open_ranges.items())
             heard = self._consume(missing, at_once)
-            if heard:
+            if not heard:
+                self._check(ranges, position)
+            if heard or (
+                time.monotonic() - last_heard > QUIET_S and any(self._traffic.has_fetched(*tp) for tp in open_ranges)
+            ):
                 last_heard = time.monotonic()
-            elif time.monotonic() - last_heard > SILENCE_MAX_S:
+            elif time.monotonic() - last_heard > SILENCE_MAX_S * self._pace.patience:
+                self._pace.was_silent()
                 tp = next(iter(open_ranges))
                 raise silent(tp, position[tp], open_ranges[tp], self._errors.reason())
             records = self._sorted_out(heard, open_ranges, position)
             if records:
                 yield records
+
+    def _check(self, ranges: Mapping[TopicPartition, Range], position: Mapping[TopicPartition, int]) -> None:
+        """Let the caller end the read. Partitions of which nothing was taken keep their place."""
+        try:
+            self._check_alive()
+        except BaseException:
+            untouched = {tp for tp, each in ranges.items() if position[tp] == each.first}
+            self._kept = {tp for tp in untouched & self._assigned.keys() if not self._assigned[tp].ahead}
+            raise
 
     def _sorted_out(
         self, heard: list[Message], open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
@@ -237,8 +288,21 @@ class KafkaSession:
             return
         if error.code() in NOT_IN_LOG:
             self._out_of_range(tp, message, position)
+        elif error.code() in DAMAGED:
+            self._damaged(tp, message, position)
         elif error.fatal() or not error.retriable():
             raise kafka_error(error, f"partition {partition_id(*tp)}")
+
+    def _damaged(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
+        """A batch is damaged. Reads it once more. Raises ``DataLossError`` if it still is."""
+        assigned = self._assigned.get(tp)
+        if tp not in position or assigned is None:
+            self._unassign([tp])
+            return
+        if assigned.damaged_read >= DAMAGED_READ_MAX - 1:
+            raise damaged(tp, max(position[tp], message.offset() or 0), message.error())
+        self._assign(tp, assigned.wanted.rest(position[tp]))
+        self._assigned[tp].damaged_read = assigned.damaged_read + 1
 
     def _out_of_range(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
         """An offset is not in the log. Raises ``DataLossError`` if it is the wanted offset.
@@ -261,7 +325,7 @@ class KafkaSession:
         come."""
         assigned = self._assigned.get(tp)
         if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
-            assigned.wanted, assigned.placed_again = wanted, 0
+            assigned.wanted, assigned.placed_again, assigned.damaged_read = wanted, 0, 0
         else:
             self._assign(tp, wanted)
 
@@ -303,9 +367,9 @@ def _check_epochs(tp: TopicPartition, wanted: Range, records: list[Message]) -> 
 
 
 def silent(tp: TopicPartition, position: int, wanted: Range, reason: str) -> RetryableError:
-    """A partition has delivered nothing for ``SILENCE_MAX_S``."""
+    """A partition did not get on for ``SILENCE_MAX_S``, or longer."""
     return RetryableError(
-        f"partition {partition_id(*tp)} delivered nothing for {SILENCE_MAX_S:g} s, at offset {position} of a range to "
+        f"partition {partition_id(*tp)} delivered nothing for {SILENCE_MAX_S:g} s or more, at offset {position} of a range to "
         f"{wanted.end}{reason}"
     )
 
@@ -323,6 +387,15 @@ def not_in_log(tp: TopicPartition, position: int, error: KafkaError) -> DataLoss
     return DataLossError(
         f"partition {partition_id(*tp)} no longer holds offset {position} as it was: {error.str()}. "
         "Retention removed it, the log was truncated, or the topic was created again"
+    )
+
+
+def damaged(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
+    """The batch at the wanted offset is damaged in the log of its leader."""
+    return DataLossError(
+        f"partition {partition_id(*tp)}: the batch that holds offset {position} is damaged in the broker's log: "
+        f"{error.str()}. Restore it from another replica, by another leader; or give an opaque spout on_data_loss='skip', "
+        "which goes on after the batch and records the gap"
     )
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,8 +45,12 @@ _said: set[str | None] = set()
 class Session(Protocol):
     """One consumer with its positions. Used by one read at a time."""
 
-    def read(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[RecordChunk]:
-        """The records of all ranges, in chunks, with at least these parts."""
+    def read(
+        self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None] = ...
+    ) -> Iterator[RecordChunk]:
+        """The records of all ranges, in chunks, with at least these parts. ``check_alive``: called
+        while nothing comes; when it raises, partitions of which nothing was taken keep their place,
+        so that the next read goes on where this one was."""
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""

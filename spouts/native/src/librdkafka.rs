@@ -94,6 +94,8 @@ pub struct RawMetadata {
 }
 
 type ErrorCallback = unsafe extern "C" fn(*mut RawClient, c_int, *const c_char, *mut c_void);
+type StatisticsCallback =
+    unsafe extern "C" fn(*mut RawClient, *mut c_char, usize, *mut c_void) -> c_int;
 type OauthCallback = unsafe extern "C" fn(*mut RawClient, *const c_char, *mut c_void);
 
 macro_rules! api {
@@ -124,6 +126,7 @@ api! {
     fn rd_kafka_conf_set(*mut RawConf, *const c_char, *const c_char, *mut c_char, usize) -> c_int;
     fn rd_kafka_conf_set_opaque(*mut RawConf, *mut c_void);
     fn rd_kafka_conf_set_error_cb(*mut RawConf, ErrorCallback);
+    fn rd_kafka_conf_set_stats_cb(*mut RawConf, StatisticsCallback);
     fn rd_kafka_conf_set_oauthbearer_token_refresh_cb(*mut RawConf, OauthCallback);
     fn rd_kafka_oauthbearer_set_token(*mut RawClient, *const c_char, i64, *const c_char, *const *const c_char, usize, *mut c_char, usize) -> c_int;
     fn rd_kafka_oauthbearer_set_token_failure(*mut RawClient, *const c_char) -> c_int;
@@ -261,6 +264,8 @@ pub struct Events {
     pub errors: Vec<KafkaError>,
     /// librdkafka wants a token, and this is `sasl.oauthbearer.config`.
     pub token_wanted: Option<String>,
+    /// The latest statistics, in JSON.
+    pub statistics: Option<String>,
 }
 
 type SharedEvents = Mutex<Events>;
@@ -299,6 +304,22 @@ unsafe extern "C" fn on_token_wanted(
     opaque: *mut c_void,
 ) {
     locked(&*(opaque as *const SharedEvents)).token_wanted = Some(text_of(config));
+}
+
+/// # Safety
+/// As `on_error`; `text` has `length` bytes. Returns 0: the library frees the text.
+unsafe extern "C" fn on_statistics(
+    _: *mut RawClient,
+    text: *mut c_char,
+    length: usize,
+    opaque: *mut c_void,
+) -> c_int {
+    if !text.is_null() {
+        let bytes = std::slice::from_raw_parts(text as *const u8, length);
+        locked(&*(opaque as *const SharedEvents)).statistics =
+            Some(String::from_utf8_lossy(bytes).into_owned());
+    }
+    0
 }
 
 fn locked(events: &SharedEvents) -> std::sync::MutexGuard<'_, Events> {
@@ -399,6 +420,7 @@ impl Client {
             }
             (api().rd_kafka_conf_set_opaque)(conf, Arc::as_ptr(&events) as *mut c_void);
             (api().rd_kafka_conf_set_error_cb)(conf, on_error);
+            (api().rd_kafka_conf_set_stats_cb)(conf, on_statistics);
             if asks_for_tokens {
                 (api().rd_kafka_conf_set_oauthbearer_token_refresh_cb)(conf, on_token_wanted);
             }

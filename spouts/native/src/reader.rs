@@ -111,8 +111,14 @@ type Event = (Option<String>, i32, i64, i32, String);
 /// (rows that were added, the next offset, how it ended, offset, code or epoch, text)
 type Filled = (usize, i64, &'static str, i64, i32, String);
 
-/// (events, errors, the configuration for a token if one is wanted)
-type Served<'py> = (Vec<Event>, Vec<Bound<'py, PyAny>>, Option<String>);
+/// (events, errors, the configuration for a token if one is wanted, statistics in JSON if there are
+/// new ones)
+type Served<'py> = (
+    Vec<Event>,
+    Vec<Bound<'py, PyAny>>,
+    Option<String>,
+    Option<String>,
+);
 
 fn positions(placed: Vec<Placed>) -> Vec<Position> {
     let position = |(topic, partition, offset, leader_epoch)| Position {
@@ -177,7 +183,7 @@ impl Consumer {
     }
 
     /// What does not belong to a partition: (events, errors that librdkafka has reported, the
-    /// configuration for a token if one is wanted). Never waits.
+    /// configuration for a token if one is wanted, new statistics in JSON). Never waits.
     fn serve<'py>(&self, py: Python<'py>) -> PyResult<Served<'py>> {
         let (events, reported) = self.with(py, |state| {
             let mut heard = Vec::new();
@@ -193,7 +199,7 @@ impl Consumer {
             .iter()
             .map(|error| python_error(py, error))
             .collect::<PyResult<Vec<_>>>()?;
-        Ok((events, errors, reported.token_wanted))
+        Ok((events, errors, reported.token_wanted, reported.statistics))
     }
 
     /// Topic -> the numbers of its partitions.

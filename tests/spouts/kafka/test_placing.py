@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, Message
 
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.native_session import NativeSession
+from spouts.kafka.pace import FetchPace
 from spouts.kafka.session import PLACED_AGAIN_MAX, KafkaSession, Range
 
 TP = ("orders", 3)
@@ -90,7 +91,7 @@ def test_records_that_came_with_an_event_are_not_kept_beside_those_that_come_aga
         [heard("payments", 0)],
     ]
     session = object.__new__(KafkaSession)
-    session._where, session._assigned = "nowhere", {}
+    session._where, session._assigned, session._pace = "nowhere", {}, FetchPace()
     session._consumer = SimpleNamespace(
         incremental_unassign=lambda partitions: None, consume=lambda most, wait_s: came.pop(0)
     )

@@ -47,6 +47,7 @@ from spouts.kafka import session as python_session
 from spouts.kafka.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.format import EVERYTHING, METADATA_TYPES, Parts
 from spouts.kafka.native_session import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
+from spouts.kafka.pace import FetchPace
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.session import KafkaSession, Range
 from spouts.kafka.sessions import KafkaSessions, reader_of, say_reader
@@ -382,7 +383,7 @@ def test_what_a_consumer_fetches_ahead_does_not_grow_with_its_queues(queues: int
 def test_many_partitions_are_read_group_by_group(monkeypatch: pytest.MonkeyPatch, records: int, together: int) -> None:
     """So a consumer never has more queues than its memory was divided among."""
     session = object.__new__(NativeSession)
-    session._assigned, session._queues = {}, QUEUES_MIN
+    session._assigned, session._queues, session._pace = {}, QUEUES_MIN, FetchPace()
     read: list[list[TopicPartition]] = []
 
     def reading(ranges: dict[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:

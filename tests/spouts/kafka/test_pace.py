@@ -1,0 +1,163 @@
+"""Slow, throttled and aborted data is no silence; after a silence, less is fetched at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_traffic import Traffic
+from framework.errors import RetryableError
+from spouts.kafka import session as limits
+from spouts.kafka.format import EVERYTHING
+from spouts.kafka.native_session import NativeSession
+from spouts.kafka.pace import FetchPace
+from spouts.kafka.session import KafkaSession, Range
+from tests.kit.quotas import limit_client
+from tests.kit.topics import Topics
+
+READERS = [NativeSession, KafkaSession]
+
+
+class Cancelled(Exception):
+    pass
+
+
+def stop() -> None:
+    raise Cancelled
+
+
+@pytest.fixture(params=READERS)
+def opened(request: pytest.FixtureRequest, topics: Topics) -> Iterator[Any]:
+    """Makes sessions of one reader."""
+    made: list[Any] = []
+
+    def make(**settings: Any) -> Any:
+        named = {key.replace("_", "."): value for key, value in settings.items()}
+        made.append(request.param(KafkaSettings(topics.bootstrap_servers, named), "g"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def values(session: Any, tp: tuple[str, int], wanted: Range, **options: Any) -> list[bytes]:
+    found: list[bytes] = []
+    for chunk in session.read({tp: wanted}, EVERYTHING, **options):
+        raw = chunk.raw("value")
+        found += raw if isinstance(raw, list) else raw.to_pylist()
+    return found
+
+
+def test_a_pace_is_slower_after_each_silence_and_quick_again_after_a_while() -> None:
+    now = [0.0]
+    pace = FetchPace(lambda: now[0])
+    conf = {"max.partition.fetch.bytes": 2 << 20}
+    assert pace.settings(conf) == conf and pace.patience == 1
+    sizes = []
+    for _ in range(6):
+        pace.was_silent()
+        assert pace.is_stale
+        sizes.append(pace.settings({**conf, "fetch.message.max.bytes": 4 << 20})["max.partition.fetch.bytes"])
+        assert not pace.is_stale
+    assert sizes == [262_144, 16_384, 1_024, 64, 64, 64]
+    assert pace.patience == 6
+    now[0] = 50
+    pace.went_well()
+    assert not pace.is_stale
+    now[0] = 70
+    pace.went_well()
+    assert pace.is_stale and pace.settings(conf) == conf and pace.patience == 1
+
+
+def test_offsets_that_are_handed_to_nobody_are_progress() -> None:
+    traffic = Traffic()
+
+    def report(offset: int, throttle_ms: int = 0) -> None:
+        partitions = {"orders": {"partitions": {"0": {"next_offset": offset}}}}
+        traffic.report(json.dumps({"brokers": {"b": {"throttle": {"max": throttle_ms}}}, "topics": partitions}))
+
+    assert not traffic.has_fetched("orders", 0)
+    report(5)
+    assert not traffic.has_fetched("orders", 0)  # where it stands
+    report(9)
+    assert traffic.has_fetched("orders", 0)
+    assert not traffic.has_fetched("orders", 0)
+    report(9)
+    assert not traffic.has_fetched("orders", 0)
+    report(3)
+    assert not traffic.has_fetched("orders", 0)  # it was placed again
+    report(6)
+    assert traffic.has_fetched("orders", 0)
+    report(6, throttle_ms=60_000)
+    assert traffic.has_fetched("orders", 0) and traffic.has_fetched("orders", 0)
+
+
+def test_one_report_tells_of_every_partition() -> None:
+    traffic = Traffic()
+    for offset in (5, 9):
+        partitions = {"orders": {"partitions": {str(each): {"next_offset": offset} for each in range(3)}}}
+        traffic.report(json.dumps({"brokers": {}, "topics": partitions}))
+        found = [traffic.has_fetched("orders", each) for each in range(3)]
+    assert found == [True] * 3
+
+
+@pytest.mark.integration
+def test_aborted_data_that_takes_longer_than_a_silence(
+    topics: Topics, name: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 MB that nobody gets, at 1 MB a second, and then one record."""
+    topics.create(name, max_message_bytes="2000000")
+    aborted = [b"%d" % each + b"x" * 900_000 for each in range(14)]
+    for value in aborted:
+        topics.send_in_kafka_txn(name, [value], end=lambda producer: producer.abort_transaction(60))
+    topics.send(name, [b"the only one"])
+    limit_client(topics.bootstrap_servers, name, "consumer_byte_rate", 1_000_000)
+    monkeypatch.setattr(limits, "SILENCE_MAX_S", 3.0)
+    session = opened(client_id=name, max_partition_fetch_bytes=2_000_000)
+    assert values(session, (name, 0), Range(0, 29)) == [b"the only one"]
+
+
+@pytest.mark.integration
+def test_a_silence_is_followed_by_smaller_fetches(
+    topics: Topics, name: str, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.create(name)
+    monkeypatch.setattr(limits, "SILENCE_MAX_S", 0.2)
+    session = opened()
+    with pytest.raises(RetryableError, match=f"{name}/0 delivered nothing"):
+        values(session, (name, 0), Range(0, 2))
+    before = session._consumer
+    topics.send(name, [b"a", b"b"])
+    assert values(session, (name, 0), Range(0, 2)) == [b"a", b"b"]
+    assert session._consumer is not before
+    assert session._pace.patience == 2
+
+
+@pytest.mark.integration
+def test_a_read_that_is_cancelled_before_a_record_came_keeps_its_place(topics: Topics, name: str, opened: Any) -> None:
+    topics.create(name, 2)
+    session = opened()
+    topics.send(name, [b"a"], 1)
+    with pytest.raises(Cancelled):
+        values(session, (name, 0), Range(0, 1), check_alive=stop)
+    placed = session._assigned[(name, 0)]
+    topics.send(name, [b"b"])
+    assert values(session, (name, 0), Range(0, 1), check_alive=lambda: None) == [b"b"]
+    assert session._assigned[(name, 0)] is placed
+
+
+@pytest.mark.integration
+def test_a_read_that_is_cancelled_after_a_record_came_begins_again(topics: Topics, name: str, opened: Any) -> None:
+    topics.create(name)
+    topics.send(name, [b"a"])
+    session = opened()
+    assert values(session, (name, 0), Range(0, 1)) == [b"a"]
+    with pytest.raises(Cancelled):
+        values(session, (name, 0), Range(0, 2), check_alive=stop)
+    topics.send(name, [b"b"])
+    assert values(session, (name, 0), Range(0, 2)) == [b"a", b"b"]
