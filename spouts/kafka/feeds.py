@@ -59,6 +59,11 @@ class Feed(ABC):
         """Take no records of these partitions, and of all others again."""
 
     @abstractmethod
+    def position(self, tp: TopicPartition) -> int | None:
+        """The offset after the last record of a partition that was taken. None while more have
+        arrived that were not taken."""
+
+    @abstractmethod
     def take(self) -> tuple[RecordChunk | None, list[Event]]:
         """Up to about ``CHUNK_RECORDS`` records that have arrived, by partition, and the events.
         Never waits."""
@@ -82,6 +87,7 @@ class MessageFeed(Feed):
         self._assigned: set[TopicPartition] = set()
         self._paused: Set[TopicPartition] = set()
         self._early: list[Message] = []
+        self._next: dict[TopicPartition, int] = {}  # after what was taken
 
     def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
         if not self._assigned.isdisjoint(positions):
@@ -89,6 +95,7 @@ class MessageFeed(Feed):
             self._consumer.incremental_unassign(held)
         self._assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in positions.items()])
         self._assigned.update(positions)
+        self._next.update({tp: at.offset for tp, at in positions.items()})
         # librdkafka remembers a pause of a partition that was unassigned meanwhile.
         self.pause(self._paused - positions.keys())
         self.ended -= positions.keys()
@@ -101,10 +108,14 @@ class MessageFeed(Feed):
             self._consumer.resume([ClientPartition(*tp) for tp in self._paused - wanted])
         self._paused = wanted
 
+    def position(self, tp: TopicPartition) -> int | None:
+        return None if any(partition_of(each) == tp for each in self._early) else self._next[tp]
+
     def take(self) -> tuple[MessageChunk | None, list[Event]]:
         events = self.hear() if not self._early else []
         # Stable: each partition in its order.
         records, self._early = sorted(self._early, key=partition_of), []
+        self._next.update({partition_of(each): each.offset() + 1 for each in records})
         return MessageChunk(records) if records else None, events
 
     def hear(self) -> list[Event]:
@@ -172,6 +183,9 @@ class ColumnFeed(Feed):
 
     def pause(self, wanted: Set[TopicPartition]) -> None:
         self._paused = wanted
+
+    def position(self, tp: TopicPartition) -> int:
+        return self._next[tp].offset
 
     def take(self) -> tuple[ColumnChunk | None, list[Event]]:
         events = self.hear()

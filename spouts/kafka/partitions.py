@@ -17,6 +17,9 @@ from typing import Any
 
 from framework.topology.spouts import LEFT_OUT, Meta
 
+#: Reasons of gaps after which offsets mean the same records as before.
+SAME_LOG = frozenset({"retention", "damaged"})
+
 #: A topic and the number of a partition.
 TopicPartition = tuple[str, int]
 
@@ -59,7 +62,7 @@ class Position:
         self.gap = {"reason": reason, "from_offset": self.offset, "to_offset": to_offset}
         self.lost_records += lost
         self.gaps += 1
-        if reason != "retention":
+        if reason not in SAME_LOG:
             self.left_out = ()  # the log may hold other records at these offsets
         self.offset, self.leader_epoch = to_offset, None
 

@@ -32,12 +32,13 @@ from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord, WrittenTopic
 from framework.topology.spouts import LEFT_OUT, Meta
 from spouts.codecs.bad_records import BadRecordShares
+from spouts.kafka.damage import Damage, find_damage
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.looking import RecordViewer
 from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
-from spouts.kafka.partitions import Position, position_after, position_of, reaches, topic_and_number
+from spouts.kafka.partitions import SAME_LOG, Position, position_after, position_of, reaches, topic_and_number
 from spouts.kafka.watch import KafkaWatch
 
 _log = get_logger()
@@ -73,6 +74,8 @@ class _Seen:
     _: KW_ONLY
     amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that are too short, or gone
     reader_lost: bool = False  # whether the reader has found a loss since the last plan
+    lost_plan: Mapping[str, Meta] = field(default_factory=dict)  # what it was reading
+    damage: dict[str, tuple[Damage, ...]] = field(default_factory=dict)  # in the way of these partitions
     found_nothing: bool = False
 
 
@@ -161,12 +164,16 @@ class KafkaPlanner(PartitionPlanner):
 
     def lost(self, plan: Mapping[str, Meta]) -> None:
         self._seen.reader_lost = True
+        self._seen.lost_plan = plan
 
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
         self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
         self._bad_records.check(read)
 
     def committed(self, plan: Mapping[str, Meta]) -> None:
+        for partition in plan.keys() & self._seen.damage.keys():
+            left = [each for each in self._seen.damage.pop(partition) if each.next > plan[partition]["next_offset"]]
+            self._seen.damage.update({partition: tuple(left)} if left else {})
         for partition, meta in plan.items():
             gap, gaps = meta.get("gap"), int(meta.get("gaps", 0))
             told = self._gaps_told.get(partition, gaps if gap is None else gaps - 1)
@@ -241,7 +248,7 @@ class KafkaPlanner(PartitionPlanner):
         return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
 
     def offsets(self, meta: Meta) -> range | None:
-        if (meta.get("gap") or {}).get("reason", "retention") != "retention":
+        if (meta.get("gap") or {}).get("reason", "retention") not in SAME_LOG:
             return None  # the entry before is of another log
         return range(int(meta["first_offset"]), int(meta["next_offset"]))
 
@@ -306,7 +313,7 @@ class KafkaPlanner(PartitionPlanner):
         for partition, position in positions.items():
             end = ends.get(partition)
             if end is not None and not self._is_short(partition, position, end):
-                available[partition] = end.offset - position.offset
+                available[partition] = self._readable_end(partition, position, end) - position.offset
         turn = 0
         if len(available) > limits.batch_records_max:  # it says who comes first
             turn = sum(int(meta["next_offset"]) for meta in previous.values() if meta is not None)
@@ -396,9 +403,11 @@ class KafkaPlanner(PartitionPlanner):
             self._check(partition, position, topics)
         if after_loss:
             self._check_epochs(positions, topics, ends)
-            self._seen.reader_lost = False  # only now: if a step before fails, all are repeated
         if new:
             positions.update(self._begin(new, topics, ends, first=first))
+        if after_loss:
+            self._look_for_damage(positions, topics)
+            self._seen.reader_lost = False  # only now: if a step before fails, all are repeated
         return positions
 
     def _check(self, partition: str, position: Position, topics: KafkaTopics) -> None:
@@ -442,6 +451,29 @@ class KafkaPlanner(PartitionPlanner):
         }
         for partition in truncated(self._settings, self._reader_group, doubtful):
             positions[partition].skip("truncated", positions[partition].offset)
+
+    def _look_for_damage(self, positions: Mapping[str, Position], topics: KafkaTopics) -> None:
+        """Find the batches that the reader could not read, where the user has chosen to go on after
+        them."""
+        if not self._source.skips_lost_data:
+            return
+        ranges = {
+            partition: (positions[partition].offset, int(meta["next_offset"]))
+            for partition, meta in self._seen.lost_plan.items()
+            if partition in positions
+            and topics.leaders.get(partition) is not None
+            and positions[partition].gap is None
+            and positions[partition].offset < int(meta["next_offset"])
+        }
+        self._seen.damage.update(find_damage(self._settings, self._reader_group, ranges))
+
+    def _readable_end(self, partition: str, position: Position, end: Offset) -> int:
+        """Where the next range of a partition has to end at the latest: before a damaged batch. At
+        such a batch, skips it."""
+        damage = [each for each in self._seen.damage.get(partition, ()) if each.next > position.offset]
+        if damage and damage[0].first <= position.offset:
+            position.skip("damaged", damage.pop(0).next)
+        return max(min(damage[0].first if damage else end.offset, end.offset), position.offset)
 
     def _check_gone(self, partition: str, position: Position) -> None:
         """The topic is gone or not visible. When this has lasted long enough to be believed, the

@@ -26,12 +26,13 @@ from framework.clients.kafka_errors import kafka_error
 from framework.errors import DataLossError, FailedException, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.chunk import RecordChunk
+from spouts.kafka.damage import after_damage
 from spouts.kafka.feeds import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.format import EVERYTHING, Parts
 from spouts.kafka.group import GroupOffsets
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, topic_and_number
-from spouts.kafka.session import NOT_IN_LOG
+from spouts.kafka.session import DAMAGED, NOT_IN_LOG
 from spouts.kafka.sessions import reader_of
 
 _log = get_logger()
@@ -71,6 +72,7 @@ class KafkaTail:
         tasks: int,
         parts: Parts = EVERYTHING,
     ) -> None:
+        self._settings, self._group_id = settings, group
         self._where = settings.bootstrap_servers
         self._start = start
         self._skip_lost = skip_lost
@@ -90,6 +92,8 @@ class KafkaTail:
         self._lost: dict[
             TopicPartition, tuple[int, str]
         ] = {}  # (offset that the log does not hold, the text of the consumer's error)
+        self._damaged: dict[TopicPartition, str] = {}  # they are at a damaged batch, or were elsewhere after one
+        self._garbled: set[TopicPartition] = set()  # the consumer may go on at an offset that a damaged batch holds
         self._problem: Exception | None = None
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
@@ -163,7 +167,8 @@ class KafkaTail:
     @property
     def at_ends(self) -> bool:
         """Whether every known partition has been read to its end."""
-        return self._complete and not self._starting and not self._lost and self._assigned.keys() <= self._feed.ended
+        amiss = self._starting or self._lost or self._damaged
+        return self._complete and not amiss and self._assigned.keys() <= self._feed.ended
 
     def poll(self) -> RecordChunk | None:
         """The records that have arrived, by partition; None if there are none."""
@@ -233,6 +238,7 @@ class KafkaTail:
         self._errors.connected = True
         self._tell_missing(frozenset(topics.missing))
         begins = self._placed_again(topics)
+        self._assign(self._after_damage(topics))
         mine = [topic_and_number(each) for each in topics.leaders]
         new = [
             tp
@@ -240,7 +246,9 @@ class KafkaTail:
             if tp not in self._assigned and tp not in self._starting and task_of(*tp, self._tasks) == self._task
         ]
         begins.update(self._begins(new, topics) if new else {})
-        self._complete = not self._lost and all(tp in begins or tp in self._starting for tp in new)
+        self._complete = (
+            not self._lost and not self._damaged and all(tp in begins or tp in self._starting for tp in new)
+        )
         return begins
 
     def _tell_missing(self, missing: frozenset[str]) -> None:
@@ -327,6 +335,23 @@ class KafkaTail:
         self._assign(further)
         return begins
 
+    def _after_damage(self, topics: KafkaTopics) -> dict[TopicPartition, Position]:
+        """Where partitions go on of which a batch is damaged. A batch that was damaged on its way
+        only is read again."""
+        placed = {}
+        for tp, text in self._damaged.items():
+            offset = self._feed.position(tp)
+            if offset is None or topics.leaders.get(partition_id(*tp)) is None:
+                self._looked_up = _soon(time.monotonic())
+                continue
+            at = after_damage(self._settings, self._group_id, tp, offset)
+            if at > offset:
+                self._data_lost(
+                    f"partition {partition_id(*tp)}: the batch that holds offset {offset} is damaged in the broker's log: {text}"
+                )
+            placed[tp] = Position(at, self._assigned[tp].topic_id)
+        return placed
+
     def _assign(self, begins: Mapping[TopicPartition, Position]) -> None:
         """Read partitions from these positions on."""
         if not begins:
@@ -340,12 +365,23 @@ class KafkaTail:
             self._assigned[tp] = position
             self.sought.pop(tp, None)
             self._lost.pop(tp, None)
+            self._damaged.pop(tp, None)
 
     def _process(self, events: Iterable[Event]) -> None:
         """Process all events, and answers of the group. Keeps the first error for ``poll``."""
         self._group.advance()
         for tp, error, offset in events:
-            if error.code() in NOT_IN_LOG and tp in self._assigned:
+            if tp in self._damaged:
+                continue  # of no meaning after a damaged batch
+            if error.code() in DAMAGED and tp in self._assigned:
+                self._damaged[tp] = error.str()
+                self._garbled.add(tp)
+                self._looked_up = None
+            elif error.code() in NOT_IN_LOG and tp in self._garbled and offset != self._feed.position(tp):
+                # Not where it was placed: place it there again; a loss is reported for that offset.
+                self._damaged[tp] = error.str()
+                self._looked_up = None
+            elif error.code() in NOT_IN_LOG and tp in self._assigned:
                 self._lost[tp] = offset if offset is not None else self._assigned[tp].offset, error.str()
                 self._looked_up = None  # look up at once what has happened to it
             elif error.fatal() or not error.retriable():
