@@ -52,6 +52,10 @@ class RecordChunk(ABC):
     def value_bytes(self) -> int:
         """The bytes of all values."""
 
+    @abstractmethod
+    def larger_than(self, size: int) -> list[int]:
+        """The rows whose values have more bytes."""
+
     @property
     @abstractmethod
     def sampled_ms(self) -> tuple[int, int] | None:
@@ -135,6 +139,9 @@ class MessageChunk(RecordChunk):
                 first, size = row, 0
             size += its
         yield self if first == 0 else MessageChunk(self.messages[first:])
+
+    def larger_than(self, size: int) -> list[int]:
+        return [row for row, message in enumerate(self.messages) if len(message) > size]
 
     @property
     def sampled_ms(self) -> tuple[int, int] | None:
@@ -232,6 +239,11 @@ class ColumnChunk(RecordChunk):
     @property
     def value_bytes(self) -> int:
         return self._value_bytes
+
+    def larger_than(self, size: int) -> list[int]:
+        sizes = pc.fill_null(pc.binary_length(self._values), 0).to_numpy(zero_copy_only=False)
+        found: list[int] = np.flatnonzero(sizes > size).tolist()
+        return found
 
     @property
     def sampled_ms(self) -> tuple[int, int] | None:

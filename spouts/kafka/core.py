@@ -34,7 +34,7 @@ from spouts.kafka.format import EVERYTHING
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.sessions import reader_of, say_reader
-from spouts.kafka.streams import TopicStream, checked_source, checked_streams
+from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
 from spouts.kafka.tail import KafkaTail
 from spouts.retries import Retries, RetryPolicy
 
@@ -192,6 +192,7 @@ class KafkaSpout(ReplayableSpout):
 
     **What goes wrong.** ``on_bad_record``: a record that cannot be decoded fails the topology
     ("fail"), is left out ("skip"), or is emitted on the stream ``dead_letters`` ("dead_letter").
+    So is a value of more than ``record_bytes_max`` bytes.
     ``on_data_loss``: an offset that is gone before it was read (retention, a truncated log, or a
     topic that was deleted and created again) fails the topology ("fail") or is skipped ("skip").
     With "skip", a topic that was created again is read from its beginning.
@@ -219,6 +220,7 @@ class KafkaSpout(ReplayableSpout):
         commit_every_s: float = COMMIT_EVERY_S,
         on_bad_record: Literal["fail", "skip", "dead_letter"] = "fail",
         on_data_loss: Literal["fail", "skip"] = "fail",
+        record_bytes_max: int = RECORD_BYTES_MAX,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if guarantee not in _GUARANTEES:
@@ -241,6 +243,7 @@ class KafkaSpout(ReplayableSpout):
             header_codecs=header_codecs,
             metadata=metadata,
             on_bad_record=on_bad_record,
+            record_bytes_max=record_bytes_max,
         )
         self._guarantee = guarantee
         self._retry = retry if retry is not None else RetryPolicy()

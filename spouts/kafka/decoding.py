@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
@@ -78,6 +79,13 @@ class RecordDecoder:
 
 def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
     columns: list[pa.Array] = []
+    large = chunk.larger_than(its.record_bytes_max) if chunk.value_bytes > its.record_bytes_max else []
+    if large:
+        rejected = chunk.take(large)
+        chunk = chunk.take(np.delete(np.arange(len(chunk)), large).tolist())
+        yield _too_large(its, rejected, topic_ids)
+        if not len(chunk):
+            return
     for what, codec in its.records.codecs():
         raw = chunk.raw(what)
         if its.on_bad_record is OnBadRecord.FAIL:
@@ -101,6 +109,24 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
     yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=list(its.fields)), its.stream)
 
 
+def _too_large(its: StreamFormat, rejected: C, topic_ids: Mapping[str, str | None]) -> Decoded[C]:
+    """Records above the limit. Their codec does not see them, and their dead letters have the first
+    bytes only."""
+    said = f"the value is larger than record_bytes_max ({its.record_bytes_max:,} bytes)"
+    if its.on_bad_record is OnBadRecord.FAIL:
+        topic, partition, offset = (rejected.metadata(name)[0].as_py() for name in ("topic", "partition", "offset"))
+        raise BadRecordError(
+            f"topic {topic!r}, partition {partition}, offset {offset}: {said}; raise it if it is wanted"
+        )
+    letters = None
+    if its.on_bad_record is OnBadRecord.DEAD_LETTER:
+        reason = f"{said}; the first {LARGE_SHOWN_BYTES:,} bytes are kept here"
+        letters = dead_letters(
+            "value", rejected, [reason] * len(rejected), topic_ids, value_bytes_max=LARGE_SHOWN_BYTES
+        )
+    return Decoded(rejected, letters, its.stream, letters=True)
+
+
 def _decoded_or_failed(what: str, codec: Codec, raw: Values | pa.BinaryArray, chunk: RecordChunk) -> pa.RecordBatch:
     try:
         return codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
@@ -116,6 +142,8 @@ def _decoded_or_failed(what: str, codec: Codec, raw: Values | pa.BinaryArray, ch
 
 
 _ADVICE = "mend the record's source, or give the spout on_bad_record='dead_letter' or 'skip'"
+#: How much of a value that is too large a dead letter has.
+LARGE_SHOWN_BYTES = 65_536
 #: How much of a record that cannot be decoded is shown.
 _SHOWN_BYTES = 80
 
@@ -129,19 +157,33 @@ def _listed(values: Values | pa.BinaryArray) -> Values:
 
 
 def dead_letters(
-    what: str, rejected: RecordChunk, reasons: Sequence[str], topic_ids: Mapping[str, str | None]
+    what: str,
+    rejected: RecordChunk,
+    reasons: Sequence[str],
+    topic_ids: Mapping[str, str | None],
+    *,
+    value_bytes_max: int | None = None,
 ) -> pa.RecordBatch:
-    """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: the part of the records that is bad."""
+    """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: the part of the records that is bad.
+    ``value_bytes_max``: keep so much of each value."""
     columns: dict[str, Any] = {
         name: rejected.metadata(name) for name in ("topic", "partition", "offset", "timestamp_ms", "key", "headers")
     }
     columns["topic_id"] = [topic_ids.get(topic) or "" for topic in columns["topic"].to_pylist()]
-    columns["value"] = _listed(rejected.raw("value"))
+    columns["value"] = _beginnings(rejected.raw("value"), value_bytes_max)
     columns["error"] = [_reason(what, each) for each in reasons]
     return pa.RecordBatch.from_arrays(
         [_typed(columns[name], DEAD_LETTER_FIELDS.type_of(name)) for name in DEAD_LETTER_FIELDS],
         names=list(DEAD_LETTER_FIELDS),
     )
+
+
+def _beginnings(values: Values | pa.BinaryArray, size: int | None) -> Values | pa.BinaryArray:
+    if size is None:
+        return _listed(values)
+    if isinstance(values, pa.Array):
+        return pc.binary_slice(values, 0, size)
+    return [each if each is None else each[:size] for each in values]
 
 
 def _typed(column: Any, declared: pa.DataType) -> pa.Array:

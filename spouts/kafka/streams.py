@@ -14,8 +14,11 @@ from framework.errors import ConfigError
 from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, DEFAULT_STREAM, Fields, OutputFieldsDeclarer
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
-from spouts.kafka.arguments import checked_format, checked_topics, fields_of
+from spouts.kafka.arguments import at_least_1, checked_format, checked_topics, fields_of
 from spouts.kafka.format import RecordFormat
+
+#: A value that is larger is a bad record. Compressed, it may be a few bytes on the broker.
+RECORD_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class StreamFormat:
     records: RecordFormat
     fields: Fields
     on_bad_record: OnBadRecord
+    record_bytes_max: int = RECORD_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,14 @@ def checked_streams(
     header_codecs: Mapping[str, Codec] | None,
     metadata: Sequence[str],
     on_bad_record: str,
+    record_bytes_max: int = RECORD_BYTES_MAX,
 ) -> Streams:
     """The streams that a spout's arguments say. Raises ``ConfigError`` naming what is wrong."""
     general = OnBadRecord.of(on_bad_record)
+    at_least_1("record_bytes_max", record_bytes_max)
     if streams is None:
         records = checked_format(codec, key_codec, header_codecs, metadata)
-        return Streams(StreamFormat(DEFAULT_STREAM, records, fields_of(records), general), {})
+        return Streams(StreamFormat(DEFAULT_STREAM, records, fields_of(records), general, record_bytes_max), {})
     if codec is not None:
         raise ConfigError("a Kafka spout with streams={...} has a codec for each topic: leave codec= out")
     made: dict[str, StreamFormat] = {}
@@ -129,7 +135,7 @@ def checked_streams(
             on_bad = OnBadRecord.of(its.on_bad_record) if its.on_bad_record is not None else general
         except ConfigError as error:
             raise ConfigError(f"streams[{stream!r}]: {error}") from None
-        made[topic] = StreamFormat(stream, records, fields, on_bad)
+        made[topic] = StreamFormat(stream, records, fields, on_bad, record_bytes_max)
     return Streams(None, made)
 
 

@@ -30,7 +30,7 @@ from spouts.kafka.native_session import why_not_native
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.sessions import reader_of, say_fallback, say_reader, sessions
-from spouts.kafka.streams import TopicStream, checked_source, checked_streams
+from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.
@@ -70,7 +70,8 @@ class _KafkaSpout:
     topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters`` under the same
     txid ("dead_letter"). ``dead_letters``: a committer such as ``sinks.DeadLetterTable`` or
     ``sinks.DeadLetterTopic``. A share of bad records above ``bad_record_share_max``, of each
-    stream, stops the topology in any case (None: never).
+    stream, stops the topology in any case (None: never). A value of more than ``record_bytes_max``
+    bytes is a bad record: compressed, it may have been a few bytes on the broker.
 
     **Clients.** ``bootstrap_servers``, and ``settings`` of librdkafka, such as security. Both may
     also come from the configuration's ``kafka.*`` keys; the values given here win. Settings that
@@ -100,6 +101,7 @@ class _KafkaSpout:
         on_bad_record: Literal["fail", "skip", "dead_letter"] = "fail",
         dead_letters: Bolt | None = None,
         bad_record_share_max: float | None = BAD_RECORD_SHARE_MAX,
+        record_bytes_max: int = RECORD_BYTES_MAX,
         consumer_group: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -117,6 +119,7 @@ class _KafkaSpout:
             header_codecs=header_codecs,
             metadata=metadata,
             on_bad_record=on_bad_record,
+            record_bytes_max=record_bytes_max,
         )
         self._limits = KafkaLimits(
             at_least_1("batch_records_max", batch_records_max),

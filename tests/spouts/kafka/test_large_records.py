@@ -1,0 +1,90 @@
+"""Records of a few bytes on the broker that become large: read in the end, or bad records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import TransactionalTopologyBuilder, submit
+from framework.errors import ConfigError, RatchetError
+from framework.transactions import MemoryStore
+from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCommitter
+from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+from spouts.kafka.decoding import LARGE_SHOWN_BYTES
+from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
+
+LARGE = 20_000_000
+
+
+def counted(name: str, topics: Topics, reader: str, **options: Any) -> tuple[Any, list[str]]:
+    spout = OpaqueKafkaTransactionalSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=TextCodec(),
+        settings={"reader": reader},
+        **options,
+    )
+    state = OpaqueMapState(MemoryBackend(name))
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("spout")
+    with submit(builder.build(), {}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        status = run.status()
+    return status, sorted(key[0] for key, _ in state.backend.scan())
+
+
+@pytest.fixture
+def bombs(topics: Topics, name: str) -> Topics:
+    """Four records of 20 kB on the broker and 20 MB in memory among small ones."""
+    topics.create(name, max_message_bytes="1000000")
+    for number in range(4):
+        producer = topics.producer(compression_type="gzip", message_max_bytes=LARGE + 1_000, linger_ms=0)
+        producer.produce(name, b"%d" % number + b"x" * LARGE, partition=0)
+        producer.arrived(120)
+        topics.send(name, [b"small %d" % number])
+    return topics
+
+
+SMALL = [f"small {number}" for number in range(4)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", ["native", "python"])
+def test_a_value_above_the_limit_is_a_bad_record(bombs: Topics, name: str, reader: str, tmp_path: Path) -> None:
+    letters = OpaqueMapState(MemoryBackend(f"{name}-bad"))
+    status, values = counted(
+        name,
+        bombs,
+        reader,
+        record_bytes_max=1_000_000,
+        on_bad_record="dead_letter",
+        dead_letters=DeadLetterTable(letters),
+    )
+    assert values == SMALL and status.bad_records == 4
+    found = [row.value for _, row in letters.backend.scan()]
+    assert len(found) == 4
+    for value in found:
+        assert any(isinstance(each, bytes) and len(each) == LARGE_SHOWN_BYTES for each in value)
+        assert any(isinstance(each, str) and "record_bytes_max (1,000,000 bytes)" in each for each in value)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", ["native", "python"])
+def test_it_ends_the_topology_where_no_bad_record_may_be(bombs: Topics, name: str, reader: str) -> None:
+    with pytest.raises(RatchetError, match=f"topic '{name}', partition 0, offset 0: .*larger than record_bytes_max"):
+        counted(name, bombs, reader, record_bytes_max=1_000_000)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", ["native", "python"])
+def test_values_below_the_limit_are_read(bombs: Topics, name: str, reader: str) -> None:
+    _, values = counted(name, bombs, reader)
+    assert len(values) == 8 and max(map(len, values)) == LARGE + 1
+
+
+def test_a_limit_below_1_is_refused() -> None:
+    with pytest.raises(ConfigError, match="record_bytes_max must be 1 or more"):
+        OpaqueKafkaTransactionalSpout(["t"], record_bytes_max=0)
