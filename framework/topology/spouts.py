@@ -100,19 +100,22 @@ class PartitionProgress:
     ``end_offset``: the end that the source last reported, or None when it has not reported one.
     ``committed_offset``: the end of the last committed transaction. ``in_flight``: number of
     offsets that are planned and not committed. ``lost_records``: number of offsets, since the
-    positions began, that were gone before they were read and were skipped.
+    positions began, that were gone before they were read and were skipped. ``open_records``: number
+    of offsets after ``end_offset`` that nobody may read yet, because a kafka_txn of their producer
+    is open.
     """
 
     end_offset: int | None
     committed_offset: int
     in_flight: int = 0
     lost_records: int = 0
+    open_records: int = 0
 
     @property
     def lag(self) -> int | None:
-        """The number of offsets between the committed one and the end; None when the end is
-        unknown."""
-        return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0)
+        """The number of offsets between the committed one and the end, those that nobody may read
+        yet included; None when the end is unknown."""
+        return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0) + self.open_records
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,14 +97,14 @@ class _OffsetsClient(AdminClient):  # type: ignore[misc]
     """An admin client that gives the answers of a request together. confluent-kafka's own method
     makes a future for each partition, and that was most of what a plan cost."""
 
-    def offsets_at(self, wanted: list[TopicPartition]) -> Future[Mapping[TopicPartition, Any]]:
+    def offsets_at(self, wanted: list[TopicPartition], level: IsolationLevel) -> Future[Mapping[TopicPartition, Any]]:
         """``wanted``: partitions with a time as their offset. The answer has a
         ``ListOffsetsResultInfo`` or a ``KafkaError`` for each. Raises ``KafkaException``."""
         answers: Future[Mapping[TopicPartition, Any]] = Future()
         super(AdminClient, self).list_offsets(  # its own base: what is below the futures
             wanted,
             answers,
-            isolation_level_value=IsolationLevel.READ_COMMITTED.value,
+            isolation_level_value=level.value,
             request_timeout=REQUEST_TIMEOUT_S,
         )
         return answers
@@ -203,6 +203,12 @@ class KafkaMetadata:
             self._ends = topics, self._by_leader(topics.led, _LATEST)
         return self._offsets(self._ends[1], patient=patient)
 
+    def open_ends(self) -> dict[str, Offset]:
+        """The end of every partition with a leader, behind open kafka_txns as well. Leaves out late
+        leaders."""
+        by_leader = self._by_leader(self.topics().led, _LATEST)
+        return self._offsets(by_leader, patient=False, level=IsolationLevel.READ_UNCOMMITTED)
+
     def beginnings(self, partitions: Iterable[str], *, patient: bool) -> dict[str, Offset]:
         """The first offset that each partition still holds."""
         return self._offsets(self._by_leader(partitions, _EARLIEST), patient=patient)
@@ -278,14 +284,20 @@ class KafkaMetadata:
             for leader, wanted in its.items()
         }
 
-    def _offsets(self, by_leader: Mapping[int, list[list[TopicPartition]]], *, patient: bool) -> dict[str, Offset]:
+    def _offsets(
+        self,
+        by_leader: Mapping[int, list[list[TopicPartition]]],
+        *,
+        patient: bool,
+        level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[str, Offset]:
         if not by_leader:
             return {}
         asked: dict[int, list[Future[Any]]] = {}
         for leader, requests in by_leader.items():
             if not patient and any(not future.done() for future in self._late.get(leader, ())):
                 continue  # it has not answered an earlier request yet
-            asked[leader] = [self._ask(wanted) for wanted in requests]
+            asked[leader] = [self._ask(wanted, level) for wanted in requests]
         self._wait(asked, patient=patient)
         offsets: dict[str, Offset] = {}
         problem: KafkaException | None = None
@@ -306,9 +318,9 @@ class KafkaMetadata:
             raise RetryableError(f"Kafka at {self._settings.bootstrap_servers}: no leader of any partition answers")
         return offsets
 
-    def _ask(self, wanted: list[TopicPartition]) -> Future[Any]:
+    def _ask(self, wanted: list[TopicPartition], level: IsolationLevel) -> Future[Any]:
         try:
-            return self._admin().offsets_at(wanted)
+            return self._admin().offsets_at(wanted, level)
         except KafkaException as error:
             raise self._errors.explain(error, self._client) from error
 

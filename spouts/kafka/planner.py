@@ -38,6 +38,7 @@ from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.looking import RecordViewer
 from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
+from spouts.kafka.open_transactions import OpenTransactions
 from spouts.kafka.partitions import SAME_LOG, Position, position_after, position_of, reaches, topic_and_number
 from spouts.kafka.watch import KafkaWatch
 
@@ -107,9 +108,10 @@ class KafkaPlanner(PartitionPlanner):
         self._bad_records = bad_records if bad_records is not None else BadRecordShares(None)
         self._group = group
         self._seen = _Seen()
-        self._lag: tuple[object, object, int] | None = None
+        self._lag: tuple[object, object, object, int] | None = None
         self._progress: tuple[tuple[object, ...], Mapping[str, PartitionProgress]] | None = None
         self._gaps_told: dict[str, int] = {}
+        self._open_transactions = OpenTransactions()
         self._own_topics: OwnTopics | None = None
         self._checked: KafkaTopics | None = None  # the topics in which none is of its own
 
@@ -191,25 +193,28 @@ class KafkaPlanner(PartitionPlanner):
         return {each: int(meta["next_offset"]) - int(meta["first_offset"]) for each, meta in plan.items()}
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
-        ends, known = self._seen.ends, self._lag
+        ends, open_ends, known = self._seen.ends, self._open_transactions.ends, self._lag
         if not ends:
             return None
-        if known is not None and known[0] is ends and known[1] is previous:
-            return known[2]
+        if known is not None and known[0] is ends and known[1] is open_ends and known[2] is previous:
+            return known[3]
         lag = sum(
-            max(end.offset - int(meta["next_offset"]), 0)
-            if (meta := previous.get(partition)) is not None
-            else end.offset
+            (
+                max(end.offset - int(meta["next_offset"]), 0)
+                if (meta := previous.get(partition)) is not None
+                else end.offset
+            )
+            + self._open_transactions.records(partition, end.offset)
             for partition, end in ends.items()
         )
-        self._lag = ends, previous, lag
+        self._lag = ends, open_ends, previous, lag
         return lag
 
     def progress(
         self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
     ) -> Mapping[str, PartitionProgress]:
         ends, known = self._seen.ends, self._progress
-        of = (ends, self._seen.beginnings, committed, *in_flight)
+        of = (ends, self._open_transactions.ends, self._seen.beginnings, committed, *in_flight)
         if known is not None and len(known[0]) == len(of) and all(map(operator.is_, known[0], of)):
             return known[1]
         found: dict[str, PartitionProgress] = {}
@@ -222,6 +227,7 @@ class KafkaPlanner(PartitionPlanner):
                 int(done["next_offset"] if done is not None else first),
                 sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in ranges),
                 int(done.get("lost_records", 0)) if done is not None else 0,
+                self._open_transactions.records(partition, end.offset) if end is not None else 0,
             )
         self._progress = of, found
         return found
@@ -268,6 +274,7 @@ class KafkaPlanner(PartitionPlanner):
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
         begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
         self._see(ends)
+        self._open_transactions.look(self._metadata, ends, now=True)
         topic_ids = self._metadata.topics().topic_ids
         goal = {}
         for each, (end, _) in self._seen.ends.items():
@@ -302,6 +309,7 @@ class KafkaPlanner(PartitionPlanner):
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
         self._see(ends)
+        self._open_transactions.look(self._metadata, ends)
         if self._seen.reader_lost:
             self._metadata.refresh()
             topics, moving = self._metadata.topics(), previous

@@ -36,6 +36,9 @@ class FakeLogs:
     def ends(self, *, patient: bool) -> dict[str, Offset]:
         return {each: Offset(self.logs[each][1], self.logs[each][2]) for each in self.topics().led}
 
+    def open_ends(self) -> dict[str, Offset]:
+        return self.ends(patient=False)
+
     def beginnings(self, partitions: Iterable[str], *, patient: bool) -> dict[str, Offset]:
         wanted = list(partitions)
         self.asked_for_beginnings += wanted

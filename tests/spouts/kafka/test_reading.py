@@ -206,7 +206,7 @@ class TestPlanning:
         client = planner._metadata._admin()
 
         class Broken:
-            def offsets_at(self, wanted: Any) -> Any:
+            def offsets_at(self, wanted: Any, level: Any) -> Any:
                 answer: Future[Any] = Future()
                 answer.set_result(dict.fromkeys(wanted, SimpleNamespace(offset=-1001, leader_epoch=None)))
                 return answer
