@@ -31,6 +31,9 @@ CLOSE_TIMEOUT_S = 5.0
 _CLOSE_FAILING_S = 0.5
 #: A request without an answer for this long counts as failed, although librdkafka still retries it.
 ANSWER_TIMEOUT_S = 30.0
+#: Brokers forget the offsets of a group that is not used, ``offsets.retention.minutes`` after they
+#: were committed: the offsets of quiet partitions are committed again this often.
+RENEW_EVERY_S = 600.0
 #: How long to wait before a failed request is retried.
 _AGAIN_AFTER_S = 0.25
 
@@ -54,6 +57,7 @@ class GroupOffsets:
         self._sent_at = 0.0
         self._failed_at: float | None = None
         self._problem: KafkaError | None = None
+        self._renewed_at = time.monotonic()
 
     def consumer(self) -> Consumer:
         """A new consumer that can commit: its callbacks are set. Raises ``ConfigError``."""
@@ -101,8 +105,21 @@ class GroupOffsets:
             self._client.poll(0)  # runs the callback with the answer
             if self._sent and time.monotonic() - self._sent_at > ANSWER_TIMEOUT_S:
                 self._failed(self._sent, f"no answer for {ANSWER_TIMEOUT_S:g} s{self._errors.reason()}")
+        if time.monotonic() - self._renewed_at > RENEW_EVERY_S:
+            self._renewed_at = time.monotonic()
+            self._waiting = {**self._published, **self._waiting}
         if self._waiting and not self._sent and not self._rests():
             self._send()
+
+    def adopt(self, partitions: Iterable[str], timeout_s: float) -> None:
+        """Commit again what the group has of these partitions, and keep on doing so. Only logs that
+        the group cannot be asked."""
+        try:
+            found = self.stored([topic_and_number(each) for each in partitions], timeout_s)
+        except KafkaException as error:
+            _log.warning("group.not_published", group=self._group, reason=str(self._errors.explain(error)))
+            return
+        self._waiting = {**{partition_id(*tp): at for tp, at in found.items()}, **self._waiting}
 
     def problem(self) -> KafkaException | None:
         """Why requests have begun to fail. Returned once; None otherwise."""

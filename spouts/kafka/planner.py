@@ -47,6 +47,8 @@ _log = get_logger()
 #: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
 #: persists for this long is believed.
 BELIEVED_AFTER_S = 10.0
+#: How long the start waits for the offsets of a consumer group.
+_GROUP_S = 5.0
 _DECIDE = f"{READ_ANEW}; to go on after the gap, give the spout on_data_loss='skip'"
 
 
@@ -112,6 +114,7 @@ class KafkaPlanner(PartitionPlanner):
         self._progress: tuple[tuple[object, ...], Mapping[str, PartitionProgress]] | None = None
         self._gaps_told: dict[str, int] = {}
         self._open_transactions = OpenTransactions()
+        self._adopted = False  # whether what the group has of former runs is renewed
         self._own_topics: OwnTopics | None = None
         self._checked: KafkaTopics | None = None  # the topics in which none is of its own
 
@@ -303,6 +306,9 @@ class KafkaPlanner(PartitionPlanner):
 
     def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
         if self._group is not None:
+            if not self._adopted and previous:
+                self._adopted = True
+                self._group.adopt(previous, _GROUP_S)
             self._group.advance()
         # A start other than the beginning applies to every existing partition: wait for all.
         patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
