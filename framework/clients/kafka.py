@@ -87,6 +87,9 @@ _AHEAD_KBYTES = 131_072
 _AHEAD_FETCH_BYTES = 16 << 20
 #: Ratchet's own settings below ``kafka.``, with their values. They do not go to librdkafka.
 _OWN = {"reader": ("auto", "native", "python")}
+#: Records with a key go where Java's producer puts them, so that topics of both can be joined by
+#: partition; those without a key go anywhere. The user may override it.
+_PRODUCER_DEFAULTS = {"partitioner": "murmur2_random"}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
@@ -166,7 +169,8 @@ class KafkaSettings:
 
     def producer(self) -> dict[str, Any]:
         """Settings of a producer. The caller adds the transactional id."""
-        return {**_DEFAULTS, **self._revealed({*_CONSUMER, *_CONSUMER_DEFAULTS}), **_PRODUCER}
+        given = self._revealed({*_CONSUMER, *_CONSUMER_DEFAULTS})
+        return {**_DEFAULTS, **_PRODUCER_DEFAULTS, **given, **_PRODUCER}
 
     def fingerprint(self) -> str:
         """A hash of all settings, including secrets. Clients with the same fingerprint have the
