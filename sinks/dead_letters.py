@@ -30,6 +30,7 @@ from framework.topology import (
 )
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import Marker, marker_of, markers_topic
+from sinks.kafka.record_size import fitted
 from sinks.kafka.writer import check_markers, renew_markers, writers
 from sinks.states import MapState, checked_state
 
@@ -130,6 +131,10 @@ class DeadLetterTopic(_DeadLetters):
     ``ratchet.topology``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``, ``.offset``,
     ``.timestamp_ms``, ``.error``.
 
+    If they do not fit into ``message.max.bytes`` of the client and ``max.message.bytes`` of the
+    topic, the largest of value, key and headers are cut. The header ``ratchet.cut`` names them and
+    their sizes; the record itself is at its topic, partition and offset.
+
     Each task writes its part of a batch in one kafka_txn, so consumers with
     ``isolation.level=read_committed`` see each letter once. ``topic`` must exist. ``marker_topic``
     (by default ``ratchet-markers-<topology id>``) is created when it is missing. Records in Kafka
@@ -178,8 +183,9 @@ class DeadLetterTopic(_DeadLetters):
         if not letters or self._merged is None:
             return  # nothing to write, so a replay cannot write it twice
         marker = marker_of(attempt, context)
+        bytes_max = writers.record_bytes_max(self._merged, self._topic)
         marked = writers.marked(self._merged, context, self._marker_topic)
-        marked.write(self._topic, [_record(letter, marker) for letter in letters], marker)
+        marked.write(self._topic, [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
 
 
 def _record(letter: Mapping[str, Any], marker: Marker) -> KafkaRecord:

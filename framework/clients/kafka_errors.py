@@ -112,7 +112,10 @@ _PASSING = frozenset(
     }
 )
 _SECURITY = "check the security settings and the permissions of the user"
-_SIZE = "raise message.max.bytes of the client (settings=) and max.message.bytes of the topic"
+_SIZE = (
+    "raise message.max.bytes of the client (settings=) and max.message.bytes of the topic; a topic that takes less than "
+    "a megabyte needs a smaller batch.size of the client, too"
+)
 _CREATION = "create the topic yourself, as the cluster wants it"
 #: What to do about a permanent error, by its name.
 _ADVICE = {

@@ -29,6 +29,7 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger
 from framework.topology import Standing, TopologyContext, TransactionAttempt
+from sinks.kafka.record_size import CLIENT_BYTES_MAX
 
 _log = get_logger()
 #: The logger of transactional clients, without output of its own. Their log adds nothing: they
@@ -160,15 +161,21 @@ def transactional_id_of(topology_id: str, writer: str) -> str:
 
 
 def initialised(
-    settings: KafkaSettings, errors: ConnectionErrors, transactional_id: str, traffic: Traffic | None = None
+    settings: KafkaSettings,
+    errors: ConnectionErrors,
+    transactional_id: str,
+    traffic: Traffic | None = None,
+    batch_bytes: int | None = None,
 ) -> Producer:
     """A new producer. It has fenced every other producer of this id and ended their open kafka_txn.
-    ``traffic``: where it reports whether it gets on. Raises ``KafkaException``."""
+    ``traffic``: where it reports whether it gets on. ``batch_bytes``: what the topic takes at most.
+    Raises ``KafkaException``."""
     given = settings.producer()
     made = {
         "logger": _client_log,
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
         **(traffic.settings(given) if traffic is not None else {}),
+        **({"batch.size": batch_bytes} if batch_bytes is not None and batch_bytes < CLIENT_BYTES_MAX else {}),
         **given,
         "transactional.id": transactional_id,
         "error_cb": errors.on_error,

@@ -52,6 +52,7 @@ from sinks.kafka.markers import (
     transactional_id_of,
     writer_of,
 )
+from sinks.kafka.record_size import record_bytes_max, topic_bytes_max
 
 PROBE_TIMEOUT_S = 10.0
 #: A new producer reads all markers, so compaction must remove outdated ones soon.
@@ -97,6 +98,7 @@ class MarkedWriter:
         self._writer = writer
         self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._traffic = Traffic()
+        self._batch_bytes: int | None = None
         self._producer: Producer | None = None
         self._last: Marker | None = None
         self._lock = threading.Lock()
@@ -179,7 +181,7 @@ class MarkedWriter:
     def _initialised(self) -> Producer:
         try:
             self._traffic = Traffic()
-            return initialised(self._settings, self._errors, self._transactional_id, self._traffic)
+            return initialised(self._settings, self._errors, self._transactional_id, self._traffic, self._batch_bytes)
         except KafkaException as error:
             raise self._explained(error) from error
 
@@ -196,6 +198,7 @@ class MarkedWriter:
                 raise RetryableError(f"topic {topic!r} does not exist at {self._settings.bootstrap_servers}: create it")
         except KafkaException as error:
             raise self._errors.explain(error, admin) from error
+        self._batch_bytes = topic_bytes_max(admin, topic)
         if not has_markers(known, self._marker_topic):
             self._create_markers(admin)
 
@@ -314,6 +317,16 @@ def _digest(record: KafkaRecord) -> bytes:
     return hashlib.blake2b(repr(record).encode(), digest_size=16).digest()
 
 
+class RecordLimit:
+    """The size up to which a record is taken, as found when this was made."""
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self.bytes_max = record_bytes_max(settings, topic)
+
+    def close(self) -> None:
+        pass
+
+
 class Writers:
     """The writers of this process. Keeping them saves initialising their ids for every batch."""
 
@@ -336,6 +349,10 @@ class Writers:
     def plain(self, settings: KafkaSettings) -> PlainWriter:
         """A writer without transactions."""
         return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
+
+    def record_bytes_max(self, settings: KafkaSettings, topic: str) -> int:
+        """The size up to which a record is taken. The topic is asked once."""
+        return self._get((settings.fingerprint(), topic, "bytes"), lambda: RecordLimit(settings, topic)).bytes_max
 
     def _get(self, key: tuple[str, ...], make: Callable[[], W]) -> W:
         with self._lock:

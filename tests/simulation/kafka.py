@@ -88,6 +88,9 @@ class SimKafka:
     def marked(self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None) -> SimWriter:
         return self._writer(writer_of(context))
 
+    def record_bytes_max(self, settings: KafkaSettings, topic: str) -> int:
+        return 1_000_000
+
     def _writer(self, name: str) -> SimWriter:
         """The writer that a random worker keeps; the worker may have died meanwhile.
 

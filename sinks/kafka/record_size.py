@@ -1,0 +1,84 @@
+"""How large a record may be, and how a record is cut to that size."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import passes
+from sinks.kafka.delivery import KafkaRecord
+
+#: The header that names the parts of a record that were cut, with their sizes before.
+CUT_HEADER = "ratchet.cut"
+#: librdkafka's ``message.max.bytes`` where it is not set.
+CLIENT_BYTES_MAX = 1_000_000
+#: What the protocol adds to a record and its batch, at most, and to each header.
+_OVERHEAD_BYTES, _HEADER_BYTES = 256, 10
+#: Smaller parts are not cut. So much of a header's name is shown, and so many headers are cut.
+_CUT_MIN, _NAME_SHOWN, _HEADERS_CUT_MAX = 200, 60, 10
+_ANSWER_S = 10.0
+
+
+def record_bytes_max(settings: KafkaSettings, topic: str) -> int:
+    """The size up to which a producer with these settings and the topic take a record. Raises
+    ``RetryableError`` while the brokers do not answer."""
+    client = int(settings.producer().get("message.max.bytes", CLIENT_BYTES_MAX))
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
+    try:
+        found = topic_bytes_max(admin, topic)
+    except KafkaException as error:
+        raise errors.explain(error, admin) from error
+    return client if found is None else min(client, found)
+
+
+def topic_bytes_max(admin: AdminClient, topic: str) -> int | None:
+    """``max.message.bytes`` of a topic, which bounds its batches. None if it cannot be read: that
+    needs the permission ``DescribeConfigs``. Raises ``KafkaException`` for errors that pass."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        found = admin.describe_configs([resource], request_timeout=_ANSWER_S)[resource].result()
+        return int(found["max.message.bytes"].value)
+    except KafkaException as error:
+        if passes(error):
+            raise
+        return None
+
+
+def fitted(record: KafkaRecord, bytes_max: int) -> KafkaRecord:
+    """The record, or, if it is larger than ``bytes_max``, one of which the largest parts are cut:
+    ``CUT_HEADER`` says so. If that is not enough, the first headers are left out. Nothing else of
+    value, key and headers is changed.
+
+    >>> record = fitted(KafkaRecord(b"k", b"v" * 2_000, [("h", b"1")]), 1_000)
+    >>> record.key, len(record.value) < 1_000, record.headers[-1]
+    (b'k', True, ('ratchet.cut', b'value of 2000 bytes'))
+    """
+    parts: list[bytes | None] = [record.value, record.key, *(value for _, value in record.headers)]
+    names = ["value", "key", *(f"header {name[:_NAME_SHOWN]}" for name, _ in record.headers)]
+    sizes = [len(part) if part is not None else 0 for part in parts]
+    header_bytes = [_HEADER_BYTES + len(name.encode()) for name, _ in record.headers]
+    over = sum(sizes) + sum(header_bytes) + _OVERHEAD_BYTES - bytes_max
+    if over <= 0:
+        return record
+    over += _HEADER_BYTES + len(CUT_HEADER)
+    cut: list[str] = []
+    large_headers = sorted(range(2, len(parts)), key=lambda each: -sizes[each])[:_HEADERS_CUT_MAX]
+    for index in sorted([0, 1, *large_headers], key=lambda each: -sizes[each]):
+        part = parts[index]
+        if over <= 0 or part is None or len(part) < _CUT_MIN:
+            break
+        cut.append(f"{names[index]} of {sizes[index]} bytes")
+        over += len(cut[-1].encode()) + 2
+        parts[index] = part[: max(len(part) - over, 0)]
+        over -= len(part) - len(parts[index] or b"")
+    left_out = 0
+    if over > 0:
+        over += _NAME_SHOWN  # what says so
+        while over > 0 and left_out < len(record.headers):
+            over -= header_bytes[left_out] + len(parts[2 + left_out] or b"")
+            left_out += 1
+        cut.append(f"the first {left_out} headers")
+    headers = [(name, value) for (name, _), value in zip(record.headers, parts[2:], strict=True)][left_out:]
+    return KafkaRecord(parts[1], parts[0], [*headers, (CUT_HEADER, ", ".join(cut).encode())])
