@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -64,6 +64,8 @@ _QUIET_POLL_S = 0.02
 _RECOVERY_PAUSE_S = 0.5
 #: How often a driver checks that it leads: more often than any session can end.
 _CONFIRM_S = 1.0
+#: The pause between two lines of the log about late tuples of one bolt.
+_LATE_SHOWN_S = 60.0
 #: How long tuples under way may take when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
 
@@ -122,6 +124,8 @@ class RoundDriver:
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
         self._trees: dict[int, int] = {}
+        self._late: defaultdict[str, int] = defaultdict(int)  # late tuples that no line of the log has told of
+        self._late_shown: dict[str, float] = {}
         self._share = Share()
         self._rotated_at = clock()
         self._number = 0
@@ -392,6 +396,7 @@ class RoundDriver:
                 for each in spoke:
                     silent.pop(each, None)
         self._show_errors(errors)
+        self._show_late(records)
         self._judge(errors)
         self._tick_at = self._clock() + min(ticks) if ticks else None
         if not round_.drain:
@@ -463,6 +468,26 @@ class RoundDriver:
         component_id, task = [*began, *counted][0]
         held = ", ".join(self.status().held)
         return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
+
+    def _show_late(self, records: Sequence[RoundRecord]) -> None:
+        """Say which bolts have left out late tuples: each at most once a minute."""
+        for each in records:
+            for (component_id, _), counts in each.counts.items() if isinstance(each, RoundReport) else ():
+                if counts.late:
+                    self._late[component_id] += counts.late
+        now = self._clock()
+        for component_id, late in list(self._late.items()):
+            if now - self._late_shown.get(component_id, -_LATE_SHOWN_S) >= _LATE_SHOWN_S:
+                self._late_shown[component_id] = now
+                del self._late[component_id]
+                _log.warning(
+                    "tuples.late",
+                    topology=self._plan.plan.topology_id,
+                    component=component_id,
+                    tuples=late,
+                    reason="too late for their windows, or too far ahead of the clock: they are on the stream late where the "
+                    "bolt has late=, and left out otherwise",
+                )
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints the result of a round. Returns whether a checkpoint covers

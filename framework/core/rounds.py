@@ -84,6 +84,7 @@ class Decisions(NamedTuple):
 class Counts:
     """What one component did in one task. ``latency_s``: from emission until the spout was told of
     completion, summed over ``completed``. ``died``: instances that their own errors ended.
+    ``late``: tuples that came too late for what a stateful bolt gathers.
     ``busy_s``: how long the task was busy with the component. Three counts describe the present
     moment. ``pending``: tuples of a spout whose fate is open. ``behind``: spout tasks that expect
     more input. ``waiting``: tuples that have come to a bolt and are not executed yet."""
@@ -96,6 +97,7 @@ class Counts:
     timed_out: int = 0
     latency_s: float = 0.0
     died: int = 0
+    late: int = 0
     pending: int = 0
     behind: int = 0
     waiting: int = 0

@@ -160,6 +160,9 @@ class StatefulBoltTask(BoltTask):
     def look(self) -> None:
         super().look()
         self.counts.pending = len(self._ticks)
+        if self._instance is not None:
+            self.counts.late += self._instance.late_tuples
+            self._instance.late_tuples = 0
 
     def ack(self, tup: Tuple) -> None:
         if self._exact:

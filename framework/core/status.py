@@ -51,6 +51,8 @@ class CoreStatus:
         timed_out = sum(each.timed_out for each in counts)
         if failed:
             parts.append(f"{failed:,} failed ({timed_out:,} timed out)")
+        if late := sum(each.late for each in counts):
+            parts.append(f"{late:,} late")
         if self.checkpoint is not None:
             parts.append(f"checkpoint {self.checkpoint.txid} ({self.checkpoint.guarantee})")
             if self.checkpoint.recoveries:

@@ -212,6 +212,7 @@ METRICS = {
         _of_components("ratchet_tuples_failed", "Tuples that a bolt failed, or that a spout was told have failed."),
         _of_components("ratchet_tuples_completed", "Tuples of a spout that were fully processed."),
         _of_components("ratchet_tuples_timed_out", "Tuples of a spout that were not fully processed in time."),
+        _of_components("ratchet_tuples_late", "Tuples that came too late for the windows of a bolt, or too far ahead."),
         _of_components("ratchet_tuples_died", "Instances that an error of theirs ended."),
         _of_components(
             "ratchet_complete_latency_seconds",
@@ -393,6 +394,8 @@ class ObservedCounts(Protocol):
     def timed_out(self) -> int: ...
     @property
     def died(self) -> int: ...
+    @property
+    def late(self) -> int: ...
     @property
     def pending(self) -> int: ...
     @property

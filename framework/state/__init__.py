@@ -5,9 +5,9 @@ Source: *Storm State Management*.
 
 from typing import Any
 
+from framework.operators.assigners import CountWindow, TimeWindow
 from framework.state.memory import InMemoryKeyValueStateProvider
 from framework.state.serialization import MsgpackSerializer, PickleSerializer, Serializer
-from framework.state.windowing import CountWindow, TimeWindow
 from framework.state.windows import LATE_STREAM, BaseWindowedBolt, Window
 from framework.topology.stateful import KeyValueState, State, StateProvider
 

@@ -47,7 +47,7 @@ from operator import itemgetter
 from typing import Any
 
 from framework.errors import ConfigError, TopologyError
-from framework.state.windowing import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
+from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
@@ -88,8 +88,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
     ``windows``: a ``CountWindow`` or a ``TimeWindow``. ``key``: fields; each combination of their
     values has windows of its own, and the input must be grouped by them. Without a key, each task
     has its own windows, and the number of tasks cannot change. ``late``: fields of the input; a
-    tuple that comes too late is emitted with them on the stream ``late``. Without ``late``, such
-    tuples are left out.
+    tuple that comes too late, or whose time is too far ahead, is emitted with them on the stream
+    ``late``. Without ``late``, such tuples are left out. They are counted (``late_tuples``).
 
     >>> class Totals(BaseWindowedBolt):
     ...     def __init__(self):
@@ -120,7 +120,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def now(self) -> float:
         """Processing time, in seconds since 1970; by default the host's clock. It may go backwards;
-        windows do not."""
+        windows do not. Windows by the tuples' own time only ask it which times are too far
+        ahead."""
         return time.time()
 
     def elapsed(self) -> float:
@@ -194,7 +195,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
             return
         task = _Task(self._place, self._task_of)
         if self.windows.timestamp is not None:
-            self._gathering = _ByTime(self.windows, state, task, self._inputs, self.elapsed)
+            self._gathering = _ByTime(self.windows, state, task, self._inputs, elapsed=self.elapsed, now=self.now)
         else:
             self._gathering = _ByClock(self.windows, state, task, self.now)
 
@@ -211,6 +212,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
         key = tuple(tup[name] for name in self.key_fields)
         late, due = self._gathering.add(key, tup)
         collector = WindowCollector(self._collector, tup)
+        self.late_tuples += late
         if late and self.late is not None:
             self._collector.emit([tup[name] for name in self.late], anchors=tup, stream=LATE_STREAM)
         self.serves_several = bool(due)
@@ -330,7 +332,8 @@ class _Before:
 
 
 class _ByTime:
-    """Windows by the tuples' own time. ``elapsed``: in seconds; it never goes backwards."""
+    """Windows by the tuples' own time. ``elapsed``: in seconds; it never goes backwards. ``now``:
+    in seconds since 1970; it may."""
 
     def __init__(
         self,
@@ -338,9 +341,11 @@ class _ByTime:
         state: KeyValueState[Any, Any],
         task: _Task,
         inputs: Sequence[tuple[str, str]],
+        *,
         elapsed: Callable[[], float],
+        now: Callable[[], float],
     ) -> None:
-        self._windows, self._state, self._task, self._elapsed = windows, state, task, elapsed
+        self._windows, self._state, self._task, self._elapsed, self._now = windows, state, task, elapsed, now
         self._came = dict.fromkeys(inputs, micros(elapsed()))  # when something has come last, or this task began
         place = task.place
         self._field = windows.timestamp or ""
@@ -435,6 +440,8 @@ class _ByTime:
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
         at = time_of(tup[self._field], self._field)
+        if self._windows.is_ahead(at, micros(self._now())):
+            return True, []
         late, again = self._take_in(key, tup, at)
         source = tup.source_component, tup.source_stream
         if self._windows.idle is not None:
@@ -580,8 +587,7 @@ class _ByClock(_ByTime):
         task: _Task,
         now: Callable[[], float],
     ) -> None:
-        super().__init__(windows, state, task, (), now)
-        self._now = now
+        super().__init__(windows, state, task, (), elapsed=now, now=now)
         self._at = max(self._newest, state.get(_CLOCK) or _NEVER)
 
     def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:

@@ -239,6 +239,10 @@ class BaseStatefulBolt(BaseRichBolt):
     #: record that the tuple was made of.
     serves_several = False
 
+    #: Tuples that have come too late for what this bolt gathers. The framework shows them in the
+    #: status and in the metrics, writes a line to the log, and sets this to 0.
+    late_tuples = 0
+
     def tick_in_s(self) -> float | None:
         """Seconds until this task wants a tick, in addition to those of ``tick_s``. 0 or less: at
         once. None: no such tick for now. Asked again in each round.

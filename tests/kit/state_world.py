@@ -66,10 +66,10 @@ from framework.core.stateful_run import (
     stateful_components,
 )
 from framework.errors import FailedException, RetryableError, StaleWriterError
+from framework.operators.assigners import micros
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryBytes
-from framework.state.windowing import micros
 from framework.state.windows import _NEVER
 from framework.topology import DEAD_LETTER_STREAM, State, StateProvider
 from tests.kit.core_parts import Clock, Stepped

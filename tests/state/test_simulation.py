@@ -24,7 +24,7 @@ from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
-from framework.state.windowing import MICROS, micros
+from framework.operators.assigners import MICROS, micros
 from framework.state.windows import _NEVER, Window, _Before, _ByClock, _ByTime
 from tests.kit import state_world
 from tests.kit.state_world import (

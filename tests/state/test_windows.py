@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import structlog
 
 from framework import (
     BaseBasicBolt,
@@ -32,6 +34,7 @@ from framework.core.reader import TopologyState
 from framework.core.rescaling import Namespaces, rescaled
 from framework.core.stateful_run import stateful_components
 from framework.errors import BadRecordError, ConfigError, TopologyError
+from framework.operators.assigners import MICROS, time_of
 from framework.state import (
     LATE_STREAM,
     BaseWindowedBolt,
@@ -42,7 +45,6 @@ from framework.state import (
     Window,
 )
 from framework.state.expiry import FOR_EVER, ExpiringState
-from framework.state.windowing import MICROS, time_of
 from framework.topology import FieldsGrouping, TopologyContext
 from framework.topology.bolts import Input
 from framework.transactions import MemoryStore
@@ -200,6 +202,47 @@ def test_late_tuples_go_to_a_stream_of_their_own() -> None:
         ("a", 10.0, 0): (20.0, [2]),
         "late": [3],
     }
+
+
+WRONG_UNIT = 1_700_000_000_000.0
+
+
+@pytest.mark.parametrize("lateness_s", [0.0, 5.0])
+def test_a_time_far_ahead_of_the_clock_moves_no_watermark(lateness_s: float) -> None:
+    """Milliseconds that are taken for seconds end no window: the tuple is late."""
+    events = [("a", 5.0, 1), ("a", WRONG_UNIT, 2), ("a", 6.0, 3), ("a", 25.0, 4), ("a", 26.0, 5)]
+    windows = TimeWindow(10, "at", lateness_s=lateness_s)
+    assert results(events, windows, key=["user"], late=Fields(n=int)) == {
+        ("a", 0.0, 0): (10.0, [1, 3]),
+        "late": [2],
+    }
+
+
+@pytest.mark.parametrize(("max_ahead_s", "late"), [(60.0, [2]), (86_400.0, []), (float("inf"), [])])
+def test_how_far_ahead_a_time_may_be_is_a_choice(max_ahead_s: float, late: list[int]) -> None:
+    events = [("a", time.time() - 10, 1), ("a", time.time() + 3_600, 2)]
+    found = results(events, TimeWindow(10, "at", max_ahead_s=max_ahead_s), key=["user"], late=Fields(n=int))
+    assert found.get("late", []) == late
+
+
+@pytest.mark.parametrize("max_ahead_s", [-1.0, float("nan")])
+def test_a_bound_that_is_none_is_refused(max_ahead_s: float) -> None:
+    with pytest.raises(ConfigError, match="max_ahead_s"):
+        TimeWindow(10, "at", max_ahead_s=max_ahead_s)
+
+
+@pytest.mark.parametrize("late", [None, Fields(n=int)], ids=["left out", "on a stream"])
+def test_late_tuples_are_counted_and_a_line_of_the_log_tells_of_them(late: Fields | None) -> None:
+    key = f"w{uuid.uuid4().hex[:8]}"
+    events = [("a", 5.0, 1), ("a", 12.0, 2), ("a", 6.0, 3), ("a", 7.0, 4), ("a", WRONG_UNIT, 5)]
+    topology = windowed(key, events, Gather(key, TimeWindow(10, "at"), key=["user"], late=late))
+    with structlog.testing.capture_logs() as logs, submit(topology, {}, executor="local") as run:
+        run.wait_until_idle(60)
+        status = run.status()
+    assert {name: each.late for name, each in status.components.items()} == {"events": 0, "gather": 3, "collect": 0}
+    assert "3 late" in status.progress_line(0.0)
+    told = [each for each in logs if each["event"] == "tuples.late"]
+    assert [(each["component"], each["log_level"]) for each in told] == [("gather", "warning")]  # one a minute at most
 
 
 def test_a_window_that_is_kept_for_lateness_fires_again() -> None:

@@ -190,7 +190,7 @@ function pictured(title, ...children) {
 }
 
 const COUNTS = [["emitted", "Tuples that it emitted"], ["executed", "Tuples that it executed"], ["acked", "Tuples that it acked"], ["failed", "Tuples that it failed, or was told have failed"],
-  ["completed", "Of a spout: tuples whose tree is complete"], ["timed_out", "Of a spout: tuples that took too long"], ["pending", "Of a spout: tuples whose fate is open"], ["waiting", "Of a bolt: tuples that have come and wait"], ["died", "Instances that an error ended"]];
+  ["completed", "Of a spout: tuples whose tree is complete"], ["timed_out", "Of a spout: tuples that took too long"], ["pending", "Of a spout: tuples whose fate is open"], ["waiting", "Of a bolt: tuples that have come and wait"], ["late", "Of a windowed bolt: tuples that came too late"], ["died", "Instances that an error ended"]];
 const TABLES = {
   worst: ["Partitions that lag most", [{ name: "partition" }, { name: "lag", number: true, why: "Records that are not committed yet" },
     { name: "committed up to", number: true, why: "The next offset to commit" }, { name: "in flight", number: true, why: "Offsets planned and not committed" },

@@ -16,6 +16,7 @@ from typing import Any, Union
 from framework.errors import BadRecordError, ConfigError
 
 MICROS = 1_000_000
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,10 @@ class TimeWindow:
     does, so windows fire though nothing comes. What comes later with an earlier time may be late.
     None: time stands still while nothing comes.
 
+    ``max_ahead_s``: how far a tuple's time may be ahead of the clock, one day by default. A time
+    beyond that is wrong, such as milliseconds that are taken for seconds: its tuple is late, and
+    moves no watermark. ``math.inf``: any time is right.
+
     Without a ``timestamp``, windows go by *processing time*: a tuple's time is when the bolt
     executes it, and a window fires when its end has passed, even if nothing comes.
     """
@@ -89,6 +94,7 @@ class TimeWindow:
     lateness_s: float = 0.0
     _: KW_ONLY
     idle_s: float | None = None
+    max_ahead_s: float = DAY_S
 
     def __post_init__(self) -> None:
         step_s = self.step_s if self.step_s is not None else self.length_s
@@ -98,6 +104,8 @@ class TimeWindow:
             )
         if self.idle_s is not None and not 0 < self.idle_s < math.inf:
             raise ConfigError(f"{self}: idle_s is {self.idle_s}: give seconds above 0, or leave it out")
+        if not self.max_ahead_s >= 0:
+            raise ConfigError(f"{self}: max_ahead_s is {self.max_ahead_s}: give seconds, 0 or more, or math.inf")
         if self.timestamp is None and (self.lag_s or self.lateness_s or self.idle_s):
             raise ConfigError(
                 f"{self}: lag, lateness and idle_s are of tuples with a time of their own: name its field, timestamp="
@@ -130,6 +138,10 @@ class TimeWindow:
     @property
     def idle(self) -> int | None:
         return micros(self.idle_s) if self.idle_s is not None else None
+
+    def is_ahead(self, time: int, now: int) -> bool:
+        """Whether a time is further ahead of ``now`` than any can be."""
+        return (time - now) / MICROS > self.max_ahead_s
 
     def pane_of(self, time: int) -> int:
         """The start of the pane that a time is in."""
