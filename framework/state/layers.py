@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from framework.errors import InvariantViolation
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
+from framework.topology.canonical import key_form
 from framework.topology.stateful import KeyValueState, StateSize
 
 #: Changes to a state: key -> value, None for a deleted key.
@@ -71,7 +72,11 @@ class CommittedStore(Protocol):
 
 
 class LayeredState(KeyValueState[Any, Any]):
-    """``cached_max``: how many entries that were read from the store are kept here, for stores that
+    """Keys that are equal are one key, whatever their types (C29): they are stored in the form of
+    ``key_form``. Earlier versions stored them as they came, so a key that has another form is also
+    looked for as it is; it is stored in its form when it is put.
+
+    ``cached_max``: how many entries that were read from the store are kept here, for stores that
     are far away."""
 
     def __init__(self, store: CommittedStore, keys: Serializer, values: Serializer, cached_max: int = 0) -> None:
@@ -104,29 +109,38 @@ class LayeredState(KeyValueState[Any, Any]):
         return StateSize(self._store.count(), *self._written)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        encoded = self._keys.dumps(key)
+        encoded, before = self._encoded(key)
         found = self._above(encoded)
         if found is _NOWHERE:
             found = self._read([encoded])[0]
+        if found is None and before is not None:
+            found = self._found([before])[before]
         return default if found is None else self._values.loads(found)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
-        encoded = [self._keys.dumps(key) for key in keys]
-        found = self._found(encoded)
-        return [None if found[each] is None else self._values.loads(found[each]) for each in encoded]  # type: ignore[arg-type]
+        encoded = [self._encoded(key) for key in keys]
+        found = self._found(_all(encoded))
+        values = [
+            found[each] if found[each] is not None or before is None else found[before] for each, before in encoded
+        ]
+        return [None if each is None else self._values.loads(each) for each in values]
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
         return self._cached_max > 0
 
     def read_ahead(self, keys: Iterable[Any]) -> None:
-        self._found(list(dict.fromkeys(map(self._keys.dumps, keys))))
+        self._found(list(dict.fromkeys(_all(map(self._encoded, keys)))))
 
     def put(self, key: Any, value: Any) -> None:
-        self._changes[self._keys.dumps(key)] = self._values.dumps(value)
+        encoded, before = self._encoded(key)
+        self._changes[encoded] = self._values.dumps(value)
+        self._forget_as_before(before)
 
     def delete(self, key: Any) -> None:
-        self._changes[self._keys.dumps(key)] = None
+        encoded, before = self._encoded(key)
+        self._changes[encoded] = None
+        self._forget_as_before(before)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         above = {**self._prepared, **self._changes}
@@ -194,7 +208,7 @@ class LayeredState(KeyValueState[Any, Any]):
     def load(self, items: Iterable[tuple[Any, Any]], txid: int) -> None:
         batch: dict[bytes, bytes | None] = {}
         for key, value in items:
-            batch[self._keys.dumps(key)] = self._values.dumps(value)
+            batch[self._encoded(key)[0]] = self._values.dumps(value)
             if len(batch) >= LOAD_BATCH:
                 self._store.write(batch, None)
                 batch = {}
@@ -203,6 +217,17 @@ class LayeredState(KeyValueState[Any, Any]):
 
     def close(self) -> None:
         self._store.close()
+
+    def _encoded(self, key: Any) -> tuple[bytes, bytes | None]:
+        """How a key is stored, and how earlier versions stored it; None where that is the same."""
+        form = key_form(key)
+        encoded = self._keys.dumps(form)
+        before = None if form is key else self._keys.dumps(key)
+        return encoded, None if before == encoded else before
+
+    def _forget_as_before(self, before: bytes | None) -> None:
+        if before is not None and self._found([before])[before] is not None:
+            self._changes[before] = None
 
     def _found(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
         found = {key: self._above(key) for key in keys}
@@ -237,3 +262,7 @@ class LayeredState(KeyValueState[Any, Any]):
             self._cached.move_to_end(key)
         while len(self._cached) > self._cached_max:
             self._cached.popitem(last=False)
+
+
+def _all(encoded: Iterable[tuple[bytes, bytes | None]]) -> list[bytes]:
+    return [each for both in encoded for each in both if each is not None]

@@ -38,17 +38,21 @@ What belongs to the task never expires, whatever ``state_ttl_s`` says.
 
 from __future__ import annotations
 
+import decimal
 import heapq
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
 from typing import Any
 
+import pyarrow as pa
+
 from framework.errors import ConfigError, TopologyError
 from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
+from framework.topology.canonical import form_of, key_form
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.groupings import FieldsGrouping
@@ -154,6 +158,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
                     f"{each.component_id!r} by fields among them, and all streams by the same ones, so that each key is in one task"
                 )
         self._component_id = component_id
+        self._key_types = [{each.fields.type_of(name) for each in inputs} for name in self.key_fields]
         self._inputs = tuple((each.component_id, each.stream) for each in inputs)
         self._grouped = tuple(
             self.key_fields.index(name)
@@ -177,6 +182,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
     ) -> None:
         self._collector = collector
         self._place = context.task_count, context.task_index
+        self._key_forms = [_key_form_of(types) for types in self._key_types]
         self.open(conf, context)
 
     def init_state(self, state: KeyValueState[Any, Any]) -> None:
@@ -193,7 +199,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
         if isinstance(self.windows, CountWindow):
             self._gathering = _ByCount(self.windows, state)
             return
-        task = _Task(self._place, self._task_of)
+        task = _Task(self._place, self._task_of, self._form_of_kept)
         if self.windows.timestamp is not None:
             self._gathering = _ByTime(self.windows, state, task, self._inputs, elapsed=self.elapsed, now=self.now)
         else:
@@ -209,7 +215,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
                     self.execute_window(window, WindowCollector(self._collector, tup))
             return
         self.serves_several = False
-        key = tuple(tup[name] for name in self.key_fields)
+        key = self._form(tuple([tup[name] for name in self.key_fields]))
         late, due = self._gathering.add(key, tup)
         collector = WindowCollector(self._collector, tup)
         self.late_tuples += late
@@ -223,6 +229,17 @@ class BaseWindowedBolt(BaseStatefulBolt):
     def _task_of(self, key: tuple[Any, ...], tasks: int) -> int:
         """The task of a window key, among this many."""
         return FieldsGrouping.task_of([key[place] for place in self._grouped], tasks) if tasks > 1 else 0
+
+    def _form(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A window key in its one form (C29)."""
+        return tuple([form(value) for form, value in zip(self._key_forms, key, strict=True)])
+
+    def _form_of_kept(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same for a key of the state, which may be of other fields than now."""
+        try:
+            return self._form(key)
+        except (ValueError, TypeError, ArithmeticError):
+            return key
 
     def expires(self, key: Any) -> bool:
         return not (isinstance(key, tuple) and key[:1] == ((),) and key[1] in _OF_THE_TASK)
@@ -241,6 +258,22 @@ class BaseWindowedBolt(BaseStatefulBolt):
 def _place_in(key: Any) -> tuple[int, int] | None:
     """The number of tasks, and which of them, that an entry of a task names."""
     return key[-2:] if len(key) > 3 and key[0] == () and _PLACED.get(key[1]) == len(key) else None
+
+
+def _key_form_of(types: Collection[pa.DataType | None]) -> Callable[[Any], Any]:
+    """Brings the values of a key field into their one form: that of its type, where all inputs
+    declare the same one. A state gives decimals back as floats where these are exact."""
+    only = next(iter(types)) if len(types) == 1 else None
+    if only is None:
+        return key_form
+    form, is_decimal = form_of(only), pa.types.is_decimal(only)
+
+    def formed(value: Any) -> Any:
+        if value is None:
+            return None
+        return form(decimal.Decimal(value) if is_decimal and isinstance(value, float) else value)
+
+    return formed
 
 
 def _shown(kind: Sequence[Any]) -> str:
@@ -297,10 +330,11 @@ class _ByCount:
 @dataclass(frozen=True, slots=True)
 class _Task:
     """``place``: how many tasks there are, and which this is. ``of_key``: the task of a window key,
-    among so many."""
+    among so many. ``form``: brings a window key of the state into its form."""
 
     place: tuple[int, int]
     of_key: Callable[[tuple[Any, ...], int], int]
+    form: Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 class _Before:
@@ -361,7 +395,7 @@ class _ByTime:
         for key, value in state.items():
             what, own = key[1], (_place_in(key) or place) == place and key[0] == ()
             if what == "p":
-                panes.append((key[0], key[2]))
+                panes.append((task.form(key[0]), key[2]))
             elif what == "t":
                 self._arrivals = max(self._arrivals, value[4])
             elif what == "m":

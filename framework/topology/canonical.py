@@ -80,6 +80,48 @@ def comparable(value: Any) -> Any:
     return value
 
 
+def key_form(value: Any) -> Any:
+    """The form of a key that has no declared type: keys that are equal, as in a dictionary, have
+    one form, whatever their types. It is an integer where the number is one, else a float where
+    that is exact, else a decimal without zeros at its end. Agrees with ``hashing``.
+
+    >>> [key_form(each) for each in (1.0, decimal.Decimal("1.00"), -0.0, decimal.Decimal("2.50"))]
+    [1, 1, 0, 2.5]
+    >>> key_form(("a", [decimal.Decimal("0.10")], True))
+    ('a', [Decimal('0.1')], True)
+    """
+    kind = type(value)
+    if kind is str or kind is int or kind is bool:
+        return value
+    if kind is tuple:
+        return tuple([key_form(each) for each in value])
+    if kind is list:
+        return [key_form(each) for each in value]
+    if kind is dict:
+        return {name: key_form(each) for name, each in value.items()}
+    if isinstance(value, float):
+        value = _float(value)
+        return int(value) if value.is_integer() else value
+    if isinstance(value, decimal.Decimal):
+        return _decimal_key(value)
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return value.astimezone(datetime.UTC)
+    return value
+
+
+def _decimal_key(value: decimal.Decimal) -> Any:
+    if not value.is_finite():
+        return NAN if value.is_nan() else float(value)
+    if value == value.to_integral_value():
+        return int(value)
+    as_float = float(value)
+    if decimal.Decimal(as_float) == value:
+        return as_float
+    sign, digits, exponent = value.as_tuple()
+    shown = "".join(map(str, digits)).rstrip("0")
+    return decimal.Decimal((sign, tuple(map(int, shown)), int(exponent) + len(digits) - len(shown)))
+
+
 def equal(one: Any, other: Any) -> bool:
     """Whether two values are the same, NaN included, at any depth.
 

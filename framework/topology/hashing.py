@@ -128,6 +128,8 @@ def _canonical(value: Any) -> bytes:
     if isinstance(value, _Span):
         return b"u%d" % value.nanoseconds
     if isinstance(value, decimal.Decimal):
+        if not value.is_finite():
+            return _canonical_float(math.nan if value.is_nan() else float(value))
         if value == value.to_integral_value():
             return b"i%d" % int(value)
         as_float = float(value)
