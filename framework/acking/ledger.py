@@ -1,10 +1,11 @@
 """The names of tuple trees, and what tasks say about trees, folded.
 
-A *root* is the id of a tree: 12 bits for the spout task that emitted it, then 52 bits that rise
-with every tree of that task. So the roots of one round are dense, and many of them are told as a
-few ranges. Rounds are numbered from 1, so no root is 0. An *edge* is a tuple on its way to one
-task. Its id is 64 random bits, so the XOR of a tree's edges is 0 only when each has been told
-twice.
+A *root* is the id of a tree: 12 bits for its *origin*, then 52 bits that rise with every tree of
+the task that emitted it. The origin tells that task; a spout task has several origins where it
+matters which source partition a tree is from. So the roots of one round are dense, and many of them
+are told as a few ranges. Rounds are numbered from 1, so no root is 0. An *edge* is a tuple on its
+way to one task. Its id is 64 random bits, so the XOR of a tree's edges is 0 only when each has been
+told twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SEQUENCE_BITS = 52
+ORIGINS_MAX = 1 << 12
 #: A task that starts in round ``n`` begins at sequence ``n`` times this. So it can emit this many
 #: trees per round, on average, and no root is ever used again.
 SEQUENCES_PER_ROUND = 1 << 20
@@ -27,13 +29,12 @@ NO_IDS: Ids = np.empty(0, np.uint64)
 NO_TREE = 0
 
 
-def root_of(spout_task: int, sequence: int) -> int:
-    """The root of tree number ``sequence`` of a spout task. Spout tasks are numbered over all
-    spouts of a topology."""
-    return spout_task << SEQUENCE_BITS | sequence
+def root_of(origin: int, sequence: int) -> int:
+    """The root of tree number ``sequence`` of an origin."""
+    return origin << SEQUENCE_BITS | sequence
 
 
-def spout_task_of(root: int) -> int:
+def origin_of(root: int) -> int:
     return root >> SEQUENCE_BITS
 
 
@@ -76,13 +77,13 @@ class Roots:
         for first, last in zip(self.first, self.last, strict=True):
             yield from range(first, last + 1)
 
-    def by_spout_task(self) -> Iterator[tuple[int, Roots]]:
-        """The same roots, for each spout task that has some among them."""
+    def by_origin(self) -> Iterator[tuple[int, Roots]]:
+        """The same roots, for each origin that has some among them."""
         found: dict[int, list[tuple[int, int]]] = {}
         for first, last in zip(self.first, self.last, strict=True):
-            found.setdefault(spout_task_of(first), []).append((first, last))
-        for task, ranges in found.items():
-            yield task, Roots(tuple(first for first, _ in ranges), tuple(last for _, last in ranges))
+            found.setdefault(origin_of(first), []).append((first, last))
+        for origin, ranges in found.items():
+            yield origin, Roots(tuple(first for first, _ in ranges), tuple(last for _, last in ranges))
 
     def __add__(self, other: Roots) -> Roots:
         return Roots(self.first + other.first, self.last + other.last)
@@ -198,8 +199,8 @@ def _of_acker(roots: Ids, *, divisor: np.uint64, acker: int) -> Any:
 
 #: Roots are folded where they lie, without sorting, if a range of so many per root holds them all.
 _SPARSE_MAX = 4
-#: Spout tasks whose roots are folded one after the other.
-_SPOUT_TASKS_MAX = 16
+#: Origins whose roots are folded one after the other.
+_ORIGINS_APART_MAX = 16
 
 
 def fold(roots: Ids, values: Ids) -> tuple[Ids, Ids]:
@@ -209,11 +210,11 @@ def fold(roots: Ids, values: Ids) -> tuple[Ids, Ids]:
     first, last = roots.min(), roots.max()
     if int(last - first) < _SPARSE_MAX * len(roots):  # as nearly always: roots of a round are dense
         return _fold_dense(roots, values, first=first, span=int(last - first) + 1)
-    if spout_task_of(int(first)) < spout_task_of(int(last)) < spout_task_of(int(first)) + _SPOUT_TASKS_MAX:
-        tasks = roots >> np.uint64(SEQUENCE_BITS)
+    if origin_of(int(first)) < origin_of(int(last)) < origin_of(int(first)) + _ORIGINS_APART_MAX:
+        origins = roots >> np.uint64(SEQUENCE_BITS)
         parts = []
-        for task in range(spout_task_of(int(first)), spout_task_of(int(last)) + 1):
-            its = tasks == task
+        for origin in range(origin_of(int(first)), origin_of(int(last)) + 1):
+            its = origins == origin
             parts.append(fold(roots[its], values[its]))
         return np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])
     order = np.argsort(roots, kind="stable")

@@ -23,10 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from framework.acking.ledger import spout_task_of
+from framework.acking.ledger import origin_of
 from framework.core.budget import Share
-from framework.core.checkpoints import CheckpointAction, CheckpointReport, Checkpoints, CheckpointStep
+from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
+from framework.core.event_times import EventTimes, Marks
 from framework.core.plan import CorePlan
 from framework.core.rounds import (
     ComponentError,
@@ -123,6 +124,8 @@ class RoundDriver:
         self._sent: dict[str, int] = {each.label: 0 for each in plan.plan.edges}
         self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
         self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
+        self._event_times = EventTimes(plan.spout_tasks()) if plan.paths else None
+        self._told: tuple[Marks | None, int] = None, 0  # the marks that were told last, and since which round
         self._trees: dict[int, int] = {}
         self._late: defaultdict[str, int] = defaultdict(int)  # late tuples that no line of the log has told of
         self._late_shown: dict[str, float] = {}
@@ -255,6 +258,7 @@ class RoundDriver:
             # Nobody tracks the trees that these are about. (Where state is at-least-once, the
             # spouts stay, and hear them.)
             self._outcomes.clear()
+        marks = self._new_marks(step.marker)
         outcomes, self._outcomes = self._outcomes, {}
         follows = self._under_way[-1].number if self._under_way else 0
         with self._changed:
@@ -271,7 +275,10 @@ class RoundDriver:
             share=self._share_now(),
             lost=self._lost,
             settles=step.drain,
+            marks=marks,
         )
+        if marks is not None:
+            self._told = marks, round_.number
         self._under_way.append(round_)
         if round_.prepares and step.marker is not None:
             with self._changed:
@@ -297,7 +304,8 @@ class RoundDriver:
             self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False
         found = self._take(round_, records)
-        busy = found.busy or bool(round_.outcomes)
+        marks_are_known = self._marks_are_known(round_)
+        busy = found.busy or bool(round_.outcomes) or not marks_are_known
         settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
         pending = self._pending()
         if self._checkpoints is not None and self._awaited and not busy:
@@ -314,6 +322,27 @@ class RoundDriver:
             self._spout_wait_s = min(max(self._spout_wait_s * 2, _SPOUT_WAIT_MIN_S), SPOUT_WAIT_MAX_S)
         self._show(rounds=1)
         return True
+
+    def _marks_are_known(self, round_: Round) -> bool:
+        """Take in how far the source partitions have come. Returns whether the tasks know, and have
+        done all that is due."""
+        if self._event_times is None:
+            return True
+        if not self._waiting():
+            self._event_times.settle(round_.number)
+        told, since = self._told
+        due = any(each.due for each in self._totals.values())
+        return told is self._event_times.marks and round_.number >= since and not due
+
+    def _new_marks(self, marker: CheckpointMarker | None) -> Marks | None:
+        """What the next round has to tell of the source partitions. A round that prepares a
+        checkpoint tells nothing: no window must be due that it does not hold."""
+        if self._event_times is None or (marker is not None and marker.action is CheckpointAction.PREPARE):
+            return None
+        if marker is not None and marker.action is CheckpointAction.RECOVER:
+            self._event_times.begin_anew()
+            self._told = None, 0
+        return self._event_times.marks if self._event_times.marks is not self._told[0] else None
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
         """Run round after round: as many at once as the executor can run while there is work, and a
@@ -390,6 +419,7 @@ class RoundDriver:
                             [given, *(each.emitted for key, each in record.counts.items() if key in self._spouts)]
                         )
                         checkpoint_reports += record.checkpoint_reports
+                        self._hear_times(record)
                 case _:
                     continue
             if record.round == round_.number:
@@ -416,6 +446,13 @@ class RoundDriver:
             blamed=blamed,
         )
 
+    def _hear_times(self, report: RoundReport) -> None:
+        if self._event_times is not None:
+            for (component_id, task), unread in report.unread.items():
+                self._event_times.hear_unread(component_id, task, unread)
+            for component_id, newest in report.newest.items():
+                self._event_times.hear_newest(component_id, newest)
+
     def _blamed(self, records: Sequence[RoundRecord], checkpoints: Checkpoints) -> set[int]:
         """The trees whose records are at fault, of spouts that give records up: a tuple that is
         part of no other tree failed by itself, or the tree timed out."""
@@ -425,7 +462,7 @@ class RoundDriver:
                 found.update(each.blamed.ids())
             elif isinstance(each, Decisions):
                 found.update(each.expired.ids())
-        return {root for root in found if checkpoints.gives_up(self._rooted[spout_task_of(root)][0])}
+        return {root for root in found if checkpoints.gives_up(self._task_of(origin_of(root))[0])}
 
     def _share_now(self) -> int:
         """The most tuples that a spout task gives in the next round."""
@@ -458,10 +495,10 @@ class RoundDriver:
             if itself and (component_id, task) not in self._spouts:
                 return f"{component_id}[{task}] failed a tuple"
         began = [
-            self._rooted[number]
+            self._task_of(origin)
             for each in records
             if isinstance(each, Decisions)
-            for number, _ in (each.failed + each.expired).by_spout_task()
+            for origin, _ in (each.failed + each.expired).by_origin()
         ]
         if not began and not counted:
             return None
@@ -538,9 +575,13 @@ class RoundDriver:
 
     def _decided(self, decisions: Decisions) -> bool:
         for kind in TreeOutcomes._fields:
-            for task, roots in getattr(decisions, kind).by_spout_task():
-                self._order(task, TreeOutcomes(**{kind: roots}))
+            for origin, roots in getattr(decisions, kind).by_origin():
+                self._order(self._plan.rooted_task_of(origin), TreeOutcomes(**{kind: roots}))
         return any(getattr(decisions, kind) for kind in TreeOutcomes._fields)
+
+    def _task_of(self, origin: int) -> tuple[str, int]:
+        """Where a tree began."""
+        return self._rooted[self._plan.rooted_task_of(origin)]
 
     def _order(self, task: int, told: TreeOutcomes) -> None:
         """Tell a spout task something in the next round."""
@@ -553,7 +594,7 @@ class RoundDriver:
             self._sent[self._plan.plan.edges[index].label] += rows
         for key, counts in news.counts.items():
             total = self._totals.setdefault(key, Counts())
-            total.pending = total.behind = total.waiting = 0  # these are not sums: the latest value counts
+            total.pending = total.behind = total.waiting = total.due = 0  # these are not sums: the latest value counts
             total.add(counts)
             if counts.completed:
                 with self._changed:

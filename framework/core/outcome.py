@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -24,9 +24,11 @@ import pyarrow as pa
 
 from framework.acking.ledger import Ledger
 from framework.core.checkpoints import CheckpointReport
+from framework.core.event_times import Newest, Unread
 from framework.core.roots_column import RowRoots
 from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind
 from framework.execution.plan import Edge
+from framework.operators.watermarks import Source
 
 #: How many errors of user code a task reports after one round; up to twice as many when they decide
 #: about the topology.
@@ -58,8 +60,8 @@ class Made:
 
 class Outcome:
     """``exits``: what goes on to the next level, each with its partition there. ``sent``: edge ->
-    rows. ``serial``: a number above 0 that no other outcome of this process has. ``blamed``: as in
-    ``RoundReport``."""
+    rows. ``serial``: a number above 0 that no other outcome of this process has. ``blamed``,
+    ``unread``, ``newest``: as in ``RoundReport``."""
 
     _serials = count(1)
 
@@ -72,6 +74,8 @@ class Outcome:
         self.errors: list[ComponentError] = []
         self.blamed: list[int] = []
         self.checkpoint_reports: list[CheckpointReport] = []
+        self.unread: dict[tuple[str, int], Unread | None] = {}
+        self.newest: dict[str, Mapping[Source, Newest]] = {}
 
     def blame(self, roots: Sequence[int]) -> None:
         """A tuple has failed, and it was its own fault. Where it is part of several trees, nobody

@@ -6,9 +6,10 @@ roots, and what it is told of them is told in ranges: a range costs the same, ho
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from framework.topology.tuples import rows_of
 class Emitted(NamedTuple):
     """A tuple whose fate is open. ``since``: when it was emitted, by ``time.monotonic``.
     ``values``: kept where it may have to be emitted again without its spout. ``losses``: how often
-    it was emitted again because of a lost round."""
+    it was emitted again because of a lost round. ``origin``: of its root."""
 
     message_id: Any
     since: float
@@ -29,6 +30,7 @@ class Emitted(NamedTuple):
     stream: str
     task: int | None
     losses: int = 0
+    origin: int = 0
 
 
 class _Entries(Protocol):
@@ -49,6 +51,7 @@ class EmittedRows:
     batch: pa.RecordBatch | None
     stream: str
     rows: int
+    origin: int = 0
 
     def __len__(self) -> int:
         return self.rows
@@ -56,7 +59,7 @@ class EmittedRows:
     def __getitem__(self, at: int) -> Emitted:
         message_id = None if self.message_ids is None else self.message_ids[at]
         values = () if self.batch is None else next(rows_of(self.batch.slice(at, 1)))
-        return Emitted(message_id, self.since, values, self.stream, None)
+        return Emitted(message_id, self.since, values, self.stream, None, origin=self.origin)
 
 
 class Run:
@@ -121,14 +124,15 @@ class Pending:
         self._rotations = rotations
         self._rotation = 0
         self._runs: list[Run] = []  # by their roots
+        self._last: Run | None = None  # the one that may be open for more
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def put(self, root: int, emitted: Emitted) -> None:
-        """Add a tuple. Roots must rise."""
-        last = self._runs[-1] if self._runs else None
+        """Add a tuple. The roots of an origin must rise."""
+        last = self._last
         if last is not None and not len(last.open) and root == last.next and isinstance(last.entries, list):
             last.entries.append(emitted)
         else:
@@ -136,7 +140,7 @@ class Pending:
         self._count += 1
 
     def put_rows(self, first: int, rows: EmittedRows) -> None:
-        """Add tuples with consecutive roots. Roots must rise."""
+        """Add tuples with consecutive roots. The roots of an origin must rise."""
         self._add(Run(first, rows, self._rotation))
         self._count += len(rows)
 
@@ -187,12 +191,13 @@ class Pending:
 
     def _add(self, run: Run) -> None:
         self._seal()
-        self._runs.append(run)
+        insort(self._runs, run, key=attrgetter("first"))
+        self._last = run
 
     def _seal(self) -> None:
         """Only the last run may be open for more."""
-        if self._runs:
-            self._runs[-1].seal()
+        if self._last is not None:
+            self._last.seal()
 
     def _sealed(self) -> list[Run]:
         self._seal()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from framework.core.event_times import Paths
 from framework.execution.plan import ExecutionPlan, TaskComponent
 
 
@@ -14,7 +15,7 @@ class CorePlan:
     """An execution plan with what a core topology adds to it. ``pending_max``: tuples per spout
     task whose fate may be open. ``ackers``: number of their tasks, 0 for none. ``conf``: what
     components see. ``stateful``: the components whose state is kept. ``ticks``: bolt -> seconds
-    between its ticks."""
+    between its ticks. ``paths``: of the bolts that go by the time of their tuples."""
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]
@@ -23,6 +24,7 @@ class CorePlan:
     pending_max: int
     stateful: frozenset[str] = frozenset()
     ticks: Mapping[str, float] = field(default_factory=dict)
+    paths: Paths = field(default_factory=dict)
 
     @property
     def widths(self) -> list[int]:
@@ -47,6 +49,10 @@ class CorePlan:
         its number."""
         stateful = (each for each in self.plan.components.values() if each.id in self.stateful)
         return self.spout_tasks() + self._tasks_of(stateful)
+
+    def rooted_task_of(self, origin: int) -> int:
+        """The number of the task that an origin belongs to."""
+        return origin % len(self.rooted_tasks())
 
     @staticmethod
     def _tasks_of(components: Iterable[TaskComponent]) -> list[tuple[str, int]]:

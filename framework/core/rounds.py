@@ -16,10 +16,12 @@ from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.event_times import Marks, Newest, Unread
 from framework.errors import RetryableError
 from framework.execution.failures import FailureKind, kind_of
 from framework.execution.levels import walk
 from framework.execution.records import Piece
+from framework.operators.watermarks import Source
 
 #: The most tuples that a spout task gives in one round, so that rounds stay short.
 ROUND_TUPLES_MAX = 10_000
@@ -45,8 +47,9 @@ class Round:
     ``at_once``: how many rounds may be under way; a spout gives only its part in one, so that the
     next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
     ``share``: the most tuples that a spout task gives. ``lost``: the last lost round, 0 for none.
-    ``settles``: a checkpoint waits until every tree is over, or is prepared now, so no new tree
-    should begin."""
+    ``marks``: how far the source partitions have come, where bolts go by the time of their tuples;
+    None where nothing new is told. ``settles``: a checkpoint waits until every tree is over, or is
+    prepared now, so no new tree should begin."""
 
     number: int
     _: KW_ONLY
@@ -60,6 +63,7 @@ class Round:
     share: int = ROUND_TUPLES_MAX
     lost: int = 0
     settles: bool = False
+    marks: Marks | None = None
 
     @property
     def prepares(self) -> bool:
@@ -85,9 +89,10 @@ class Counts:
     """What one component did in one task. ``latency_s``: from emission until the spout was told of
     completion, summed over ``completed``. ``died``: instances that their own errors ended.
     ``late``: tuples that came too late for what a stateful bolt gathers.
-    ``busy_s``: how long the task was busy with the component. Three counts describe the present
+    ``busy_s``: how long the task was busy with the component. Four counts describe the present
     moment. ``pending``: tuples of a spout whose fate is open. ``behind``: spout tasks that expect
-    more input. ``waiting``: tuples that have come to a bolt and are not executed yet."""
+    more input. ``waiting``: tuples that have come to a bolt and are not executed yet. ``due``:
+    tasks that go by the time of their tuples, and in which something is due."""
 
     emitted: int = 0
     executed: int = 0
@@ -101,6 +106,7 @@ class Counts:
     pending: int = 0
     behind: int = 0
     waiting: int = 0
+    due: int = 0
     busy_s: float = field(default=0.0, compare=False)
 
     def add(self, other: Counts) -> None:
@@ -151,7 +157,9 @@ class RoundReport(NamedTuple):
     """What a task tells the driver after round ``round``. ``checkpoint_reports``: of its components
     that a checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery.
     ``tick_in_s``: seconds until one of its components wants a tick. ``sent``: edge -> rows that
-    went over it. ``blamed``: trees that failed because of a tuple that is part of no other tree."""
+    went over it. ``blamed``: trees that failed because of a tuple that is part of no other tree.
+    ``unread``: what its spout tasks have not read to the end. ``newest``: the newest times that its
+    bolts have seen, by origin."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
@@ -161,6 +169,8 @@ class RoundReport(NamedTuple):
     tick_in_s: float | None = None
     sent: Mapping[int, int] = {}
     blamed: Roots = Roots()
+    unread: Mapping[tuple[str, int], Unread | None] = {}
+    newest: Mapping[str, Mapping[Source, Newest]] = {}
 
 
 RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]

@@ -9,6 +9,7 @@ from framework.config import Config
 from framework.coordination import CoordinationStore
 from framework.coordination.presence import Presence
 from framework.core.driver import RoundDriver
+from framework.core.event_times import paths_of
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
 from framework.core.rounds import ComponentError, ErrorKind, RoundExecutor
@@ -164,13 +165,15 @@ def submit_core(
         if isinstance(component.instance, (BaseRichSpout, Bolt)):
             component.instance.check_before_start(conf)
     stateful = frozenset(stateful_components(topology))
+    planned = plan_execution(topology)
     plan = CorePlan(
-        plan_execution(topology),
+        planned,
         conf,
         ackers=config.acker_executors,
         pending_max=config.max_tuples_pending,
         stateful=stateful,
         ticks=ticks_of(topology, config.tick_tuple_freq_secs),
+        paths=paths_of(topology, planned),
     )
     runner = _round_executor(checked_executor(executor), plan, config)
     owned = store is None

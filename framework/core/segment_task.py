@@ -18,8 +18,8 @@ from framework.core.component_task import ComponentTask
 from framework.core.outcome import Outcome
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport, TreeOutcomes
-from framework.core.spout_task import SpoutTask
-from framework.core.stateful_bolt_task import StatefulBoltTask
+from framework.core.spout_task import Origins, SpoutTask
+from framework.core.stateful_bolt_task import Follows, StatefulBoltTask
 from framework.errors import InvariantViolation
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, Phase, Segment
@@ -71,7 +71,15 @@ class SegmentTask:
             if component_id in plan.stateful and provider is not None:
                 number = numbers[(component_id, task)]
                 component_task = self._rooted[number] = StatefulBoltTask(
-                    topology, component, task, self, provider, number=number, first_round=first_round, tick_s=tick_s
+                    topology,
+                    component,
+                    task,
+                    self,
+                    provider,
+                    number=number,
+                    first_round=first_round,
+                    tick_s=tick_s,
+                    follows=self._follows(component_id),
                 )
             elif component.inputs:
                 component_task = BoltTask(topology, component, task, self, tick_s=tick_s)
@@ -86,8 +94,13 @@ class SegmentTask:
                     first_round=first_round,
                     pending_max=plan.pending_max,
                     tracked=plan.ackers > 0,
+                    origins=Origins(number, len(numbers)) if plan.paths else None,
                 )
             self._component_tasks[component_id] = component_task
+
+    def _follows(self, component_id: str) -> Follows | None:
+        paths = self._plan.paths.get(component_id)
+        return None if paths is None else Follows(paths, len(self._plan.spout_tasks()), len(self._plan.rooted_tasks()))
 
     def recover(self, marker: CheckpointMarker, before: SegmentTask | None) -> None:
         """Begin as of a checkpoint, in place of the task that was here before. What that one has
@@ -114,6 +127,8 @@ class SegmentTask:
                 component_task.commit(round_.checkpoint)
         for number, rooted in self._rooted.items():
             rooted.tell(round_.outcomes.get(number, TreeOutcomes()), round_.lost, rotates=round_.rotates)
+            if isinstance(rooted, StatefulBoltTask):
+                rooted.hear_marks(round_.number, round_.marks)
 
     @property
     def gives(self) -> bool:
@@ -234,6 +249,8 @@ class SegmentTask:
                 unrecovered=self._unrecovered,
                 tick_in_s=tick_in_s,
                 sent=dict(outcome.sent),
+                unread=outcome.unread,
+                newest=outcome.newest,
                 blamed=Roots.of(outcome.blamed) if self.blames and outcome.blamed else Roots(),
             )
         )

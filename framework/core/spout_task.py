@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.ledger import SEQUENCES_PER_ROUND, Roots, root_of
+from framework.acking.ledger import ORIGINS_MAX, SEQUENCES_PER_ROUND, Roots, root_of
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, name_of
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
+from framework.core.event_times import Unread
 from framework.core.outcome import Surroundings
 from framework.core.pending import Emitted, EmittedRows, Pending, Told
 from framework.core.rounds import TreeOutcomes
@@ -32,32 +33,65 @@ ROUND_SPOUT_S = 0.25
 LOSSES_MAX = 5
 
 
+class Origins:
+    """The origins of one spout task: its own number, and from there on one in ``step``. Source
+    partitions get them as they come. ``step``: how many tasks there are at which trees begin."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self._number, self._step = number, step
+        self._known: dict[str, int] = {}
+
+    def of(self, partition: str) -> int:
+        """The origin of a partition. When there are no more, partitions share the last one."""
+        found = self._known.get(partition)
+        if found is None:
+            found = self._number + self._step * len(self._known)
+            if found >= ORIGINS_MAX:
+                found = max(self._known.values(), default=self._number)
+            self._known[partition] = found
+        return found
+
+
 class SpoutCollector:
     """The ``SpoutOutputCollector`` of a spout task."""
 
     def __init__(self, spout: SpoutTask) -> None:
         self.spout = spout  # replaced in a recovery that the user's object outlives
 
-    def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
-        self.spout.emitted(values, message_id, stream, None)
+    def emit(
+        self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM, *, partition: str = ""
+    ) -> None:
+        self.spout.emitted(values, message_id, stream, partition=partition)
 
     def emit_direct(
-        self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
+        self,
+        task: int,
+        values: Sequence[Any],
+        message_id: Any = None,
+        stream: str = DEFAULT_STREAM,
+        *,
+        partition: str = "",
     ) -> None:
-        self.spout.emitted(values, message_id, stream, task)
+        self.spout.emitted(values, message_id, stream, task=task, partition=partition)
 
     def emit_arrow(
-        self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None = None, stream: str = DEFAULT_STREAM
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[Any] | None = None,
+        stream: str = DEFAULT_STREAM,
+        *,
+        partition: str = "",
     ) -> None:
-        self.spout.emitted_rows(batch, message_ids, stream)
+        self.spout.emitted_rows(batch, message_ids, stream, partition=partition)
 
     def report_error(self, error: BaseException) -> None:
         self.spout.report(error)
 
 
 class SpoutTask(ComponentTask):
-    """A spout task. ``number``: its own among all spout tasks of the topology. ``tracked``: there
-    are ackers.
+    """A spout task. ``number``: its own among all tasks of the topology at which trees begin.
+    ``origins``: where it matters which source partition a tree is from. ``tracked``: there are
+    ackers.
 
     Invariants:
 
@@ -77,12 +111,14 @@ class SpoutTask(ComponentTask):
         first_round: int,
         pending_max: int,
         tracked: bool,
+        origins: Origins | None = None,
     ) -> None:
         super().__init__(topology, component, task, surroundings)
         self._number = number
         self._next = first_round * SEQUENCES_PER_ROUND
         self._pending_max = pending_max
         self._tracked = tracked
+        self._origins = origins
         self._pending = self._new_pending()
         self._again: deque[Emitted] = deque()
         self._lost = 0  # the last lost round that this task has heard of
@@ -129,7 +165,9 @@ class SpoutTask(ComponentTask):
     def end(self, made: BaseRichSpout) -> None:
         made.close()
 
-    def emitted(self, values: Sequence[Any], message_id: Any, stream: str, task: int | None) -> None:
+    def emitted(
+        self, values: Sequence[Any], message_id: Any, stream: str, *, task: int | None = None, partition: str = ""
+    ) -> None:
         """Called by the collector. Raises ``TopologyError`` in a thread of the spout."""
         self._check_thread()
         if self._suspects and self._gives_up(message_id):
@@ -142,9 +180,12 @@ class SpoutTask(ComponentTask):
                 self._instance.ack(message_id)
             return
         kept = tuple(values) if not self._exact else ()
-        self._emit(values, Emitted(message_id, time.monotonic(), kept, stream, task))
+        origin = self._origin_of(partition)
+        self._emit(values, Emitted(message_id, time.monotonic(), kept, stream, task, origin=origin))
 
-    def emitted_rows(self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str) -> None:
+    def emitted_rows(
+        self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str, *, partition: str = ""
+    ) -> None:
         """As ``emitted``, for many rows. Raises ``TopologyError`` also when there are not as many
         ids as rows."""
         self._check_thread()
@@ -155,13 +196,14 @@ class SpoutTask(ComponentTask):
         count = batch.num_rows
         if not count:
             return
+        origin = self._origin_of(partition)
         if self._suspects and message_ids is not None:
             gone = [at for at, message_id in enumerate(message_ids) if self._gives_up(message_id)]
             for start, stop in zip([0, *(at + 1 for at in gone)], [*gone, count], strict=True):
                 if start < stop:
-                    self._emit_rows(batch.slice(start, stop - start), message_ids[start:stop], stream)
+                    self._emit_rows(batch.slice(start, stop - start), message_ids[start:stop], stream, origin)
         else:
-            self._emit_rows(batch, message_ids, stream)
+            self._emit_rows(batch, message_ids, stream, origin)
 
     def _gives_up(self, message_id: Any) -> bool:
         """Have the spout give a record up, where it has failed too often. Returns whether it
@@ -179,7 +221,7 @@ class SpoutTask(ComponentTask):
             self.counts.completed += 1
         return True
 
-    def _emit_rows(self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str) -> None:
+    def _emit_rows(self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str, origin: int) -> None:
         count = batch.num_rows
         self._emitted += count
         if (message_ids is None and not self._exact) or not self._tracked:
@@ -188,13 +230,21 @@ class SpoutTask(ComponentTask):
                 self.counts.completed += count
                 self._instance.ack_all(message_ids)
             return
-        first = root_of(self._number, self._next)
+        first = root_of(origin, self._next)
         roots = np.arange(first, first + count, dtype=np.uint64)
         self.out.emit_rows(batch, roots, stream)
         self._next += count
         self.outcome.ledger.born_many(roots)
         kept = None if self._exact else batch
-        self._pending.put_rows(first, EmittedRows(message_ids, time.monotonic(), kept, stream, count))
+        self._pending.put_rows(first, EmittedRows(message_ids, time.monotonic(), kept, stream, count, origin))
+
+    def _origin_of(self, partition: str) -> int:
+        return self._number if self._origins is None else self._origins.of(partition)
+
+    def _unread(self) -> Unread | None:
+        """The origins of what the spout has not read to the end."""
+        found = self._instance.unread() if self._instance is not None else None
+        return None if found is None else {self._origin_of(name): stream for name, stream in found.items()}
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._surroundings.thread:
@@ -204,7 +254,7 @@ class SpoutTask(ComponentTask):
             )
 
     def _emit(self, values: Sequence[Any], emitted: Emitted) -> None:
-        root = root_of(self._number, self._next)
+        root = root_of(emitted.origin, self._next)
         self._next += 1
         self.out.emit(values, (root,), emitted.stream, emitted.task)
         self.outcome.ledger.born(root)
@@ -351,6 +401,8 @@ class SpoutTask(ComponentTask):
         self.counts.pending = len(self._pending) + len(self._again)
         try:
             self.counts.behind = int(self._instance is None or not self._instance.caught_up())
+            if self._origins is not None:
+                self.outcome.unread[(self.component.id, self.task)] = self._unread()
         except USER_ERRORS as error:
             self.counts.behind = 1
             self.died(error)
@@ -359,6 +411,7 @@ class SpoutTask(ComponentTask):
         self._instance, self._collector = before._instance, before._collector
         self._collector.spout = self
         self._next = max(self._next, before._next)
+        self._origins = before._origins
         self._pending = before._pending
         self._pending.touch_all()
         self._again = before._again

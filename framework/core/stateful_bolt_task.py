@@ -8,16 +8,17 @@ checkpoint that covers them is committed: whatever is lost with a process comes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from framework.acking.ledger import SEQUENCES_PER_ROUND, root_of
+from framework.acking.ledger import SEQUENCES_PER_ROUND, origin_of, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.core.bolt_task import BoltTask, received
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, AnchoredTuple, ComponentTask
+from framework.core.event_times import Marks, Path, reading_of
 from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
 from framework.core.rounds import TreeOutcomes
@@ -25,13 +26,29 @@ from framework.errors import CorruptStateError, InvariantViolation, RetryableErr
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
+from framework.operators.watermarks import Reading, Source
 from framework.state.settings import state_of
 from framework.topology import BaseStatefulBolt, KeyValueState, State, StateProvider, Tuple
 
 
+class Follows(NamedTuple):
+    """Of a bolt that follows the sources. ``paths``: of its inputs. ``spout_tasks`` and
+    ``rooted_tasks``: how many there are; the spout tasks have the first numbers."""
+
+    paths: Mapping[Source, Path]
+    spout_tasks: int
+    rooted_tasks: int
+
+    def origin_of(self, roots: Sequence[int]) -> int | None:
+        """The origin of a row of these trees; None where it is of several, of none, or of a tree
+        that a bolt has begun."""
+        origin = origin_of(roots[0]) if len(roots) == 1 else None
+        return origin if origin is not None and origin % self.rooted_tasks < self.spout_tasks else None
+
+
 class StatefulBoltTask(BoltTask):
     """``provider``: makes the states of this process. ``number``: its own among all tasks at which
-    trees may begin.
+    trees may begin. ``follows``: set where the bolt follows the sources.
 
     Invariant, where state is exactly-once: a checkpoint that holds what a tick or a hook has done
     to the state is prepared only when all that was anchored to the tick, or emitted by the hook,
@@ -49,6 +66,7 @@ class StatefulBoltTask(BoltTask):
         number: int,
         first_round: int,
         tick_s: float | None = None,
+        follows: Follows | None = None,
     ) -> None:
         super().__init__(topology, component, task, surroundings, tick_s=tick_s)
         self._number = number
@@ -66,6 +84,7 @@ class StatefulBoltTask(BoltTask):
         self._own_roots: Sequence[int] = ()
         self._held = 0  # tuples that were executed, and neither acked nor failed
         self._no_tick = False
+        self._follows = follows
 
     def instance(self) -> Any:
         """The user's object. None from an error until the recovery."""
@@ -80,6 +99,8 @@ class StatefulBoltTask(BoltTask):
         namespace = namespace_of(self.context.topology_id, self.component.id, layout, self.task)
         conf, ttl_s = self.topology.conf, made.state_ttl_s
         state = state_of(self._provider, namespace, ttl_s, conf, self.context, expires=made.expires)
+        if self._follows is not None:
+            made.follows = {source: path.in_order for source, path in self._follows.paths.items()}
         try:
             self._place(state, marker)
             made.init_state(state)
@@ -125,6 +146,16 @@ class StatefulBoltTask(BoltTask):
         if rotates:
             self._ticks.expire()
 
+    def hear_marks(self, round_number: int, marks: Marks | None) -> None:
+        """Tell the bolt which round begins, and how far the source partitions have come. ``marks``:
+        None where nothing new is known."""
+        if self._follows is None or self._instance is None:
+            return
+        reading = Reading(round_number, 0, {})
+        if marks is not None:
+            reading = reading_of(marks, self.component.id, self._follows.paths, round_number)
+        self._instance.hear_reading(reading)
+
     def tick_roots(self) -> Sequence[int]:
         if not self._exact:
             return ()
@@ -163,6 +194,10 @@ class StatefulBoltTask(BoltTask):
         if self._instance is not None:
             self.counts.late += self._instance.late_tuples
             self._instance.late_tuples = 0
+        if self._follows is not None and self._instance is not None:
+            self.outcome.newest[self.component.id] = self._instance.take_seen()
+            wanted_in_s = self._wanted_in()
+            self.counts.due = int(wanted_in_s is not None and wanted_in_s <= 0)
 
     def ack(self, tup: Tuple) -> None:
         if self._exact:
@@ -246,15 +281,22 @@ class StatefulBoltTask(BoltTask):
         from an error until the recovery, and while no tick is given."""
         if self._instance is None or self._no_tick:
             return None
+        wanted = super()._tick_due_in(), self._wanted_in()
+        return min((each for each in wanted if each is not None), default=None)
+
+    def _wanted_in(self) -> float | None:
+        """Seconds until the bolt itself wants a tick."""
         try:
-            wanted = super()._tick_due_in(), self._instance.tick_in_s()
+            found: float | None = self._instance.tick_in_s()
         except USER_ERRORS as error:
             self.died(error)
             return None
-        return min((each for each in wanted if each is not None), default=None)
+        return found
 
     def _execute(self, bolt: Any, tup: AnchoredTuple) -> None:
         self._held += 1
+        if self._follows is not None:
+            bolt.origin = self._follows.origin_of(tup.roots)
         super()._execute(bolt, tup)
         self._own_roots = ()
 

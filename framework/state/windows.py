@@ -45,12 +45,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
 from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
+from framework.operators.watermarks import NEVER, Reading, Source, Watermark
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.canonical import form_of, key_form
 from framework.topology.context import TopologyContext
@@ -67,7 +69,7 @@ _LATENESS = ((), "l")
 _OF_THE_TASK = frozenset("mrcdlo")
 #: Of these, the entries that end with a place, and how long their keys are.
 _PLACED = {"m": 5, "r": 4, "o": 4}
-_NEVER = -(1 << 62)
+_NEVER = NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     Source: ``org.apache.storm.topology.base.BaseWindowedBolt`` and ``BaseStatefulWindowedBolt``.
     """  # noqa: W505 - doctest lines are not wrapped
+
+    gathers = True
 
     def __init__(self, windows: Windows, *, key: Sequence[str] = (), late: Fields | None = None) -> None:
         if isinstance(windows, CountWindow) and late is not None:
@@ -201,9 +205,32 @@ class BaseWindowedBolt(BaseStatefulBolt):
             return
         task = _Task(self._place, self._task_of, self._form_of_kept)
         if self.windows.timestamp is not None:
-            self._gathering = _ByTime(self.windows, state, task, self._inputs, elapsed=self.elapsed, now=self.now)
+            self._gathering = _ByTime(
+                self.windows,
+                state,
+                task,
+                self._inputs,
+                elapsed=self.elapsed,
+                now=self.now,
+                follows=self.follows,
+            )
         else:
             self._gathering = _ByClock(self.windows, state, task, self.now)
+
+    @property
+    def follows_sources(self) -> bool:
+        return isinstance(self.windows, TimeWindow) and self.windows.timestamp is not None
+
+    def hear_reading(self, reading: Reading) -> None:
+        if isinstance(self._gathering, _ByTime):
+            self._gathering.hear(reading)
+
+    def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
+        return self._gathering.take_seen() if isinstance(self._gathering, _ByTime) else {}
+
+    def pre_prepare(self, txid: int) -> None:
+        if isinstance(self._gathering, _ByTime):
+            self._gathering.save()
 
     def tick_in_s(self) -> float | None:
         return self._gathering.due_in_s() if isinstance(self._gathering, _ByTime) else None
@@ -216,7 +243,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
             return
         self.serves_several = False
         key = self._form(tuple([tup[name] for name in self.key_fields]))
-        late, due = self._gathering.add(key, tup)
+        late, due = self._gathering.add(key, tup, self.origin)
         collector = WindowCollector(self._collector, tup)
         self.late_tuples += late
         if late and self.late is not None:
@@ -313,7 +340,7 @@ class _ByCount:
     def __init__(self, windows: CountWindow, state: KeyValueState[Any, Any]) -> None:
         self._windows, self._state = windows, state
 
-    def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
+    def add(self, key: tuple[Any, ...], tup: Tuple, origin: int | None = None) -> tuple[bool, list[Window]]:
         """Whether the tuple is late, and the windows that it has made due."""
         count = (self._state.get((key, "n")) or 0) + 1
         self._state.put((key, "n"), count)
@@ -378,9 +405,9 @@ class _ByTime:
         *,
         elapsed: Callable[[], float],
         now: Callable[[], float],
+        follows: Mapping[Source, bool] = MappingProxyType({}),
     ) -> None:
         self._windows, self._state, self._task, self._elapsed, self._now = windows, state, task, elapsed, now
-        self._came = dict.fromkeys(inputs, micros(elapsed()))  # when something has come last, or this task began
         place = task.place
         self._field = windows.timestamp or ""
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
@@ -410,10 +437,16 @@ class _ByTime:
                 self._over_before.put(key, value)
             if what == "m" or (what in "ro" and own):
                 moved.append(key)
-        self._latest = {each: self._latest_of(known) for each, known in latest.items()}
+        self._times = Watermark(
+            {each: self._latest_of(known) for each, known in latest.items()},
+            lag=windows.lag,
+            idle=windows.idle,
+            now=micros(elapsed()),
+            follows=follows,
+        )
         if reached is None and not self._reached_before.entries:
             # A new state, or one of the first versions, which had no watermark.
-            reached = self._reached() if inputs else _NEVER
+            reached = self._times.reached(self._elapsed_now()) if inputs else _NEVER
         # With other inputs, or another lag, than before, more may be due. It has not fired yet, so
         # go on from the recorded watermark.
         self._watermark = _NEVER if reached is None else reached
@@ -437,13 +470,14 @@ class _ByTime:
 
     def _settle_in(self, moved: Iterable[Any]) -> None:
         """Put what is known of this task under its own place, and nothing else."""
-        wanted = {self._own("m", source): at for source, at in self._latest.items() if at > _NEVER}
+        wanted = {self._own("m", source): at for source, at in self._times.latest().items() if at > _NEVER}
         wanted |= {self._own(what): at for what, at in (("r", self._watermark), ("o", self._over)) if at > _NEVER}
         for entry in moved:
             if entry not in wanted:
                 self._state.delete(entry)
         for entry, at in wanted.items():
             self._state.put(entry, at)
+        self._saved = {source: at for source, at in self._times.latest().items() if at > _NEVER}
 
     def _own(self, what: str, *more: Any) -> tuple[Any, ...]:
         return ((), what, *more, *self._task.place)
@@ -471,40 +505,60 @@ class _ByTime:
                 self._state.delete(each)
             self._reached_before, self._over_before = _Before(self._task), _Before(self._task)
 
-    def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
-        """Whether the tuple is late, and the windows that it has made due."""
+    def add(self, key: tuple[Any, ...], tup: Tuple, origin: int | None = None) -> tuple[bool, list[Window]]:
+        """Whether the tuple is late, and the windows that it has made due. ``origin``: stands for
+        the source partition that it is from."""
         at = time_of(tup[self._field], self._field)
         if self._windows.is_ahead(at, micros(self._now())):
             return True, []
         late, again = self._take_in(key, tup, at)
-        source = tup.source_component, tup.source_stream
-        if self._windows.idle is not None:
-            self._came[source] = micros(self._elapsed())
-        if at > self._latest[source]:
-            self._latest[source] = at
-            self._state.put(self._own("m", source), at)
-            self._watermark = max(self._watermark, self._reached())
-            self._note_reached()
+        source, now = (tup.source_component, tup.source_stream), self._elapsed_now()
+        if self._times.saw(source, origin, at, now):
+            if (latest := self._times.latest_of(source)) > self._saved.get(source, _NEVER):
+                self._save(source, latest)
+            self._move_on(now)
         return late, again + self._advance()
+
+    def hear(self, reading: Reading) -> None:
+        """What is known of the sources, before the rows of a round come."""
+        self._times.hear(reading, self._elapsed_now())
+
+    def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
+        """The newest times that were seen since the last call, by input and origin."""
+        return self._times.take_seen()
+
+    def save(self) -> None:
+        """Put what a checkpoint must hold: all that has come by then is part of it."""
+        for source, newest in self._times.newest().items():
+            if newest > self._saved.get(source, _NEVER):
+                self._save(source, newest)
 
     def due_in_s(self) -> float | None:
         """Seconds until something may be due though nothing comes; None when nothing is kept."""
-        idle = self._windows.idle
-        if idle is None or not self._due:
+        if not self._due:
             return None
-        now = micros(self._elapsed())
-        awake = [came + idle - now for came in self._came.values() if came + idle > now]
-        if awake:
-            return min(awake) / MICROS
-        return (self._due[0][0] - reached) / MICROS if (reached := self._reached()) > _NEVER else None
+        found = self._times.due_in(self._due[0][0], self._elapsed_now())
+        return None if found is None else found / MICROS
 
     def due(self) -> list[Window]:
         """The windows that are due though nothing has come."""
-        if self._windows.idle is not None:
-            self._watermark = max(self._watermark, self._reached())
-            if self._due and self._due[0][0] <= self._watermark:
-                self._note_reached()
+        self._watermark = max(self._watermark, self._times.reached(self._elapsed_now()))
+        if self._due and self._due[0][0] <= self._watermark:
+            self._note_reached()
         return self._advance()
+
+    def _elapsed_now(self) -> int:
+        return micros(self._elapsed())
+
+    def _save(self, source: Source, latest: int) -> None:
+        self._saved[source] = latest
+        self._state.put(self._own("m", source), latest)
+
+    def _move_on(self, now: int) -> None:
+        reached = self._times.reached(now)
+        if reached > self._watermark:
+            self._watermark = reached
+            self._note_reached()
 
     def _note_reached(self) -> None:
         self._state.put(self._own("r"), self._watermark)
@@ -530,18 +584,6 @@ class _ByTime:
                 if over < start + self._windows.length <= watermark
             ]
         return late, again
-
-    def _reached(self) -> int:
-        """The watermark: ``lag`` behind the latest tuple of the input that is furthest behind and
-        not idle. When all of them are idle, time has gone on since that tuple came."""
-        if (idle := self._windows.idle) is None:
-            latest = min(self._latest.values(), default=_NEVER)
-        else:
-            now = micros(self._elapsed())
-            awake = [at for each, at in self._latest.items() if now - self._came[each] < idle]
-            gone_on = [at + now - self._came[each] for each, at in self._latest.items() if at > _NEVER]
-            latest = min(awake) if awake else max(gone_on, default=_NEVER)
-        return latest - self._windows.lag if latest > _NEVER else _NEVER
 
     def _watermark_of(self, key: tuple[Any, ...]) -> int:
         """The watermark of a key: what this task has reached, or, if that is later, what the task
@@ -624,7 +666,7 @@ class _ByClock(_ByTime):
         super().__init__(windows, state, task, (), elapsed=now, now=now)
         self._at = max(self._newest, state.get(_CLOCK) or _NEVER)
 
-    def add(self, key: tuple[Any, ...], tup: Tuple) -> tuple[bool, list[Window]]:
+    def add(self, key: tuple[Any, ...], tup: Tuple, origin: int | None = None) -> tuple[bool, list[Window]]:
         self._take_in(key, tup, self._reached_now())
         return False, []
 

@@ -32,20 +32,34 @@ Anchors = Union[Tuple, Iterable[Tuple], None]
 class SpoutOutputCollector(Protocol):
     """Where a spout puts what it emits, from within its own methods: not in a thread of its own."""
 
-    def emit(self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM) -> None:
+    def emit(
+        self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM, *, partition: str = ""
+    ) -> None:
         """Emit the declared values, in their order.
 
         With a message id, of any type, the tuple is tracked: ``ack`` or ``fail`` tells the spout
-        the result, with that id. Without one, the tuple is not tracked.
+        the result, with that id. Without one, the tuple is not tracked. ``partition``: the one of
+        ``unread`` that it was read from.
         """
 
     def emit_direct(
-        self, task: int, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM
+        self,
+        task: int,
+        values: Sequence[Any],
+        message_id: Any = None,
+        stream: str = DEFAULT_STREAM,
+        *,
+        partition: str = "",
     ) -> None:
         """Emit on a direct stream, to one task of each bolt that subscribes."""
 
     def emit_arrow(
-        self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None = None, stream: str = DEFAULT_STREAM
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[Any] | None = None,
+        stream: str = DEFAULT_STREAM,
+        *,
+        partition: str = "",
     ) -> None:
         """Emit each row of a batch, as ``emit`` does: ``message_ids`` has the id of each. Costs far
         less than a call per row. Emit no more rows than ``next_tuples`` was asked for."""
@@ -141,6 +155,14 @@ class BaseRichSpout(ABC):
         while it waits for data that is on its way. A caller that waits for a topology to be idle
         waits until this is True."""
         return True
+
+    def unread(self) -> Mapping[str, str | None] | None:
+        """Return the partitions of its source that this task has not read to their ends, each with
+        the stream that it is read into (None: any); None while it does not know them. What is read
+        of one partition is in its order; ``emit`` says of which it is. Bolts that go by the time
+        of their tuples wait for these. By default, everything that the task reads is one partition,
+        and is read to its end when the task has ``caught_up``."""
+        return {} if self.caught_up() else {"": None}
 
     @abstractmethod
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:

@@ -16,9 +16,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from framework.errors import TopologyError
+from framework.operators.watermarks import Reading, Source
 from framework.topology.bolts import Input
 from framework.topology.context import TopologyContext
 from framework.topology.core import BaseRichBolt, BaseRichSpout
@@ -238,6 +240,29 @@ class BaseStatefulBolt(BaseRichBolt):
     #: Set while ``execute`` works for more than its tuple: what fails then is not the fault of the
     #: record that the tuple was made of.
     serves_several = False
+
+    #: Whether what it emits is made of many tuples that it has gathered, and has a time of its own.
+    gathers = False
+
+    #: For bolts that follow the sources: the inputs of which ``hear_reading`` tells, each with
+    #: whether its rows keep the order of their source partition. Set before ``init_state``.
+    follows: Mapping[Source, bool] = MappingProxyType({})
+
+    #: Stands for the source partition of the tuple that is executed; None where there is none.
+    origin: int | None = None
+
+    @property
+    def follows_sources(self) -> bool:
+        """Whether this bolt needs to know what of the source partitions is still to be read,
+        because it goes by the time of its tuples."""
+        return False
+
+    def hear_reading(self, reading: Reading) -> None:
+        """Called before the rows of each round, where this bolt follows the sources."""
+
+    def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
+        """Return the newest time of each origin, by input, that was seen since the last call."""
+        return {}
 
     #: Tuples that have come too late for what this bolt gathers. The framework shows them in the
     #: status and in the metrics, writes a line to the log, and sets this to 0.

@@ -309,6 +309,14 @@ class KafkaSpout(ReplayableSpout):
         """Whether every partition has been read to its end."""
         return self._task.caught_up()
 
+    def unread(self) -> dict[str, str | None] | None:
+        """The partitions that have not been read to their ends."""
+        found = self._task.unread()
+        if found is None:
+            return None
+        letters = self._on_exhausted == "dead_letter" or self._streams.want_dead_letters
+        return {partition_id(*tp): None if letters else self._streams.of(tp[0]).stream for tp in found}
+
     def follow_checkpoints(self) -> None:
         self._task.follow_checkpoints()
 
@@ -531,6 +539,12 @@ class _Task:
         waits = self._unsure is not None or len(self._retries) or any(each.buffer for each in self._partitions.values())
         return self._tail.at_ends and not waits
 
+    def unread(self) -> list[TopicPartition] | None:
+        if not self._tail.complete:
+            return None
+        waits = {tp for tp, _ in self._unsure.places()} if self._unsure is not None else set()
+        return [tp for tp, each in self._partitions.items() if each.buffer or tp in waits or tp not in self._tail.ended]
+
     def follow_checkpoints(self) -> None:
         self._tail.follow_checkpoints()
         self._checkpointed = {}
@@ -596,7 +610,7 @@ class _Task:
         if again is None or found is None:
             return False
         row = self._letters.get(again) or found.slice.what.row(found.at)
-        self._collector.emit(row.values, message_id=again, stream=row.stream)
+        self._collector.emit(row.values, message_id=again, stream=row.stream, partition=partition_id(*again.tp))
         return True
 
     def _emit_next(self, most: int) -> bool:
@@ -617,7 +631,9 @@ class _Task:
                     if self._may_give_up and records.stream != DEAD_LETTER_STREAM:
                         ids = _Ids(tp, partition.topic_id, records)
                 self._emitting = records
-                self._collector.emit_arrow(records.rows, message_ids=ids, stream=records.stream)
+                self._collector.emit_arrow(
+                    records.rows, message_ids=ids, stream=records.stream, partition=partition_id(*tp)
+                )
                 return True
         return False
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from confluent_kafka import KafkaException
 
@@ -167,8 +167,18 @@ class KafkaTail:
     @property
     def at_ends(self) -> bool:
         """Whether every known partition has been read to its end."""
+        return self.complete and self._assigned.keys() <= self.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether every known partition has begun, and none must begin again."""
         amiss = self._starting or self._lost or self._damaged
-        return self._complete and not amiss and self._assigned.keys() <= self._feed.ended
+        return self._complete and not amiss
+
+    @property
+    def ended(self) -> Set[TopicPartition]:
+        """The partitions that have been read to their ends."""
+        return self._feed.ended
 
     def poll(self) -> RecordChunk | None:
         """The records that have arrived, by partition; None if there are none."""

@@ -20,6 +20,7 @@ from framework import (
     Tuple,
 )
 from framework.core.driver import RoundDriver
+from framework.core.event_times import paths_of
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
 from framework.core.run import ticks_of
@@ -170,12 +171,13 @@ class Stepped:
         self.clock = Clock()
         stateful = frozenset(stateful_components(topology))
         self.plan = CorePlan(
-            plan_execution(topology),
+            planned := plan_execution(topology),
             conf or {},
             ackers=ackers,
             pending_max=pending,
             stateful=stateful,
             ticks=ticks_of(topology),
+            paths=paths_of(topology, planned),
         )
         self.rounds = LocalRounds(self.plan, self.clock)
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)

@@ -383,7 +383,7 @@ def test_time_that_went_on_while_nothing_came_and_is_forgotten_is_caught(
     """Here windows that fired then fire again after a restart."""
 
     def careless(self: _ByTime) -> list[Window]:
-        self._watermark = max(self._watermark, self._reached())
+        self._watermark = max(self._watermark, self._times.reached(self._elapsed_now()))
         return self._advance()
 
     monkeypatch.setattr(_ByTime, "due", careless)

@@ -1,0 +1,189 @@
+"""How far event time has come: the watermark of one task over its inputs, and over the source
+partitions that its inputs are read from. Pure arithmetic, in whole microseconds; the time that
+passes is given.
+
+An *origin* stands for a source partition. What is read of a partition is in its order, give or take
+the lag. So the watermark never passes the newest time that was seen of a partition of which more is
+to be read: what comes of it may be as old as that. A partition that was read to its end holds
+nothing up.
+
+Where rows may overtake each other on their way, what was seen in a round counts when everything of
+that round has come (``Reading.upto``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+#: Before every time.
+NEVER = -(1 << 62)
+#: After every time.
+_NO_BOUND = 1 << 62
+#: A component and its stream.
+Source = tuple[str, str]
+
+
+class Reading(NamedTuple):
+    """What is known of the sources in round ``round``. ``upto``: everything that was emitted in
+    rounds up to this one has come. ``unread``: for each input, the origins of which more is to be
+    read, with the newest time that any task has seen of each on that input; None while it is not
+    known which there are."""
+
+    round: int
+    upto: int
+    unread: Mapping[Source, Mapping[int, int] | None]
+
+
+class _Input:
+    """``latest``: the newest time that counts. ``came``: when something came last, or the task
+    began. ``in_order``: rows of an origin do not overtake each other."""
+
+    def __init__(self, latest: int, came: int, *, in_order: bool, known: bool) -> None:
+        self.latest, self.came, self.in_order = latest, came, in_order
+        self.unread: Mapping[int, int] | None = {} if known else None
+        self.unknown_since = came
+        self.noticed: dict[int, tuple[int, int]] = {}  # origin -> its newest time, and when that was noticed
+        self._own: dict[int, int] = {}  # origin -> the newest time that was seen here
+        self._later: list[tuple[int, int]] = []  # (round, newest time) of what does not count yet
+
+    def saw(self, origin: int | None, at: int, round_: int, now: int) -> bool:
+        """Returns whether anything counts that did not count before."""
+        self.came = now
+        rose = False
+        if origin is not None:
+            if at > self._own.get(origin, NEVER):
+                self._own[origin] = at
+                rose = self.in_order and origin in (self.unread or ())
+            if origin in self.noticed:
+                self.noticed[origin] = self.noticed[origin][0], now
+        if at <= self.newest:
+            return rose
+        if self.in_order:
+            self.latest, rose = at, True
+        elif self._later and self._later[-1][0] == round_:
+            self._later[-1] = round_, at
+        else:
+            self._later.append((round_, at))
+        return rose
+
+    @property
+    def newest(self) -> int:
+        """The newest time that was seen, whether or not it counts."""
+        return self._later[-1][1] if self._later else self.latest
+
+    def hear(self, unread: Mapping[int, int] | None, upto: int, now: int) -> None:
+        while self._later and self._later[0][0] <= upto:
+            self.latest = self._later.pop(0)[1]
+        if unread is None and self.unread is not None:
+            self.unknown_since = now
+        self.unread = unread
+        before, self.noticed = self.noticed, {}
+        for origin, newest in (unread or {}).items():
+            known = before.get(origin)
+            self.noticed[origin] = known if known is not None and known[0] >= newest else (newest, now)
+
+    def bound(self, idle: int | None, now: int) -> int:
+        """What the partitions of which more is to be read, and that are not idle, allow."""
+        if self.unread is None:
+            return NEVER if idle is None or now - self.unknown_since < idle else _NO_BOUND
+        found = _NO_BOUND
+        for origin, newest in self.unread.items():
+            if idle is None or now - self.noticed[origin][1] < idle:
+                own = self._own.get(origin, NEVER) if self.in_order else NEVER
+                found = min(found, max(newest, own))
+        return found
+
+    def changes_at(self, idle: int) -> list[int]:
+        """When parts of it are idle, if nothing comes until then."""
+        found = [self.came + idle, *(noticed + idle for _, noticed in self.noticed.values())]
+        return found if self.unread is not None else [*found, self.unknown_since + idle]
+
+
+class Watermark:
+    """The watermark of one task. ``latest``: the newest time of each input so far. ``lag``: how far
+    it is behind. ``idle``: after how long without a row an input, or a partition, holds nothing up;
+    None: never. ``now``: the time that passes. ``follows``: the inputs of which ``hear`` will say
+    what is to be read, each with whether its rows keep their order. Of the others nothing is
+    known, and nothing held up.
+
+    >>> mark = Watermark({("spout", "default"): NEVER}, lag=0, idle=None, now=0)
+    >>> mark.saw(("spout", "default"), None, 50, now=0), mark.reached(0)
+    (True, 50)
+    >>> mark.hear(Reading(2, 1, {("spout", "default"): {1: 20, 2: 60}}), now=0)
+    >>> mark.reached(0)
+    20
+    """
+
+    def __init__(
+        self,
+        latest: Mapping[Source, int],
+        *,
+        lag: int,
+        idle: int | None,
+        now: int,
+        follows: Mapping[Source, bool] | None = None,
+    ) -> None:
+        follows = follows or {}
+        self._lag, self._idle, self._round = lag, idle, 0
+        self._inputs = {
+            each: _Input(at, now, in_order=follows.get(each, True), known=each not in follows)
+            for each, at in latest.items()
+        }
+        self._seen: dict[Source, dict[int | None, int]] = {}
+
+    def latest_of(self, source: Source) -> int:
+        return self._inputs[source].latest
+
+    def latest(self) -> dict[Source, int]:
+        """The newest time of each input that counts."""
+        return {each: its.latest for each, its in self._inputs.items()}
+
+    def newest(self) -> dict[Source, int]:
+        """The newest time of each input that was seen."""
+        return {each: its.newest for each, its in self._inputs.items()}
+
+    def saw(self, source: Source, origin: int | None, at: int, now: int) -> bool:
+        """A row has come. ``origin``: None where its partition is not known. Returns whether
+        ``reached`` may have changed."""
+        seen = self._seen.setdefault(source, {})
+        seen[origin] = max(at, seen.get(origin, NEVER))
+        return self._inputs[source].saw(origin, at, self._round, now)
+
+    def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
+        """The newest time of each origin that was seen since the last call."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    def hear(self, reading: Reading, now: int) -> None:
+        """What is known of the sources, before the rows of a round come."""
+        self._round = reading.round
+        for source, unread in reading.unread.items():
+            if source in self._inputs:
+                self._inputs[source].hear(unread, reading.upto, now)
+
+    def reached(self, now: int) -> int:
+        """The watermark: ``lag`` behind the newest time of the input that is furthest behind and
+        not idle, and of each partition that is not idle and not read to its end. When all inputs
+        are idle, time has gone on since something came."""
+        inputs, idle = self._inputs.values(), self._idle
+        awake = [each.latest for each in inputs if idle is None or now - each.came < idle]
+        gone_on = [each.latest + now - each.came for each in inputs if each.latest > NEVER]
+        latest = min(awake) if awake else max(gone_on, default=NEVER)
+        latest = min([latest, *(each.bound(idle, now) for each in inputs)])
+        return latest - self._lag if latest > NEVER else NEVER
+
+    def due_in(self, at: int, now: int) -> int | None:
+        """How long until the watermark may have reached ``at`` though nothing comes: 0 or less when
+        it has. None: never."""
+        reached, idle = self.reached(now), self._idle
+        if reached >= at:
+            return 0
+        if idle is None:
+            return None
+        inputs = self._inputs.values()
+        changes = [each - now for its in inputs for each in its.changes_at(idle) if each > now]
+        goes_on = all(now - each.came >= idle for each in inputs) and reached > NEVER
+        if goes_on and all(each.bound(idle, now) == _NO_BOUND for each in inputs):
+            changes.append(at - reached)
+        return min(changes, default=None)
