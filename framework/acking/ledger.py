@@ -10,7 +10,7 @@ told twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,8 +95,9 @@ class Roots:
 class LedgerPart(NamedTuple):
     """What one task tells one acker. ``values``: per root of ``roots``, the XOR of its edges that
     were emitted and of those that were acked here. ``born``: roots that a spout emitted here; the
-    value of each is among ``values`` unless it is 0. ``task`` and ``round``: who tells it, and
-    when, so that it is not applied twice: with XOR, that would undo it."""
+    value of each is among ``values`` unless it is 0. ``shared_roots`` and ``shared_values``: the
+    same numbers again, of those edges alone that are part of several trees. ``task`` and ``round``:
+    who tells it, and when, so that it is not applied twice: with XOR, that would undo it."""
 
     acker: int
     task: tuple[int, int]
@@ -106,6 +107,8 @@ class LedgerPart(NamedTuple):
     born: Ids
     failed: Ids
     reset: Ids
+    shared_roots: Ids = NO_IDS
+    shared_values: Ids = NO_IDS
 
 
 class Ledger:
@@ -116,6 +119,8 @@ class Ledger:
         self._values: list[Ids] = []
         self._acked_roots: list[int] = []
         self._acked_edges: list[int] = []
+        self._shared_roots: list[Ids] = []
+        self._shared_values: list[Ids] = []
         self._born: list[int] = []
         self._born_many: list[Ids] = []
         self._failed: set[int] = set()
@@ -132,19 +137,27 @@ class Ledger:
         self._roots.append(roots)
         self._values.append(edges)
 
-    def acked(self, roots: Iterable[int], edge: int) -> None:
+    def shared(self, roots: Ids, edges: Ids) -> None:
+        """Those of the ``emitted`` edges that are part of several trees."""
+        if len(roots):
+            self._shared_roots.append(roots)
+            self._shared_values.append(edges)
+
+    def acked(self, roots: Sequence[int], edge: int) -> None:
         """``edge``: the id of the edge that the tuple came on, XORed with the numbers that its ack
         is bound to."""
         for root in roots:
             self._acked_roots.append(root)
             self._acked_edges.append(edge)
+        if len(roots) > 1:
+            self.shared(_ids(roots), np.full(len(roots), edge, np.uint64))
 
     def acked_many(self, roots: Ids, edges: Ids) -> None:
         """Tuples that were acked, each of them part of one tree. ``edges``: as for ``acked``."""
         self._roots.append(roots)
         self._values.append(edges)
 
-    def bound(self, roots: Iterable[int], number: int) -> None:
+    def bound(self, roots: Sequence[int], number: int) -> None:
         """A number that is told here, and once more with a tuple's ack, now or in a later round."""
         self.acked(roots, number)
 
@@ -162,11 +175,12 @@ class Ledger:
         roots, values = self._folded()
         born = np.concatenate([*self._born_many, _ids(self._born)])
         failed, reset = _ids(self._failed), _ids(self._reset)
+        shared_roots, shared_values = _folded(self._shared_roots, self._shared_values)
         parts = []
         divisor = np.uint64(ackers)
         for acker in range(ackers):
             mine = _all if ackers == 1 else partial(_of_acker, divisor=divisor, acker=acker)
-            its = mine(roots)
+            its, shared = mine(roots), mine(shared_roots)
             part = LedgerPart(
                 acker,
                 task,
@@ -176,17 +190,23 @@ class Ledger:
                 born=born[mine(born)],
                 failed=failed[mine(failed)],
                 reset=reset[mine(reset)],
+                shared_roots=shared_roots[shared],
+                shared_values=shared_values[shared],
             )
             if any(len(each) for each in part[3:]):
                 parts.append(part)
         return parts
 
     def _folded(self) -> tuple[Ids, Ids]:
-        roots = np.concatenate([*self._roots, _ids(self._acked_roots)])
-        values = np.concatenate([*self._values, _ids(self._acked_edges)])
-        roots, folded = fold(roots, values)
-        told = folded != 0  # what was both emitted and acked here need not be told
-        return roots[told], folded[told]
+        return _folded([*self._roots, _ids(self._acked_roots)], [*self._values, _ids(self._acked_edges)])
+
+
+def _folded(roots: Sequence[Ids], values: Sequence[Ids]) -> tuple[Ids, Ids]:
+    if not roots:
+        return NO_IDS, NO_IDS
+    found, folded = fold(np.concatenate(roots), np.concatenate(values))
+    told = folded != 0  # what was both emitted and acked here need not be told
+    return found[told], folded[told]
 
 
 def _all(roots: Ids) -> Any:

@@ -30,6 +30,7 @@ class AckerTask:
         self._failed: list[Ids] = []
         self._expired: list[Ids] = []
         self._acker = TreeTable(ROTATIONS_PER_TIMEOUT + 1)
+        self._shared: dict[int, int] = {}  # root -> the XOR of its open edges that are part of several trees
 
     def begin(self, round_: Round) -> None:
         """Nothing to do before the round."""
@@ -46,6 +47,7 @@ class AckerTask:
         if round_.rotates:
             self._acker.age()
         reset = self._apply(parts) if parts else set()
+        shared = self._with_shared(round_)
         if round_.rotates:
             self._expired.append(self._acker.expire())
         decisions = Decisions(
@@ -56,6 +58,7 @@ class AckerTask:
             reset=Roots.of(reset),
             expired=_told(self._expired),
             trees=self._acker.trees,
+            shared=shared,
         )
         return [*passing, (0, decisions)]
 
@@ -66,6 +69,14 @@ class AckerTask:
     def close(self) -> None:
         """Nothing to release."""
 
+    def _with_shared(self, round_: Round) -> Roots:
+        """The trees with an open tuple that is part of several trees; asked when trees may time
+        out."""
+        if not round_.rotates or not self._shared:
+            return Roots()
+        self._shared = {root: value for root, value in self._shared.items() if self._acker.value(root) is not None}
+        return Roots.of(self._shared)
+
     def _apply(self, parts: Sequence[LedgerPart]) -> set[int]:
         """Apply what tasks say. Returns the trees whose timeout starts anew."""
         decided = self._acker.apply(
@@ -74,6 +85,10 @@ class AckerTask:
             values=np.concatenate([part.values for part in parts]),
             failed=np.concatenate([part.failed for part in parts]),
         )
+        for part in parts:
+            for root, value in zip(part.shared_roots.tolist(), part.shared_values.tolist(), strict=True):
+                if left := self._shared.pop(root, 0) ^ value:
+                    self._shared[root] = left
         self._completed.append(decided.completed)
         self._failed.append(decided.failed)
         reset = np.concatenate([part.reset for part in parts])

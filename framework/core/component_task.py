@@ -21,7 +21,15 @@ from framework.acking.ledger import EdgeIds, Ids
 from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
-from framework.core.roots_column import edges_of, flat_roots, no_roots, roots_of, trees_among, untracked
+from framework.core.roots_column import (
+    edges_of,
+    flat_roots,
+    no_roots,
+    roots_of,
+    shared_edges_of,
+    trees_among,
+    untracked,
+)
 from framework.core.rounds import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams, bounded
@@ -229,7 +237,9 @@ class Outflow:
     def _send(self, edge: Edge, target: int, part: pa.RecordBatch) -> None:
         ids = self._ids.take(part.num_rows)
         self._surroundings.outcome.sent[edge.index] += part.num_rows
-        self._surroundings.outcome.ledger.emitted(*edges_of(part.column(ROOTS), ids))
+        ledger, roots = self._surroundings.outcome.ledger, part.column(ROOTS)
+        ledger.emitted(*edges_of(roots, ids))
+        ledger.shared(*shared_edges_of(roots, ids))
         self._surroundings.deliver(edge, target, part.append_column(EDGE, pa.array(ids)))
 
 

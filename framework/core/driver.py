@@ -455,13 +455,17 @@ class RoundDriver:
 
     def _blamed(self, records: Sequence[RoundRecord], checkpoints: Checkpoints) -> set[int]:
         """The trees whose records are at fault, of spouts that give records up: a tuple that is
-        part of no other tree failed by itself, or the tree timed out."""
-        found: set[int] = set()
+        part of no other tree failed by itself, or the tree timed out, and no tuple was open that is
+        part of several."""
+        blamed, late, shared = set[int](), set[int](), set[int]()
         for each in records:
             if isinstance(each, RoundReport):
-                found.update(each.blamed.ids())
+                blamed.update(each.blamed.ids())
+                late.update(each.timed_out.ids())
             elif isinstance(each, Decisions):
-                found.update(each.expired.ids())
+                late.update(each.expired.ids())
+                shared.update(each.shared.ids())
+        found = blamed | (late - shared)
         return {root for root in found if checkpoints.gives_up(self._task_of(origin_of(root))[0])}
 
     def _share_now(self) -> int:

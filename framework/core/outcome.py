@@ -61,7 +61,7 @@ class Made:
 class Outcome:
     """``exits``: what goes on to the next level, each with its partition there. ``sent``: edge ->
     rows. ``serial``: a number above 0 that no other outcome of this process has. ``blamed``,
-    ``unread``, ``newest``: as in ``RoundReport``."""
+    ``timed_out``, ``unread``, ``newest``: as in ``RoundReport``."""
 
     _serials = count(1)
 
@@ -73,6 +73,7 @@ class Outcome:
         self.ledger = Ledger()
         self.errors: list[ComponentError] = []
         self.blamed: list[int] = []
+        self.timed_out: list[int] = []
         self.checkpoint_reports: list[CheckpointReport] = []
         self.unread: dict[tuple[str, int], Unread | None] = {}
         self.newest: dict[str, Mapping[Source, Newest]] = {}

@@ -104,6 +104,15 @@ def edges_of(column: pa.Array, ids: Ids) -> tuple[Ids, Ids]:
     return tracked_edges(flat_roots(column), ids)
 
 
+def shared_edges_of(column: pa.Array, ids: Ids) -> tuple[Ids, Ids]:
+    """The same, of the rows that are part of several trees."""
+    if at_most_one(column):
+        return NO_IDS, NO_IDS
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    several = np.repeat(lengths > 1, lengths)
+    return flat_roots(column)[several], np.repeat(ids, lengths)[several]
+
+
 def tracked_edges(roots: Ids, ids: Ids) -> tuple[Ids, Ids]:
     """The roots that are no ``NO_TREE``, and the ids of the edges at the same places."""
     tracked = roots != NO_TREE

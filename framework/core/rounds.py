@@ -73,7 +73,8 @@ class Round:
 
 
 class Decisions(NamedTuple):
-    """What one acker has decided in a round. ``trees``: how many it still tracks."""
+    """What one acker has decided in a round. ``trees``: how many it still tracks. ``shared``: when
+    time has gone on, the trees with an open tuple that is part of several trees."""
 
     round: int
     acker: int
@@ -82,6 +83,7 @@ class Decisions(NamedTuple):
     reset: Roots
     expired: Roots
     trees: int = 0
+    shared: Roots = Roots()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +160,7 @@ class RoundReport(NamedTuple):
     that a checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery.
     ``tick_in_s``: seconds until one of its components wants a tick. ``sent``: edge -> rows that
     went over it. ``blamed``: trees that failed because of a tuple that is part of no other tree.
+    ``timed_out``: trees of its spout tasks that were not complete in time.
     ``unread``: what its spout tasks have not read to the end. ``newest``: the newest times that its
     bolts have seen, by origin."""
 
@@ -169,6 +172,7 @@ class RoundReport(NamedTuple):
     tick_in_s: float | None = None
     sent: Mapping[int, int] = {}
     blamed: Roots = Roots()
+    timed_out: Roots = Roots()
     unread: Mapping[tuple[str, int], Unread | None] = {}
     newest: Mapping[str, Mapping[Source, Newest]] = {}
 

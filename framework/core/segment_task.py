@@ -249,6 +249,7 @@ class SegmentTask:
                 unrecovered=self._unrecovered,
                 tick_in_s=tick_in_s,
                 sent=dict(outcome.sent),
+                timed_out=Roots.of(outcome.timed_out) if self.blames and outcome.timed_out else Roots(),
                 unread=outcome.unread,
                 newest=outcome.newest,
                 blamed=Roots.of(outcome.blamed) if self.blames and outcome.blamed else Roots(),

@@ -444,6 +444,8 @@ class SpoutTask(ComponentTask):
                 if entry.losses < LOSSES_MAX:
                     self._again.append(entry._replace(losses=entry.losses + 1))
                     continue
+            if self._exact:
+                self.outcome.timed_out.append(root)
             self._failed(root, entry.message_id)
 
     def _failed(self, root: int, message_id: Any) -> None:
@@ -452,6 +454,5 @@ class SpoutTask(ComponentTask):
         self.counts.failed += 1
         if self._exact:
             self._failed_ids[root] = message_id
-            self.outcome.blame((root,))
         elif message_id is not None:
             self._instance.fail(message_id)

@@ -329,10 +329,10 @@ def of_window(window: Window) -> None:
     fails(",".join(each["word"] for each in window.tuples))
 
 
-def of_several(key: str, how: str, then: Any = None) -> CoreTopology:
+def of_several(key: str, how: str, then: Any = None, words: Sequence[str] = WORDS) -> CoreTopology:
     """A topology in which something fails that is made of several records."""
     builder = TopologyBuilder(key)
-    builder.set_spout("words", Numbered(key, [WORDS]))
+    builder.set_spout("words", Numbered(key, [words]))
     made: Any = {"pair": Pairs(), "window": Letters(of_window), "made of a window": Letters(lambda _: None)}[how]
     builder.set_bolt("several", made).shuffle_grouping("words")
     builder.set_bolt("fails", then or ActsBasic(lambda word: fails(word))).shuffle_grouping("several")
@@ -370,6 +370,50 @@ def test_no_record_is_given_up_for_a_window_whose_result_nobody_acks(key: str, t
     assert "not processed in time" in stepped.driver.failure.message
     assert tries(key) == 5
     assert committed(str(tmp_path), stepped.record, key, "letters") == {}
+
+
+@pytest.mark.rule("C36")
+def test_no_record_is_given_up_for_a_tuple_of_a_join_that_nobody_acks(key: str, tmp_path: Path) -> None:
+    """The tuple is part of the trees of both records, and neither is known to be at fault."""
+
+    def keeps(word: str, tup: Tuple, collector: Any) -> bool:
+        journal(key).failed += ["poison"] * ("poison" in word)
+        return "poison" in word
+
+    stepped = SteppedState(of_several(key, "pair", Acts(keeps), WORDS[:6]), tmp_path)
+    for _ in range(300):
+        if stepped.driver.failure is not None:
+            break
+        stepped.step(seconds=10)
+    assert stepped.driver.failure is not None
+    assert "not processed in time" in stepped.driver.failure.message
+    assert "which record is at fault" not in stepped.driver.failure.message
+    assert tries(key) == 5
+    assert committed(str(tmp_path), stepped.record, key, "letters") == {}
+
+
+@pytest.mark.rule("C36")
+def test_a_record_of_a_join_is_given_up_for_a_tuple_of_its_own_that_nobody_acks(key: str, tmp_path: Path) -> None:
+    """Its joined tuple was acked: what is open is of this record alone."""
+
+    def keeps(word: str, tup: Tuple, collector: Any) -> bool:
+        journal(key).failed += ["poison"] * (word == "poison")
+        return word == "poison"
+
+    builder = TopologyBuilder(key)
+    builder.set_spout("words", GivesUp(key, [WORDS[:6]]))
+    builder.set_bolt("pairs", Pairs()).global_grouping("words")
+    builder.set_bolt("aside", Acts(keeps), 1).global_grouping("words")
+    builder.set_bolt("count", Count(key)).fields_grouping("pairs", Fields("word"))
+    builder.set_bolt("letters", Count(key + "letters")).fields_grouping("words", Fields("word"), DEAD_LETTER_STREAM)
+    stepped = SteppedState(builder.build(), tmp_path)
+    for _ in range(200):
+        stepped.step(seconds=10)
+        letters = committed(str(tmp_path), stepped.record, key, "letters")
+        if letters:
+            break
+    assert tries(key) == RETRIES + 1
+    assert letters["poison"] == 1  # without it, another record waits for its other half
 
 
 @pytest.mark.rule("C36")
