@@ -115,8 +115,9 @@ class ParquetTable(FileTable):
             if Stamp(each.txid, each.epoch, each.attempt) < stamp:
                 self._hide(self._shown(file) for file in self.files_in(each.path))
         path = self._manifests / f"{opened.txid:012d}-{header.epoch}-{opened.attempt_id}.json"
-        write_once(path, {"plan_digest": opened.plan_digest, "files": [each.entry() for each in files]})
-        self._link(pending, [(each, self._shown(each)) for each in files])
+        document = {"plan_digest": opened.plan_digest, "files": [each.entry() for each in files]}
+        counting = files if write_once(path, document) else self.files_in(path)  # another try of a task has ended since
+        self._link(pending, [(each, self._shown(each)) for each in counting])
 
     def _link(self, folder: Path, names: Sequence[tuple[DataFile, Path]]) -> None:
         """Link files from ``folder``, each to a path below the table's folder."""

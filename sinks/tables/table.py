@@ -6,10 +6,10 @@
     <path>/_ratchet/schema.json                              kind, columns, partitioning (C32)
     <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json  the files that each task has written
 
-Tasks only add data files, ``part-<txid>-<epoch>-<attempt>-<task>-<n>``, that nobody reads yet; the
-kind of the table says where. When all tasks of an attempt have ended, the driver *publishes* its
-files: one atomic step per txid, in the way of the table's kind. A file that was never published is
-a harmless orphan.
+Tasks only add data files, ``part-<txid>-<epoch>-<attempt>-<task>-<try>-<n>``, that nobody reads
+yet; the kind of the table says where. A try of a task never writes into a file of another try. When
+all tasks of an attempt have ended, the driver *publishes* its files: one atomic step per txid, in
+the way of the table's kind. A file that was never published is a harmless orphan.
 
 Invariants:
 
@@ -236,11 +236,13 @@ class FileTable(FencedState):
         header = self.read_header()
         check_granted(header, attempt, self.location)
         table = pa.Table.from_batches(batches, schema=self.schema)
-        name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{fence.writer.replace(':', '-')}"
+        writer = fence.writer.replace(":", "-")
+        tried = uuid.uuid4().hex[:8]  # another try of this task may still write when the driver publishes
+        name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{writer}-{tried}"
         pending = self._pending(header)
         make_folder(pending)
         files = self.write_files(table, name, pending)
-        overwrite(pending / f"{fence.writer.replace(':', '-')}.json", {"files": [each.entry() for each in files]})
+        overwrite(pending / f"{writer}.json", {"files": [each.entry() for each in files]})
 
     def write_files(self, table: pa.Table, name: str, folder: Path) -> list[DataFile]:
         """Write rows into new files whose names begin with ``name``, in ``folder`` or in those of

@@ -11,10 +11,13 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
@@ -91,6 +94,35 @@ def test_an_attempt_that_died_leaves_orphans_only(table: FileTable) -> None:
     assert len(list(table.path.glob("part-1-1-1-*.parquet"))) == (1 if isinstance(table, DeltaLakeTable) else 0)
     assert table.vacuum(older_than_s=0) >= 0
     assert words(table) == ["alive"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_try_of_a_task_changes_no_published_file(
+    table: FileTable, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark may start a task again while its first try still writes; the driver publishes what the
+    first one that ended has written."""
+    header = opened(table, 1, 1)
+    table.write(granted(header), rows("a", "b"))
+    write = pq.write_table
+
+    def late(data: pa.Table, path: Path) -> None:
+        table.publish(header)
+        if killed:
+            Path(path).write_bytes(b"PAR1")
+            raise OSError(errno.EIO, "killed")
+        write(data, path)
+
+    with monkeypatch.context() as patched, suppress(RetryableError):
+        patched.setattr(pq, "write_table", late)
+        table.write(granted(header), rows("b", "a"))
+    held = [(each.size, (table.path / each.path).stat().st_size) for each in table.files()]
+    assert held == [(held[0][0], held[0][0])]
+    table.publish(header)
+    assert words(table) == ["a", "b"]
+    if isinstance(table, ParquetTable):
+        found = duckdb.sql(f"SELECT word FROM '{table.path}/**/*.parquet' ORDER BY word").fetchall()
+        assert found == [("a",), ("b",)]
 
 
 def test_a_leader_that_was_paused_while_it_published_changes_nothing(kind: type[FileTable], tmp_path: Path) -> None:
@@ -385,7 +417,8 @@ def test_a_roll_back_takes_a_parquet_transaction_out_and_a_late_writer_cannot_br
     undone = opened(table, 2, 2, digest="lost")
     assert table.roll_back(undone) == 1
     assert words(table) == ["a"]
-    table.publish_files(lost, table.files_of(1))  # as if the writer had been paused after it had read the header
+    with pytest.raises(StaleWriterError, match="a later attempt has removed"):
+        table.publish_files(lost, table.files_of(1))  # as if the writer had been paused after it had read the header
     assert words(table) == ["a"]
     commit(table, 2, "b", attempt=3, digest="planned anew")
     assert words(table) == ["a", "b"]
