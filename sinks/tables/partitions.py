@@ -34,6 +34,11 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_moment(kind: pa.DataType) -> bool:
+    """Whether it is a point in time, and not what some clock showed."""
+    return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
+
+
 _KINDS = (
     is_text,
     pa.types.is_integer,
@@ -122,7 +127,7 @@ def _texts_of(column: pa.ChunkedArray) -> list[str | None]:
     if pa.types.is_decimal(kind):  # Arrow writes small ones with an exponent
         return [None if value is None else format(value, "f") for value in column.to_pylist()]
     texts = column.cast(_plain(kind)).cast(pa.string())
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
+    if is_moment(kind):
         texts = pc.binary_join_element_wise(pc.replace_substring(texts, " ", "T"), "Z", "")
     found: list[str | None] = texts.to_pylist()
     return found

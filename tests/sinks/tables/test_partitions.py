@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -120,6 +121,18 @@ def test_a_partition_by_a_moment_means_the_same_whatever_the_zone_of_the_reader(
             log = (table.path / "_delta_log" / "00000000000000000001.json").read_text().splitlines()
             texts = [json.loads(line)["add"]["partitionValues"]["p"] for line in log if '"add"' in line]
             assert session.execute("SELECT epoch_us(unnest(?)::TIMESTAMPTZ)", [texts]).fetchall() == expected
+
+
+def test_a_compaction_leaves_moments_of_delta_their_zone(tmp_path: Path) -> None:
+    for name, declared, expected in (("moments", datetime.datetime, (4, 4)), ("clocks", pa.timestamp("us"), (4, 2))):
+        table = partitioned(DeltaLakeTable, tmp_path / name, declared)
+        values = [MOMENT if name == "moments" else MOMENT.replace(tzinfo=None), None]
+        for txid in (1, 2):
+            append(table, txid, batch_of(table, values))
+        assert table.compact() == expected
+        logged = "".join(each.read_text() for each in (table.path / "_delta_log").glob("*.json"))
+        texts = set(re.findall(r'"partitionValues":\{"p":"([^"]*)"', logged))
+        assert len(texts) == 1 and texts.pop().endswith("Z") == (name == "moments")
 
 
 def test_a_partition_of_a_moment_as_an_earlier_version_wrote_it_is_read() -> None:
