@@ -40,7 +40,7 @@ try:
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
 
-    from sinks.tables.delta_protocol import check_readable, check_writable
+    from sinks.tables.delta_protocol import check_known, check_readable, check_writable
 except ImportError as error:  # an extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 
@@ -194,8 +194,10 @@ class DeltaLakeTable(FileTable):
         before = len(self.files())
         if any(is_moment(self.schema.field(each).type) for each in self.partition_by):
             return before, before
+        table = self._table()
+        check_known(table, self.location)
         with self._named_errors():
-            self._table().optimize.compact(target_size=self.target_bytes)
+            table.optimize.compact(target_size=self.target_bytes)
         return before, len(self.files())
 
     def vacuum(self, *, older_than_s: float) -> int:
@@ -203,8 +205,10 @@ class DeltaLakeTable(FileTable):
         Delta's own VACUUM. It counts in whole hours, rounded up. Returns the number of files
         removed."""
         done = self.read_header().done
+        table = self._table()
+        check_known(table, self.location)
         with self._named_errors():
-            found = self._table().vacuum(
+            found = table.vacuum(
                 math.ceil(older_than_s / 3_600), dry_run=True, enforce_retention_duration=False, full=True
             )
         removed = [each for each in found if not may_be_open(each, done) and not is_of_another_table(each, self.path)]

@@ -55,15 +55,21 @@ def check_readable(table: deltalake.DeltaTable, location: str) -> None:
         raise _refusal(location, f"has the feature columnMapping, with the mode {mode!r}")
 
 
+def check_known(table: deltalake.DeltaTable, location: str) -> None:
+    """Raise ``ConfigError`` for a table with a feature that Ratchet does not know: its folder may
+    hold files of another kind, and its files may be bound in another way."""
+    check_readable(table, location)
+    for feature in sorted({*(table.protocol().writer_features or ())} - _MET_BY_APPENDS):
+        raise _refusal(location, f"has the feature {feature}")
+
+
 def check_writable(
     table: deltalake.DeltaTable, location: str, *, schema: pa.Schema, partition_by: Sequence[str]
 ) -> None:
     """Raise ``ConfigError`` for a table that demands what an append of ``schema`` does not do, or
     that has other columns or partitions than Ratchet has made."""
-    check_readable(table, location)
+    check_known(table, location)
     metadata = table.metadata()
-    for feature in sorted({*(table.protocol().writer_features or ())} - _MET_BY_APPENDS):
-        raise _refusal(location, f"has the feature {feature}")
     for key, text in sorted(metadata.configuration.items()):
         if key.startswith(_CONSTRAINT):
             raise _refusal(location, f"has the constraint {key.removeprefix(_CONSTRAINT)!r}, {text}")

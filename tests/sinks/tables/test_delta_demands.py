@@ -160,6 +160,20 @@ def test_a_topology_goes_on_where_it_meets_what_is_demanded(
     assert table.to_table().num_rows == 4
 
 
+@pytest.mark.parametrize("feature", ["deletionVectors", "unheardOf", "rowTracking"])
+def test_a_table_with_a_feature_that_is_not_known_is_not_compacted_and_loses_no_file(
+    table: DeltaLakeTable, feature: str
+) -> None:
+    append(table, 2, BATCH)
+    vector = table.path / "deletion_vector_61d16c75.bin"
+    vector.write_bytes(b"another program's")
+    commit(table, protocol(feature, readers=feature == "deletionVectors"))
+    for refused in (table.compact, lambda: table.vacuum(older_than_s=0)):
+        with pytest.raises(ConfigError, match=f"the feature {feature}"):
+            refused()
+    assert vector.exists()
+
+
 def test_a_constraint_that_is_added_during_a_commit_is_not_broken(table: DeltaLakeTable) -> None:
     """Between the look at the table and the commit."""
 
