@@ -8,10 +8,11 @@ Invariants:
    after 9999, 24:00, leap seconds, days that no month has.
 3. Digits beyond the declared unit are cut off, so the moment never moves to another second or day.
 
-Accepted, after the date: ``T``, ``t`` or a blank, minutes and seconds or not, a fraction of any
-length after a point or a comma, ``Z``, ``z`` or an offset from UTC (``+02``, ``+0200``, ``+02:00``,
-``+00:53:28``), and the name of a zone in brackets, which changes nothing (RFC 9557). The forms
-without separators too (``20231114T221320Z``). Moments without an offset are in UTC.
+Accepted, after the date: ``T``, ``t`` or a blank, minutes and seconds or not, a fraction of the
+second of any length after a point or a comma, ``Z``, ``z`` or an offset from UTC (``+02``,
+``+0200``, ``+02:00``, ``+00:53:28``), and the name of a zone in brackets, which changes nothing
+(RFC 9557). The forms without separators too (``20231114T221320Z``). Moments without an offset are
+in UTC.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def _parsed(texts: pa.StringArray, pattern: str) -> tuple[Numbers, Numbers, Numb
     clock = pc.replace_substring(named["clock"], ":", "")
     hours, minutes, seconds = (_digits(clock, at, 2) for at in (0, 2, 4))
     valid = valid & (hours < 24) & (minutes < 60) & (seconds < 60)
+    whole = pc.or_(pc.equal(named["fraction"], ""), pc.equal(pc.utf8_length(clock), 6))
+    valid = valid & whole.to_numpy(zero_copy_only=False)  # of a minute or an hour, a fraction is no second's
     nanoseconds = (hours * 3600 + minutes * 60 + seconds) * 10**9 + _digits(named["fraction"], 1, 9)
     zone = pc.replace_substring(named["zone"], ":", "")
     parts_of_zone = [_digits(pc.replace_substring_regex(zone, "[Zz]", ""), at, 2) for at in (1, 3, 5)]

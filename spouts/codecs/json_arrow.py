@@ -60,7 +60,7 @@ class ArrowJsonCodec(BulkCodec):
         try:
             return self._parse(values)
         except (pa.ArrowException, ValueError):
-            stripped = [(value or b"").strip() for value in values]
+            stripped = [(value or b"").strip(b" \t\r\n") for value in values]
             if stripped == list(values):
                 raise
         return self._parse(stripped)
