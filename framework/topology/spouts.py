@@ -63,7 +63,8 @@ class ReadCounts:
     decoded. ``oldest_ms`` and ``newest_ms``: the times of the oldest and the newest record, in
     milliseconds since the Unix epoch, as far as the reader looked at them; None when it did not.
     ``streams``: stream -> its records and those of them that could not be decoded, where the reader
-    says so."""
+    says so. ``absent``: stream -> the declared fields that none of its records has, where the
+    reader looked."""
 
     records: int = 0
     bytes: int = 0
@@ -72,6 +73,7 @@ class ReadCounts:
     newest_ms: int | None = None
     _: KW_ONLY
     streams: dict[str, tuple[int, int]] = field(default_factory=dict)
+    absent: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def add(self, other: ReadCounts) -> None:
         self.records += other.records
@@ -81,6 +83,12 @@ class ReadCounts:
             self.sampled(other.oldest_ms, other.newest_ms)
         for stream, (records, bad_records) in other.streams.items():
             self.on_stream(stream, records, bad_records)
+        for stream, fields in other.absent.items():
+            self.without(stream, fields)
+
+    def without(self, stream: str, fields: frozenset[str]) -> None:
+        """Take in that some records of a stream have none of these fields, and all others."""
+        self.absent[stream] = self.absent.get(stream, fields) & fields
 
     def on_stream(self, stream: str, records: int, bad_records: int) -> None:
         """Count records of one stream, which ``records`` and ``bad_records`` count already."""

@@ -25,6 +25,7 @@ from framework.topology import (
     TopologyContext,
 )
 from framework.topology.tuples import rows_of
+from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.codec import Codec
 from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
 from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
@@ -465,6 +466,7 @@ class _Task:
         self._checkpointed: Mapping[TopicPartition, Position] | None = (
             None  # the positions of the last checkpoint, if checkpoints hold the positions
         )
+        self._absent = AbsentFields()
         self._unsure: RecordChunk | None = None  # read but not decoded: at most once, they wait for the commit
         self._trouble: str | None = None
         self._emitting: _Records | None = None
@@ -652,6 +654,8 @@ class _Task:
         arrived: dict[TopicPartition, list[_Records]] = {}
         topic_ids = {topic: each.topic_id for (topic, _), each in self._partitions.items()}
         for decoded in self._decoder.decode(self._unsure, topic_ids):
+            if decoded.absent is not None:
+                self._absent.check({decoded.stream: decoded.absent}, {decoded.stream: len(decoded.chunk)})
             for tp, records in self._by_partition(decoded):
                 arrived.setdefault(tp, []).append(records)
         self._unsure = None

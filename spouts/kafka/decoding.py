@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
+from spouts.codecs.absent_fields import absent_fields
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.kafka.chunk import RecordChunk
@@ -22,12 +23,14 @@ C = TypeVar("C", bound=RecordChunk)
 
 class Decoded(NamedTuple, Generic[C]):
     """Records of one stream, and their rows. With ``letters``: records that could not be decoded;
-    then ``rows`` are dead letters, or None if dead letters are not wanted."""
+    then ``rows`` are dead letters, or None if dead letters are not wanted. ``absent``: the fields
+    of the value that no record has; None where no record has a value."""
 
     chunk: C
     rows: pa.RecordBatch | None
     stream: str
     letters: bool = False
+    absent: frozenset[str] | None = None
 
 
 class RecordDecoder:
@@ -105,8 +108,16 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
         columns += batch.columns
     if not len(chunk):
         return
+    names = list(its.records.value.fields)
+    found = absent_fields(names, columns[: len(names)])
+    absent = None if found and _has_no_value(chunk) else found
     columns += [chunk.metadata(name) for name in its.records.metadata]
-    yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=list(its.fields)), its.stream)
+    yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=list(its.fields)), its.stream, absent=absent)
+
+
+def _has_no_value(chunk: RecordChunk) -> bool:
+    values = chunk.raw("value")
+    return values.null_count == len(values) if isinstance(values, pa.Array) else all(each is None for each in values)
 
 
 def _too_large(its: StreamFormat, rejected: C, topic_ids: Mapping[str, str | None]) -> Decoded[C]:

@@ -31,6 +31,7 @@ from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord, WrittenTopic
 from framework.topology.spouts import LEFT_OUT, Meta
+from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.damage import Damage, find_damage
 from spouts.kafka.group import GroupOffsets
@@ -108,6 +109,7 @@ class KafkaPlanner(PartitionPlanner):
         self._where = settings.bootstrap_servers
         self._sizer = BatchSizer(limits)
         self._bad_records = bad_records if bad_records is not None else BadRecordShares(None)
+        self._absent = AbsentFields()
         self._group = group
         self._seen = _Seen()
         self._lag: tuple[object, object, object, int] | None = None
@@ -174,6 +176,7 @@ class KafkaPlanner(PartitionPlanner):
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
         self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
         self._bad_records.check(read)
+        self._absent.check(read.absent, {stream: records for stream, (records, _) in read.streams.items()})
 
     def committed(self, plan: Mapping[str, Meta]) -> None:
         for partition in plan.keys() & self._seen.damage.keys():

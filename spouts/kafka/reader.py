@@ -73,6 +73,8 @@ class KafkaReader(PartitionReader):
                     bad = len(decoded.chunk) if decoded.letters else 0
                     self._counts.bad_records += bad
                     self._counts.on_stream(decoded.stream, len(decoded.chunk), bad)
+                    if decoded.absent is not None:
+                        self._counts.without(decoded.stream, decoded.absent)
                     stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
                     if decoded.rows is not None:
                         yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)

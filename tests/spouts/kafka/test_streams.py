@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import structlog
 
 from framework import Fields, TopologyBuilder, TopologyContext, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, TopologyError
@@ -281,6 +282,40 @@ def test_a_stream_may_get_its_schemas_from_a_registry(shop: Shop, name: str, tmp
         found, _ = read(source, plan(source))
     assert [row["number"] for row in found["returns"]] == [1, 2]
     assert len(found["orders"]) == 20
+
+
+MISSPELT = JsonCodec(Fields(number=int, costumer=str))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", ["native", "python"])
+def test_a_field_that_no_record_of_the_first_batch_has_is_told_of(shop: Shop, reader: str) -> None:
+    streams = {"orders": TopicStream(MISSPELT, topic=shop.orders), "payments": shop.streams()["payments"]}
+    source = shop.spout(streams=streams, settings={"reader": reader})
+    planner = source.planner({}, CONTEXT)
+    ranges = planner.plan({})
+    _, counts = read(source, ranges)
+    assert counts.absent == {"orders": {"costumer"}, "payments": frozenset()}
+    with structlog.testing.capture_logs() as logs:
+        planner.processed(ranges, counts, 1.0)
+        planner.processed(ranges, counts, 1.0)
+    planner.close()
+    assert [(each["event"], each["stream"], each["fields"], each["records"]) for each in logs] == [
+        ("source.field_absent", "orders", ["costumer"], 20)
+    ]
+
+
+@pytest.mark.integration
+def test_a_core_spout_tells_of_a_field_that_no_record_has(shop: Shop, name: str) -> None:
+    spout = KafkaSpout([shop.orders], bootstrap_servers=shop.topics.bootstrap_servers, codec=MISSPELT, group=name)
+    builder = TopologyBuilder("core")
+    builder.set_spout("kafka", spout)
+    builder.set_bolt("bolt", Rich(name, ack)).global_grouping("kafka")
+    with structlog.testing.capture_logs() as logs:
+        run = Stepped(builder.build())
+        until(run, lambda: run.driver.status().components["kafka"].completed == 20)
+    run.rounds.close()
+    assert [each["fields"] for each in logs if each["event"] == "source.field_absent"] == [["costumer"]]
 
 
 # --- record by record -----------------------------------------------------------------------------
