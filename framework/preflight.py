@@ -21,17 +21,21 @@ from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.execution.plan import check_pickles
 from framework.submission import check_reach
 from framework.topology import (
+    DEAD_LETTER_STREAM,
+    DEFAULT_STREAM,
     BaseRichSpout,
     Bolt,
     Component,
     CoreTopology,
     DataFrameBolt,
     FencedState,
+    ReadCounts,
     Spout,
     Topology,
     ValueType,
 )
 from framework.transactions.documents import committed_txid, differences_to_state
+from framework.transactions.first_records import first_rows
 from framework.transactions.keeping import history_target
 from framework.transactions.sources import ImmutableSource, planner_of
 
@@ -54,19 +58,27 @@ class Finding:
 
 
 def preflight(
-    topology: AnyTopology, config: Config, executor: str = "spark", accept_changed_topology: bool = False
+    topology: AnyTopology,
+    config: Config,
+    executor: str = "spark",
+    accept_changed_topology: bool = False,
+    *,
+    sample: int = 0,
 ) -> Iterator[Finding]:
     """Check one thing after the other, what is quick first. Gives one finding each. ``executor``
-    and ``accept_changed_topology``: as of ``submit``."""
+    and ``accept_changed_topology``: as of ``submit``. ``sample``: so many records are read too."""
     for subject, check in _checks(topology, config, executor, accept_changed_topology):
         yield _finding(subject, check)
+    if sample:
+        yield _finding("sample", lambda: _sampled(topology, config, sample))
 
 
 def _finding(subject: str, check: Check) -> Finding:
     try:
         return Finding(subject, check())
     except RatchetError as error:
-        return Finding(subject, str(error), error)
+        advice = getattr(error, "advice", "")
+        return Finding(subject, f"{error}; {advice}" if advice else str(error), error)
     except USER_ERRORS as error:  # of the user's component, or of the library of a sink
         text = in_users_words(error)
         return Finding(subject, text, TopologyError(f"{subject}: {text}"))
@@ -181,6 +193,32 @@ def _source(topology: Topology, config: Config) -> str:
         return f"{len(partitions)} partitions"
     finally:
         planner.close()
+
+
+def _sampled(topology: AnyTopology, config: Config, sample: int) -> str:
+    if not isinstance(topology, Topology):
+        return "not read: what the spout of a core topology reads, it takes"
+    read = ReadCounts()
+    errors: dict[str, str] = {}
+    for _, stream, rows in first_rows(topology, config.for_components(), sample, read):
+        if stream == DEAD_LETTER_STREAM:
+            errors.setdefault(stream, rows.column("error")[0].as_py())
+    if not read.records:
+        return "the source has no record yet"
+    why = "".join(f"; the first: {each}" for each in errors.values())
+    absent = [
+        f"{name} of stream {stream!r}" if stream != DEFAULT_STREAM else name
+        for stream, names in sorted(read.absent.items())
+        for name in sorted(names)
+    ]
+    text = f"{read.records:,} records"
+    if read.bad_records:
+        text = f"{text}, of which {read.bad_records:,} cannot be decoded{why}"
+    if absent:
+        raise ConfigError(f"{text}; none has a value for {', '.join(absent)}: are these names those of the records?")
+    if read.bad_records * 2 > read.records:
+        raise ConfigError(f"{text}: is the codec that of the records?")
+    return text
 
 
 def _kept(topology: Topology, config: Config) -> str:

@@ -28,6 +28,9 @@ def main(
     accept_changed: Annotated[
         bool, typer.Option("--accept-changed-topology", help="As of ratchet run: another shape is no mistake.")
     ] = False,
+    sample: Annotated[
+        int, typer.Option("--sample", min=0, help="Read and decode this many records of the source too.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Check Java, the topology, ZooKeeper, the source and the sinks, and say what is wrong and what
@@ -37,7 +40,7 @@ def main(
         settings = Config.load(config, overrides or ())
         built = load_topology(topology, settings)
         failed = 0
-        for finding in preflight(built, settings, executor, accept_changed):
+        for finding in preflight(built, settings, executor, accept_changed, sample=sample):
             failed += finding.error is not None
             if as_json:
                 document = {

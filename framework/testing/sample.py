@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import ConfigError
-from framework.execution.collector import TaskCollector
 from framework.paths import local_path
 from framework.topology import (
     Fields,
@@ -22,6 +20,7 @@ from framework.topology import (
     PartitionedTransactionalSpout,
     PartitionPlanner,
     PartitionReader,
+    ReadCounts,
     Topology,
     TopologyContext,
     TransactionAttempt,
@@ -33,21 +32,14 @@ from framework.topology.spouts import (
     OnStream,
     PartitionedSpout,
     Rows,
-    TransactionalSpout,
-    TransactionalSpoutEmitter,
-    on_stream,
 )
-from framework.transactions.sources import planner_of, shown_row
+from framework.transactions.first_records import first_rows
+from framework.transactions.sources import shown_row
 
 #: One row and its stream.
 SampleRecord = tuple[str, pa.RecordBatch]
 #: Partition -> its records.
 Sample = Mapping[str, Sequence[SampleRecord]]
-
-#: How long a source that has nothing is asked again.
-_WAIT_S = 10.0
-#: As which a sample is read.
-_ATTEMPT = TransactionAttempt(1, 0)
 
 
 def shown(record: SampleRecord) -> str:
@@ -185,22 +177,9 @@ def _on_a_stream(topology: Topology, path: Path, number: int, record: Any) -> Sa
 def sample_from_source(topology: Topology, conf: Mapping[str, Any], count: int) -> Sample:
     """The first ``count`` records that the topology's own source gives to a new topology. Raises
     ``ConfigError`` when it gives none, and ``RetryableError`` when it does not answer."""
-    planner = planner_of(topology, conf)
     found: dict[str, list[SampleRecord]] = {}
-    previous: Mapping[str, Meta] = {}
-    deadline = time.monotonic() + _WAIT_S
-    try:
-        while sum(map(len, found.values())) < count:
-            plan = planner.plan(previous) if planner.is_ready() else None
-            if plan is not None:
-                previous = plan
-                _take_in(found, topology, conf, {each: planner.for_reading(each, meta) for each, meta in plan.items()})
-            elif found or time.monotonic() > deadline:
-                break
-            else:
-                time.sleep(0.1)
-    finally:
-        planner.close()
+    for partition, stream, rows in first_rows(topology, conf, count, ReadCounts()):
+        found.setdefault(partition, []).extend((stream, rows.slice(place, 1)) for place in range(rows.num_rows))
     return _checked(
         _first(found, count), f"the source of spout {topology.spout.id!r} gave no record; give --input FILE"
     )
@@ -214,48 +193,6 @@ def _first(found: Mapping[str, list[SampleRecord]], count: int) -> Sample:
             if each is not None and sum(map(len, taken.values())) < count:
                 taken[each[0]].append(each[1])
     return taken
-
-
-def _take_in(
-    found: dict[str, list[SampleRecord]], topology: Topology, conf: Mapping[str, Any], ranges: Mapping[str, Meta]
-) -> None:
-    spout = topology.spout
-    if isinstance(spout.instance, PartitionedSpout):
-        reader = spout.instance.reader(conf, _context(topology, conf, 0, 1))
-        try:
-            for partition, meta in ranges.items():
-                for rows in reader.read_all(_ATTEMPT, {partition: meta}):
-                    found.setdefault(partition, []).extend(_rows(*on_stream(rows)))
-        finally:
-            reader.close()
-    elif isinstance(spout.instance, TransactionalSpout):
-        for task in range(spout.parallelism):
-            emitter = spout.instance.emitter(conf, _context(topology, conf, task, spout.parallelism))
-            try:
-                found.setdefault(str(task), []).extend(_emitted(emitter, topology, ranges))
-            finally:
-                emitter.close()
-
-
-def _emitted(emitter: TransactionalSpoutEmitter, topology: Topology, ranges: Mapping[str, Meta]) -> list[SampleRecord]:
-    """What a task of a general spout emits."""
-    spout = topology.spout
-    emitted: list[SampleRecord] = []
-    collector = TaskCollector(spout.id, spout.streams, spout.direct_streams)
-    collector.subscribers = frozenset(spout.streams)
-    collector.sink = lambda stream, batch, task: emitted.extend(_rows(stream, batch))
-    for meta in ranges.values():
-        emitter.emit_batch(_ATTEMPT, meta["metadata"], collector)
-    collector.flush()
-    return emitted
-
-
-def _context(topology: Topology, conf: Mapping[str, Any], task: int, tasks: int) -> TopologyContext:
-    return TopologyContext(topology.id, topology.spout.id, task, tasks, conf, parallelisms=topology.parallelisms())
-
-
-def _rows(stream: str, batch: pa.RecordBatch) -> list[SampleRecord]:
-    return [(stream, batch.slice(place, 1)) for place in range(batch.num_rows)]
 
 
 # --- the spout ------------------------------------------------------------------------------------
