@@ -69,7 +69,7 @@ def fields_of(record_format: RecordFormat) -> Fields:
         return record_format.fields()
     except KeyError as error:
         raise ConfigError(
-            f"metadata field {error.args[0]!r} is not known: topic, partition, offset, timestamp_ms, key or headers"
+            f"metadata field {error.args[0]!r} is not known: topic, partition, offset, timestamp_ms, key, value or headers"
         ) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None

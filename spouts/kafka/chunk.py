@@ -196,6 +196,8 @@ class MessageChunk(RecordChunk):
             return [message.offset() for message in messages]
         if name == "key":
             return [message.key() for message in messages]
+        if name == "value":
+            return [message.value() for message in messages]
         if name == "timestamp_ms":
             stamps = (message.timestamp() for message in messages)
             return [None if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in stamps]
@@ -263,7 +265,7 @@ class ColumnChunk(RecordChunk):
             return pa.array([run.partition for run in self._runs], pa.int32()).take(self._rows_of())
         if name == "offset":
             return self._offsets
-        columns = {"key": self._keys, "timestamp_ms": self._timestamps, "headers": self._headers}
+        columns = {"key": self._keys, "value": self._values, "timestamp_ms": self._timestamps, "headers": self._headers}
         return _asked_for(columns[name], name)
 
     @property

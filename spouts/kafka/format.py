@@ -17,6 +17,7 @@ METADATA_TYPES = {
     "offset": pa.int64(),
     "timestamp_ms": pa.int64(),
     "key": pa.binary(),
+    "value": pa.binary(),
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 

@@ -397,6 +397,16 @@ class TestReading:
         assert first == ("v", name, 0, 0, 1_700_000_000_123, b"k", headers)
         assert (second[0], second[3], second[5], second[6]) == (None, 1, None, [])
 
+    def test_the_value_as_it_is_comes_beside_its_fields(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        raw = [b'{"n": 1, "kept": [1.50, null]}', None, b" {} "]
+        producer = topics.producer()
+        for each in raw:
+            producer.produce(name, each)
+        producer.arrived()
+        source = spout(topics, name, codec=JsonCodec(Fields(n=int)), metadata=["value"])
+        assert read(source, plan(source)) == [(1, raw[0]), (None, None), (None, raw[2])]
+
 
 @pytest.mark.integration
 def test_asking_about_topics_leaves_nothing_behind(topics: Topics, name: str) -> None:
