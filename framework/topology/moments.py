@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,14 @@ def outside_python(column: pa.Array) -> Truths | None:
         local = pc.local_timestamp(inside).view(pa.int64()).fill_null(0).to_numpy()
         outside |= (local < first) | (local > last)
     return outside if outside.any() else None
+
+
+@lru_cache(maxsize=1024)
+def holds_times(declared: pa.DataType) -> bool:
+    """Whether values of a type, or values inside them, are moments, dates or times of day."""
+    if pa.types.is_nested(declared):
+        return any(holds_times(declared.field(number).type) for number in range(declared.num_fields))
+    return _bounds(declared) is not None
 
 
 def _of_lists(column: pa.Array) -> Truths | None:

@@ -14,6 +14,7 @@ from framework.topology import DEAD_LETTER_FIELDS
 from spouts.codecs.absent_fields import absent_fields
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
+from spouts.codecs.times import decoded, decoded_good
 from spouts.kafka.chunk import RecordChunk
 from spouts.kafka.format import Parts
 from spouts.kafka.streams import StreamFormat, Streams
@@ -94,7 +95,7 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
         if its.on_bad_record is OnBadRecord.FAIL:
             batch = _decoded_or_failed(what, codec, raw, chunk)
         else:
-            batch, bad = codec.decode_good_array(raw) if isinstance(raw, pa.Array) else codec.decode_good(raw)
+            batch, bad = decoded_good(codec, raw)
             if bad:
                 wanted = its.on_bad_record is OnBadRecord.DEAD_LETTER
                 gone = [each.index for each in bad]
@@ -140,7 +141,7 @@ def _too_large(its: StreamFormat, rejected: C, topic_ids: Mapping[str, str | Non
 
 def _decoded_or_failed(what: str, codec: Codec, raw: Values | pa.BinaryArray, chunk: RecordChunk) -> pa.RecordBatch:
     try:
-        return codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
+        return decoded(codec, raw)
     except UndecodableValueError as error:
         bad = chunk.take([error.index])
         topic, partition, offset = (bad.metadata(name)[0].as_py() for name in ("topic", "partition", "offset"))

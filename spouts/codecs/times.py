@@ -1,0 +1,51 @@
+"""Decodes with any codec; values with a moment, a date or a time of day that Python cannot hold are
+bad. A bolt that reads them row by row would fail, or get another time: 24:00 as 00:00."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from framework.topology.moments import outside_python
+from spouts.codecs.bad_records import BadRecord
+from spouts.codecs.codec import Codec, UndecodableValueError, Values
+
+
+def decoded(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
+    """The rows. Raises ``UndecodableValueError`` for the first bad value."""
+    try:
+        batch = codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
+    except UndecodableValueError as error:
+        if error.index:
+            decoded(codec, raw[: error.index])  # raises for an earlier one
+        raise
+    found = _outside(batch)
+    if found:
+        first = min(found)
+        raise UndecodableValueError(first, found[first])
+    return batch
+
+
+def decoded_good(codec: Codec, raw: Values | pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+    """The rows of the good values, and the bad values."""
+    batch, bad = codec.decode_good_array(raw) if isinstance(raw, pa.Array) else codec.decode_good(raw)
+    found = _outside(batch)
+    if not found:
+        return batch, bad
+    places = np.delete(np.arange(len(raw)), [each.index for each in bad])
+    bad = [*bad, *(BadRecord(int(places[row]), reason) for row, reason in found.items())]
+    kept = np.delete(np.arange(batch.num_rows), list(found))
+    return batch.take(pa.array(kept)), sorted(bad, key=lambda each: each.index)
+
+
+def _outside(batch: pa.RecordBatch) -> dict[int, str]:
+    """Row -> why Python cannot hold it."""
+    found: dict[int, str] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        outside = outside_python(column)
+        for row in np.flatnonzero(outside) if outside is not None else ():
+            found.setdefault(
+                int(row),
+                f"{name}: Python holds the years 1 to 9999 and 00:00 to 23:59:59, and this {column.type} is another",
+            )
+    return found

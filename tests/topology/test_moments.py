@@ -1,0 +1,70 @@
+"""Rows for Python: the same with pandas and without, in small batches and in large ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from framework.errors import BadRecordError
+from framework.topology.tuples import rows_of
+
+OUTSIDE = [
+    (pa.timestamp("us", "UTC"), 10**18),
+    (pa.timestamp("ms"), 10**17),
+    (pa.date32(), -(10**6)),
+    (pa.time64("us"), 86_400 * 10**6),
+    (pa.time64("us"), -1),
+    (pa.time32("s"), 90_000),
+]
+
+
+def column(declared: pa.DataType, count: int, rows: int) -> pa.Array:
+    return pa.array([count] * rows, pa.int32() if declared.bit_width == 32 else pa.int64()).view(declared)
+
+
+@pytest.mark.parametrize(("declared", "count"), OUTSIDE, ids=str)
+@pytest.mark.parametrize("rows", [1, 1_000])
+def test_a_time_that_python_cannot_hold_is_an_error_that_names_its_field(
+    declared: pa.DataType, count: int, rows: int
+) -> None:
+    its = column(declared, count, rows)
+    nested = pa.StructArray.from_arrays([its], ["inside"])
+    for each in (its, nested):
+        with pytest.raises(BadRecordError, match="field 'at': Python cannot hold a value") as error:
+            list(rows_of(pa.record_batch([each], ["at"])))
+        assert "ArrowBolt" in error.value.advice
+
+
+_TRY = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+if sys.argv[1] == "without":
+    sys.meta_path.insert(0, Without())
+else:
+    import pandas
+from tests.topology.test_moments import OUTSIDE, column
+from framework.errors import BadRecordError
+from framework.topology.tuples import rows_of
+import pyarrow as pa
+for declared, count in OUTSIDE:
+    for rows in (1, 1000):
+        try:
+            print(list(rows_of(pa.record_batch([column(declared, count, rows)], ["at"])))[0])
+        except BadRecordError as error:
+            print(error)
+"""
+
+
+def test_it_is_the_same_error_with_pandas_and_without() -> None:
+    found = [
+        subprocess.run([sys.executable, "-c", _TRY, each], check=True, capture_output=True, text=True).stdout
+        for each in ("with", "without")
+    ]
+    assert found[0] == found[1]
+    assert found[0].count("Python cannot hold a value") == 12
