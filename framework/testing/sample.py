@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -146,13 +147,13 @@ def read_sample(topology: Topology, path: Path) -> Sample:
     the stream. Raises ``ConfigError`` naming the line that does not fit."""
     local_path(path, "sample")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"the file {path} does not exist") from None
     if path.suffix == ".csv":
-        return sample_of(topology, list(csv.DictReader(lines)))
+        return sample_of(topology, list(csv.DictReader(io.StringIO(text))))
     records = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON's text may hold other ends of lines
         if line.strip():
             try:
                 records.append((number, json.loads(line)))

@@ -256,6 +256,12 @@ def test_a_sample_is_read_from_json_lines_and_from_csv(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.csv"):
         sample = read_sample(topology, tmp_path / name)
         assert [row.to_pylist() for _, row in sample["0"]] == [[{"word": "ant", "n": 1}], [{"word": "bee", "n": 2}]]
+    (tmp_path / "d.jsonl").write_text('\ufeff{"word": "a\u2028b\x85c", "n": 1}\r\n', "utf-8")
+    (tmp_path / "d.csv").write_text('\ufeffword,n\n"a\u2028b\x85c",1\n', "utf-8")
+    (tmp_path / "e.csv").write_text('word,n\n"two\nlines",1\n')
+    for name, word in ("d.jsonl", "a\u2028b\x85c"), ("d.csv", "a\u2028b\x85c"), ("e.csv", "two\nlines"):
+        sample = read_sample(topology, tmp_path / name)
+        assert [row.to_pylist() for _, row in sample["0"]] == [[{"word": word, "n": 1}]]
     (tmp_path / "b.jsonl").write_text('{"word": "ant", "n": 1}\n{"word"\n')
     with pytest.raises(ConfigError, match=r"b\.jsonl, line 2: .*; write one JSON object per line"):
         read_sample(topology, tmp_path / "b.jsonl")
