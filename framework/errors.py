@@ -14,11 +14,40 @@
     ├── LeadershipLostError    another driver leads, or the session ended; stand for election again
     ├── CorruptStateError      a znode, row or file cannot be parsed; look at what the message names
     ├── DataLossError          the source lost planned records; decide what to do about the gap
-    ├── BadRecordError         a record cannot be decoded, or a value stored; the message names it
+    ├── BadRecordError         a record cannot be decoded, or its value is refused
     └── InvariantViolation     a bug of Ratchet: stop before more is written
 """
 
 from __future__ import annotations
+
+import re
+
+#: How many bytes of a reason are kept: more would burden logs, documents and dead letters.
+REASON_BYTES_MAX = 1_024
+#: What a terminal, a log or a store may take for something else than text: control characters, line
+#: and paragraph separators, marks that reverse the direction of writing, lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def reason_of(text: str) -> str:
+    """Text that may come from outside, as a reason that can be logged, printed and stored: one
+    line, without control characters, of ``REASON_BYTES_MAX`` bytes at most. A reason stays as it
+    is.
+
+    >>> reason_of("no\\nINFO all is well\\x1b]0;title")
+    'no\\\\x0aINFO all is well\\\\x1b]0;title'
+    """
+    shown = _UNPRINTABLE.sub(_escaped, text[:REASON_BYTES_MAX])
+    encoded = shown.encode()
+    if len(text) <= REASON_BYTES_MAX and len(encoded) <= REASON_BYTES_MAX:
+        return shown
+    end = f"... (shortened, it has {len(text):,} characters)"
+    return encoded[: REASON_BYTES_MAX - len(end)].decode(errors="ignore") + end
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class RatchetError(Exception):
@@ -96,15 +125,20 @@ READ_ANEW = (
 
 
 class BadRecordError(RatchetError):
-    """A record of the source cannot be decoded, or a state or sink cannot store a value.
+    """A record of the source cannot be decoded, or the value of one is refused: by a state, by a
+    sink, or by a bolt of yours, which may raise it.
 
-    ``about``: the beginning of the record, for the user's eyes; it is in no log and no document.
-    ``advice``: what can be done about it, where the message does not say so.
+    In a transactional topology, the record goes the way that its spout's ``on_bad_record`` says. It
+    is found by halving the batch, so the error need not name it.
+
+    ``message``: as of ``reason_of``. ``about``: the beginning of the record, for the user's eyes;
+    it is in no log and no document. ``advice``: what can be done about it, where the message does
+    not say so.
     """
 
     def __init__(self, message: str, about: str = "", advice: str = "") -> None:
-        super().__init__(message)
-        self.about = about
+        super().__init__(reason_of(message))
+        self.about = reason_of(about)
         self.advice = advice
 
     def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str, str]]:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from enum import Enum
 
-from framework.errors import BadRecordError, ConfigError
+from framework.errors import BadRecordError, ConfigError, reason_of
 from framework.topology import DEFAULT_STREAM, ReadCounts
 
 #: The share of bad records is computed over the latest batches that together hold at least this
@@ -32,10 +32,14 @@ class OnBadRecord(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that cannot be decoded: its index in the chunk, and the reason."""
+    """A record that cannot be decoded: its index in the chunk, and the reason, as of
+    ``reason_of``."""
 
     index: int
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", reason_of(self.reason))
 
 
 class BadRecordShare:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.errors import reason_of
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 
@@ -25,9 +26,9 @@ class UndecodableValueError(Exception):
     """The value at ``index`` of the given values cannot be decoded, for ``reason``."""
 
     def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"value {index}: {reason}")
         self.index = index
-        self.reason = reason
+        self.reason = reason_of(reason)
+        super().__init__(f"value {index}: {self.reason}")
 
 
 class Codec(ABC):
