@@ -115,6 +115,12 @@ class Config(BaseModel):
         alias="topology.max.attempts",
         description="Attempts at one transaction, or recoveries in a row, before the topology stops with the last error.",
     )
+    bad_record_errors: bool = Field(
+        False,
+        alias="topology.bad.record.errors",
+        description="Whether any error of a bolt that one record causes makes it a bad record, after topology.max.attempts "
+        "(transactional topologies, where the spout has on_bad_record='skip' or 'dead_letter').",
+    )
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
         100,
         alias="topology.spout.idle.poll.max.ms",

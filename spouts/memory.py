@@ -28,6 +28,7 @@ from framework.topology.spouts import LEFT_OUT, Meta, leaving_out_too
 
 Values = Sequence[Any]
 OnDataLoss = Literal["fail", "skip"]
+OnBadRow = Literal["fail", "skip"]
 
 
 class _Source:
@@ -46,10 +47,15 @@ class _Source:
 class _MemorySpout:
     """What both kinds share: the data, and the methods that change it."""
 
-    def __init__(self, data: Mapping[int, Sequence[Values]], fields: Fields, take: int) -> None:
+    def __init__(
+        self, data: Mapping[int, Sequence[Values]], fields: Fields, take: int, *, on_bad_record: OnBadRow = "fail"
+    ) -> None:
+        if on_bad_record not in ("fail", "skip"):
+            raise TopologyError(f"on_bad_record must be 'fail' or 'skip', not {on_bad_record!r}")
         if not isinstance(take, int) or take < 1:
             raise TopologyError(f"take per partition must be 1 or more, not {take!r}")
         self._fields = fields
+        self._skips_bad_rows = on_bad_record == "skip"
         self._source: _Source | None = _Source(data, take)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,7 +119,7 @@ class _MemorySpout:
         return self._fields
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
-        return _MemoryPlanner(self._here(), opaque=False, skips_lost_data=False)
+        return _MemoryPlanner(self._here(), opaque=False, skips_lost_data=False, skips_bad_rows=self._skips_bad_rows)
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
         return _MemoryReader(self._fields)
@@ -132,7 +138,8 @@ class _MemorySpout:
 
 class MemoryTransactionalSpout(_MemorySpout, PartitionedTransactionalSpout):
     """An idempotent spout. ``data`` maps partitions to rows. Each batch takes up to ``take`` rows
-    of each partition.
+    of each partition. A row whose value is refused by a ``BadRecordError`` ends the run, or with
+    ``on_bad_record="skip"`` is left out.
 
     >>> spout = MemoryTransactionalSpout({0: [["dog"], ["cat"]], 1: [["apple"]]}, Fields(word=str), 2)
     >>> spout.append(1, ["mango"])
@@ -150,20 +157,29 @@ class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactiona
     """
 
     def __init__(
-        self, data: Mapping[int, Sequence[Values]], fields: Fields, take: int, *, on_data_loss: OnDataLoss = "fail"
+        self,
+        data: Mapping[int, Sequence[Values]],
+        fields: Fields,
+        take: int,
+        *,
+        on_data_loss: OnDataLoss = "fail",
+        on_bad_record: OnBadRow = "fail",
     ) -> None:
-        super().__init__(data, fields, take)
+        super().__init__(data, fields, take, on_bad_record=on_bad_record)
         if on_data_loss not in ("fail", "skip"):
             raise TopologyError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
         self._on_data_loss = on_data_loss
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
-        return _MemoryPlanner(self._here(), opaque=True, skips_lost_data=self._on_data_loss == "skip")
+        return _MemoryPlanner(
+            self._here(), opaque=True, skips_lost_data=self._on_data_loss == "skip", skips_bad_rows=self._skips_bad_rows
+        )
 
 
 class _MemoryPlanner(PartitionPlanner):
-    def __init__(self, source: _Source, *, opaque: bool, skips_lost_data: bool) -> None:
+    def __init__(self, source: _Source, *, opaque: bool, skips_lost_data: bool, skips_bad_rows: bool = False) -> None:
         self._source = source
+        self._skips_bad_rows = skips_bad_rows
         self._opaque = opaque
         self._skips_lost_data = skips_lost_data
 
@@ -240,6 +256,9 @@ class _MemoryPlanner(PartitionPlanner):
             return None
         middle = (first + end) // 2
         return {**meta, "next": middle}, {**meta, "first": middle}
+
+    def takes_out(self, partition: str) -> bool:
+        return self._skips_bad_rows
 
     def offsets(self, meta: Meta) -> range:
         return range(int(meta["first"]), int(meta["next"]))

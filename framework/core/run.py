@@ -36,7 +36,7 @@ class CoreTopologyFailed(RatchetError):
         kind: type[CoreTopologyFailed] = CoreTopologyFailed
         if failure.failure is FailureKind.DATA_LOSS:
             kind = CoreTopologyLostData
-        elif failure.error == BadRecordError.__name__:
+        elif failure.failure is FailureKind.BAD_RECORD:
             kind = CoreTopologyMetBadRecord
         return kind(f"{failure}\n{failure.trace}".rstrip())
 

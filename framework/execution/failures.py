@@ -46,6 +46,9 @@ class FailureKind(Enum):
     #: A fence refused the writer: step down for a higher epoch, else replay up to
     #: ``topology.max.attempts``.
     STALE = "stale"
+    #: The value of a record was refused: take the record out of the plan, or stop the topology
+    #: (C51).
+    BAD_RECORD = "bad record"
     #: Replaying cannot help: stop the topology.
     FATAL = "fatal"
 
@@ -79,7 +82,7 @@ class TaskFailure:
             trace=trace,
             epoch=getattr(error, "epoch", None),
             error=type(error).__name__,
-            where=users_line(error) if kind in (FailureKind.ERROR, FailureKind.FATAL) else "",
+            where=users_line(error) if kind in (FailureKind.ERROR, FailureKind.BAD_RECORD, FailureKind.FATAL) else "",
             advice=getattr(error, "advice", ""),
             about=about or getattr(error, "about", ""),
         )
@@ -146,6 +149,7 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
     (RetryableError, FailureKind.RETRYABLE),
     (StaleWriterError, FailureKind.STALE),
     (DataLossError, FailureKind.DATA_LOSS),
+    (BadRecordError, FailureKind.BAD_RECORD),
     (FATAL_ERRORS, FailureKind.FATAL),
     (TopologyError, FailureKind.FATAL),  # values that do not fit what was declared: no replay changes them
 )

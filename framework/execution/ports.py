@@ -216,6 +216,7 @@ def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:
         FailureKind.FATAL,
         FailureKind.DATA_LOSS,
         FailureKind.STALE,
+        FailureKind.BAD_RECORD,
         FailureKind.ERROR,
         FailureKind.RETRYABLE,
         FailureKind.FAILED,

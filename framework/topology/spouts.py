@@ -258,8 +258,12 @@ class TransactionalSpout(Spout):
         """Called in tasks, on an unpickled copy of the spout."""
 
 
-#: In an entry of a plan: the offsets that ``undo`` was told to leave out, ascending.
+#: In an entry of a plan: the offsets of records that are left out, ascending: because ``undo`` was
+#: told so, or because their values were refused.
 LEFT_OUT = "left_out"
+#: In an entry of a plan: offset, as text, -> reason, of those records of its own range whose values
+#: were refused. Not carried to the next plan.
+REFUSED = "refused"
 
 
 def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
@@ -378,6 +382,13 @@ class PartitionPlanner(ABC):
         default: it cannot. One that can carries ``LEFT_OUT`` from each entry to that of the next
         plan, also in ``joined`` and ``split``, and its reader gives no row for these offsets."""
         return None
+
+    def takes_out(self, partition: str) -> bool:
+        """Whether a record of this partition may be left out because its value was refused: the
+        user said ``on_bad_record="skip"`` or ``"dead_letter"``. Where this is true, ``offsets``,
+        ``split``, ``joined`` and ``beginning`` answer, and the reader counts records with a reason
+        in ``REFUSED`` as bad, and makes them dead letters where the user wants them."""
+        return False
 
     def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
         """Return the first record of a range as the source holds it, for a person to look at. None

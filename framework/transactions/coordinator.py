@@ -15,6 +15,9 @@ States of a transaction::
       its range is gone  v   │ failure
                      ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
 
+A batch with a record whose value is refused waits with a narrower plan; if its commit was opened,
+from ROLLING_BACK on (C51).
+
 An opaque batch whose commit was never opened is not replayed: a failure drops it, and it is planned
 afresh.
 
@@ -24,9 +27,10 @@ Invariants:
 2. A failure of txid N fails every later txid in flight; each of them gets a new attempt id.
 3. The attempt ids of a txid only rise, also across restarts. Each is persisted before its batch is
    emitted.
-4. An idempotent plan never changes once persisted. An opaque plan never changes once its commit has
-   opened, unless its range is gone for good; then every state is rolled back before another plan is
-   made (C7). Where a committer has no header to record the opening, the opening is persisted before
+4. An idempotent plan never changes once persisted, unless a value in it is refused. An opaque plan
+   never changes once its commit has opened, unless its range is gone for good, or a value in it is
+   refused. Where the commit was opened, every state is rolled back before another plan is made (C7,
+   C51). Where a committer has no header to record the opening, the opening is persisted before
    the commit begins (C24).
 5. A batch starts where the current plan of the batch before it ends (C9).
 6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself
@@ -52,6 +56,7 @@ from typing import Union
 from framework.errors import InvariantViolation
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
+from framework.transactions.narrowing import Narrowing
 from framework.transactions.plans import Plan, plan_digest
 
 #: After timeouts, a batch is planned at most this many times smaller than usual (C18).
@@ -270,11 +275,18 @@ class _Transaction:
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False
-    lost: bool = False  # its range is gone for good: roll back, then plan afresh
+    lost: bool = False  # its range is gone for good, or holds a refused value: roll back, then plan afresh
+    narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
     is_short: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_short = _is_short(self.plan)
+
+    def turn_to(self, plan: Plan) -> None:
+        """Take another plan, of which nothing is opened."""
+        self.plan, self.is_short = plan, _is_short(plan)
+        self.opened = self.lost = False
+        self.narrower = None
 
 
 class Coordinator:
@@ -284,6 +296,10 @@ class Coordinator:
     is then planned afresh; otherwise lost data ends the run. ``may_replan``: every state can undo
     as well. A batch that was opened is then rolled back first and planned afresh too (C7, C8).
     ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
+    ``narrowing``: takes records whose values are refused out of plans; None: such a value ends the
+    run. ``can_undo``: every state can undo, so that is possible after the commit was opened, too.
+    ``pins_errors``: an error of the user's code that has used up the attempts is taken for a
+    refused value.
     """
 
     def __init__(
@@ -297,6 +313,9 @@ class Coordinator:
         skips_lost_data: bool = True,
         may_replan: bool = False,
         records_open: bool = False,
+        narrowing: Narrowing | None = None,
+        can_undo: bool = False,
+        pins_errors: bool = False,
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
@@ -306,6 +325,10 @@ class Coordinator:
         self._skips_lost_data = skips_lost_data
         self._may_replan = may_replan
         self._records_open = records_open
+        self._narrowing = narrowing
+        self._can_undo = can_undo
+        self._pins_errors = pins_errors
+        self._suspects: Plan | None = None  # a batch with a refused value, of which the next ones are parts
         self._unclosed: tuple[int, int, int] | None = None  # txid, attempt, since when
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx - 1}
         self._committed_plan = self._closed_plan = recovered.plans.get(self.currtx - 1)
@@ -449,7 +472,11 @@ class Coordinator:
             return []
         if event.failure is not None:
             return self._fail(event.txid, event.failure, now_ms)
-        self._drop(transaction)
+        if transaction.narrower is not None:
+            transaction.turn_to(transaction.narrower)
+            self._move(transaction, TransactionPhase.WAITING, now_ms)
+        else:
+            self._drop(transaction)
         commands: list[Command] = []
         if self._records_open:
             commands += self._write(opens=OpenCommit(event.txid, event.attempt_id, ROLLED_BACK))
@@ -483,24 +510,31 @@ class Coordinator:
 
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
         """Fail this txid and every later one in flight (invariant 2)."""
-        self._failures[txid] = self._failures.get(txid, 0) + 1
+        refused = self._is_refused(txid, failure)
+        if refused:
+            stop = self._take_out(self._active[txid], failure)
+            if stop is not None:
+                return self._stop_now(stop)
+        else:
+            self._suspects = None
+            self._failures[txid] = self._failures.get(txid, 0) + 1
         # A stale stamp counts too. One that is still there at the next try was not left by a dying
         # attempt: in the end a person has to look.
         if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS, FailureKind.STALE):
             self._errors[txid] = self._errors.get(txid, 0) + 1
-        if failure.kind is FailureKind.FATAL or self._errors.get(txid, 0) >= self._max_attempts > 0:
+        if failure.kind is FailureKind.FATAL or (self._errors.get(txid, 0) >= self._max_attempts > 0 and not refused):
             return self._stop_now(failure)
         if failure.kind is FailureKind.DATA_LOSS:
             stop = self._lost(self._active[txid], failure)
             if stop is not None:
                 return self._stop_now(stop)
-        repeats = self._failures[txid] - 1
+        repeats = 0 if refused else self._failures[txid] - 1
         self._not_before_ms = now_ms + (
             min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0
         )
         # An idempotent spout's plans stay as they are, so the plan that is being made after them
-        # stays valid.
-        if self._kind is SpoutKind.OPAQUE:
+        # stays valid, unless this one is narrowed.
+        if self._kind is SpoutKind.OPAQUE or refused:
             self._generation += 1
             self._planning = None
         commands: list[Command] = []
@@ -508,13 +542,54 @@ class Coordinator:
             if each.phase is not TransactionPhase.WAITING:
                 reason = str(failure) if each.txid == txid else f"txid {txid} failed"
                 commands.append(self._cancel(each, reason))
-            if self._kind is SpoutKind.OPAQUE and not each.opened:
+            narrowed = refused and each.txid == txid
+            if not narrowed and not each.opened and (self._kind is SpoutKind.OPAQUE or refused):
                 self._drop(each)
             else:
                 self._move(each, TransactionPhase.WAITING, now_ms)
         if self._stopping:
             commands += self._stop_now(None)
         return commands
+
+    def _is_refused(self, txid: int, failure: TaskFailure) -> bool:
+        """Whether an attempt failed because of a record's value."""
+        if failure.kind is FailureKind.BAD_RECORD:
+            return True
+        last = self._errors.get(txid, 0) + 1 >= self._max_attempts > 0
+        transaction = self._active[txid]
+        return (
+            self._pins_errors
+            and self._narrowing is not None
+            and failure.kind is FailureKind.ERROR
+            and bool(failure.where)  # the user's own code
+            and last
+            and transaction.phase is TransactionPhase.PROCESSING
+            and self._narrowing.applies(transaction.plan, failure)
+        )
+
+    def _take_out(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
+        """Narrow the plan of a batch with a refused value (C51). Returns the failure that ends the
+        run, or None when the batch goes on with another plan."""
+        rolling_back = transaction.phase is TransactionPhase.ROLLING_BACK
+        if self._narrowing is None or rolling_back or not self._narrowing.applies(transaction.plan, failure):
+            return failure
+        if transaction.opened and not self._can_undo:
+            return replace(
+                failure,
+                message=f"{failure.message}; the commit of txid {transaction.txid} was opened with this record, and it can be "
+                "taken out only if every sink can undo",
+            )
+        found = self._narrowing.narrowed(transaction.plan, failure)
+        if isinstance(found, TaskFailure):
+            return found
+        plan, is_half = found
+        if is_half:
+            self._suspects = transaction.plan
+        if transaction.opened:
+            transaction.lost, transaction.narrower = True, plan
+        else:
+            transaction.turn_to(plan)
+        return None
 
     def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
         """Decide what follows when a planned range is gone from the source. Returns the failure
@@ -540,6 +615,7 @@ class Coordinator:
         """Do whatever is possible now: open the commit that is due, emit what waits, ask for a
         plan."""
         commands: list[Command] = []
+        self._plan_suspects(now_ms)
         first = self._active.get(self.currtx)
         if first is not None and first.phase is TransactionPhase.PROCESSED:
             replay = first.opened
@@ -562,11 +638,22 @@ class Coordinator:
             commands += [
                 (RollBack if each.lost else Process)(each.txid, each.attempt_id, each.plan) for each in emitted
             ]
-        if self._planning is None and len(self._active) < self._max_pending and not self._rolling_back():
+        idle = self._planning is None and self._suspects is None
+        if idle and len(self._active) < self._max_pending and not self._rolling_back():
             self._planning = max(self._active, default=self.currtx - 1) + 1
             divisor = min(2 ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
+
+    def _plan_suspects(self, now_ms: int) -> None:
+        """While a refused value is looked for, the next batch is a part of the one that had it."""
+        if self._suspects is None or self._narrowing is None or self._active:
+            return
+        plan = self._narrowing.rest(self._suspects, self._committed_plan)
+        if plan is None:
+            self._suspects = None
+        else:
+            self._active[self.currtx] = _Transaction(self.currtx, plan, TransactionPhase.WAITING, since_ms=now_ms)
 
     def _drop(self, transaction: _Transaction) -> None:
         del self._active[transaction.txid]

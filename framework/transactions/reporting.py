@@ -57,6 +57,10 @@ class TermReport:
                 reason=command.reason,
             )
 
+    def refused(self, partition: str, offset: int, reason: str) -> None:
+        """A record's value was refused: the next attempt leaves the record out."""
+        _log.warning("record.refused", topology=self._topology_id, partition=partition, offset=offset, reason=reason)
+
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
         """A cause that repeats is logged once, with its trace."""
         where = f"at {failure.where}\n" if failure.where else ""

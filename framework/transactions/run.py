@@ -42,7 +42,7 @@ class TopologyFailed(RatchetError):
         """The error that fits the failure, for callers that catch errors by how they recover."""
         if failure.kind is FailureKind.DATA_LOSS:
             return TopologyLostData(failure)
-        return TopologyMetBadRecord(failure) if failure.error == BadRecordError.__name__ else TopologyFailed(failure)
+        return TopologyMetBadRecord(failure) if failure.kind is FailureKind.BAD_RECORD else TopologyFailed(failure)
 
 
 class TopologyLostData(TopologyFailed, DataLossError):

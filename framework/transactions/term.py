@@ -48,6 +48,7 @@ from framework.transactions.coordinator import (
     StopRequested,
     Tick,
 )
+from framework.transactions.narrowing import Narrowing
 from framework.transactions.planning import PlanningThread
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
@@ -116,6 +117,9 @@ class Term:
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
             records_open=bool(topology.headerless()),
+            narrowing=Narrowing(planner, topology.spout.id, self._report.refused),
+            can_undo=not topology.irreversible(),
+            pins_errors=config.bad_record_errors,
         )
         self._planning = PlanningThread(
             planner,

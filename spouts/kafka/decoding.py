@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +20,12 @@ from spouts.kafka.format import Parts
 from spouts.kafka.streams import StreamFormat, Streams
 
 C = TypeVar("C", bound=RecordChunk)
+#: Topic, partition and offset of a record.
+Place = tuple[str, int, int]
+
+
+def places_of(chunk: RecordChunk) -> Iterable[Place]:
+    return zip(*(chunk.metadata(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
 
 
 class Decoded(NamedTuple, Generic[C]):
@@ -60,12 +66,16 @@ class RecordDecoder:
             for _, codec in each.records.codecs():
                 codec.decode([None])
 
-    def letters(self, chunk: RecordChunk, reason: str, topic_ids: Mapping[str, str | None]) -> Iterator[pa.RecordBatch]:
-        """These records as dead letters, all for one reason, where dead letters are wanted."""
+    def left_out(
+        self, chunk: C, reason: Callable[[Place], str], topic_ids: Mapping[str, str | None]
+    ) -> Iterator[Decoded[C]]:
+        """These records, for a reason each, as dead letters where those are wanted."""
         for its, of_stream in self._by_stream(chunk):
-            if its.on_bad_record is OnBadRecord.DEAD_LETTER:
-                for part in of_stream.parts():
-                    yield dead_letters("value", part, [reason] * len(part), topic_ids)
+            wanted = its.on_bad_record is OnBadRecord.DEAD_LETTER
+            for part in of_stream.parts():
+                reasons = [reason(place) for place in places_of(part)] if wanted else []
+                letters = dead_letters("value", part, reasons, topic_ids) if wanted else None
+                yield Decoded(part, letters, its.stream, letters=True)
 
     def decode(self, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
         """Yields, for each stream, the records that could not be decoded first, then the others."""

@@ -6,8 +6,10 @@ first_leader_epoch          leader epoch in which first_offset was in the log (a
 next_leader_epoch           the same for next_offset; the next plan has it as first_leader_epoch
 gap                         if offsets were skipped: {"reason", "from_offset", "to_offset"}
 lost_records, gaps          totals of such skips, carried from plan to plan (absent: none)
-left_out                    offsets that ``undo`` was told to leave out, ascending, carried from
-                            plan to plan (absent: none): readers give no row for them
+left_out                    offsets of records that are left out, by ``undo`` or because their
+                            values were refused, ascending, carried from plan to plan (absent:
+                            none): readers give no row for them
+refused                     offset -> reason, of those of this range whose values were refused
 """
 
 from __future__ import annotations

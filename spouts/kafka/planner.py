@@ -41,6 +41,7 @@ from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.open_transactions import OpenTransactions
 from spouts.kafka.partitions import SAME_LOG, Position, position_after, position_of, reaches, topic_and_number
+from spouts.kafka.streams import Streams
 from spouts.kafka.watch import KafkaWatch
 
 _log = get_logger()
@@ -85,6 +86,7 @@ class _Seen:
 
 class KafkaPlanner(PartitionPlanner):
     """Plans the batches of one spout. ``bad_records``: the limit on the share of bad records.
+    ``streams``: what is done with bad records of which topic; None: they end the run.
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
     readers."""
 
@@ -97,6 +99,7 @@ class KafkaPlanner(PartitionPlanner):
         limits: KafkaLimits,
         *,
         bad_records: BadRecordShares | None = None,
+        streams: Streams | None = None,
         group: GroupOffsets | None = None,
         reader_group: str = "ratchet",
     ) -> None:
@@ -110,6 +113,7 @@ class KafkaPlanner(PartitionPlanner):
         self._sizer = BatchSizer(limits)
         self._bad_records = bad_records if bad_records is not None else BadRecordShares(None)
         self._absent = AbsentFields()
+        self._streams = streams
         self._group = group
         self._seen = _Seen()
         self._lag: tuple[object, object, object, int] | None = None
@@ -263,6 +267,9 @@ class KafkaPlanner(PartitionPlanner):
         if (meta.get("gap") or {}).get("reason", "retention") not in SAME_LOG:
             return None  # the entry before is of another log
         return range(int(meta["first_offset"]), int(meta["next_offset"]))
+
+    def takes_out(self, partition: str) -> bool:
+        return self._streams is not None and self._streams.takes_out(topic_and_number(partition)[0])
 
     def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
         return self._viewer.first(partition, int(meta["first_offset"]), int(meta["next_offset"]))

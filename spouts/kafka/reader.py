@@ -7,7 +7,7 @@ of dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -21,9 +21,9 @@ from framework.topology import (
     ReadCounts,
     TransactionAttempt,
 )
-from framework.topology.spouts import LEFT_OUT, Meta, Rows
+from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, Rows
 from spouts.kafka.chunk import RecordChunk
-from spouts.kafka.decoding import RecordDecoder
+from spouts.kafka.decoding import Decoded, Place, RecordDecoder, places_of
 from spouts.kafka.partitions import position_after, position_of, topic_and_number
 from spouts.kafka.session import Range
 from spouts.kafka.sessions import sessions
@@ -66,18 +66,25 @@ class KafkaReader(PartitionReader):
                 if chunk.sampled_ms is not None:
                     self._counts.sampled(*chunk.sampled_ms)
                 if left_out:
-                    chunk, gone = _without(chunk, left_out)
-                    for letters in self._decoder.letters(gone, LEFT_OUT_REASON, topic_ids) if gone else ():
-                        yield OnStream(DEAD_LETTER_STREAM, letters)
+                    chunk, *gone = _parts(chunk, left_out)
+                    for part in filter(len, gone):
+                        for each in self._decoder.left_out(part, lambda at: left_out[at] or LEFT_OUT_REASON, topic_ids):
+                            if part is gone[0]:
+                                self._count(each)
+                            if each.rows is not None:
+                                yield OnStream(DEAD_LETTER_STREAM, each.rows)
                 for decoded in self._decoder.decode(chunk, topic_ids):
-                    bad = len(decoded.chunk) if decoded.letters else 0
-                    self._counts.bad_records += bad
-                    self._counts.on_stream(decoded.stream, len(decoded.chunk), bad)
-                    if decoded.absent is not None:
-                        self._counts.without(decoded.stream, decoded.absent)
+                    self._count(decoded)
                     stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
                     if decoded.rows is not None:
                         yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
+
+    def _count(self, decoded: Decoded[C]) -> None:
+        bad = len(decoded.chunk) if decoded.letters else 0
+        self._counts.bad_records += bad
+        self._counts.on_stream(decoded.stream, len(decoded.chunk), bad)
+        if decoded.absent is not None:
+            self._counts.without(decoded.stream, decoded.absent)
 
     def warm_up(self) -> None:
         with sessions.lend(self._settings, self._group, self._slot) as session:
@@ -85,20 +92,22 @@ class KafkaReader(PartitionReader):
         self._decoder.warm_up()
 
 
-def _without(chunk: C, left_out: Set[tuple[str, int, int]]) -> tuple[C, C | None]:
-    """The records that are not left out, and the others, where there are any. They do not count as
-    bad: somebody has decided about them."""
-    places = zip(*(chunk.metadata(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-    gone = [row for row, place in enumerate(places) if place in left_out]
-    if not gone:
-        return chunk, None
-    return chunk.take(np.delete(np.arange(len(chunk)), gone).tolist()), chunk.take(gone)
+def _parts(chunk: C, left_out: Mapping[Place, str]) -> Sequence[C]:
+    """The records that are not left out; those whose values were refused; and the others, which do
+    not count as bad: somebody has decided about them."""
+    gone: tuple[list[int], list[int]] = [], []
+    for row, place in enumerate(places_of(chunk)):
+        if place in left_out:
+            gone[not left_out[place]].append(row)
+    kept = chunk.take(np.delete(np.arange(len(chunk)), [*gone[0], *gone[1]]).tolist()) if any(gone) else chunk
+    return kept, chunk.take(gone[0]), chunk.take(gone[1])
 
 
-def _left_out(ranges: Mapping[str, Meta]) -> Set[tuple[str, int, int]]:
-    """Topic, partition and offset of each record of these ranges that is left out."""
+def _left_out(ranges: Mapping[str, Meta]) -> Mapping[Place, str]:
+    """The records of these ranges that are left out, each with the reason why its value was
+    refused; empty where it was not."""
     return {
-        (*topic_and_number(partition), offset)
+        (*topic_and_number(partition), offset): str(meta.get(REFUSED, {}).get(str(offset), ""))
         for partition, meta in ranges.items()
         for offset in meta.get(LEFT_OUT, ())
         if int(meta["first_offset"]) <= offset < int(meta["next_offset"])

@@ -70,6 +70,11 @@ class Streams:
         """Whether records that cannot be decoded become rows, on one of the streams at least."""
         return any(each.on_bad_record is OnBadRecord.DEAD_LETTER for each in self)
 
+    def takes_out(self, topic: str) -> bool:
+        """Whether a bad record of this topic is left out, and does not end the run."""
+        found = self.one if self.one is not None else self.by_topic.get(topic)
+        return found is not None and found.on_bad_record is not OnBadRecord.FAIL
+
     def of(self, topic: str) -> StreamFormat:
         """Raises ``ConfigError`` for a topic without a stream: it had one when its records were
         planned."""

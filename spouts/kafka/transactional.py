@@ -68,10 +68,11 @@ class _KafkaSpout:
     truncated log, a topic that was created again, another cluster) stop the topology ("fail"), or
     are skipped and counted ("skip"). ``on_bad_record``: a record that cannot be decoded stops the
     topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters`` under the same
-    txid ("dead_letter"). ``dead_letters``: a committer such as ``sinks.DeadLetterTable`` or
-    ``sinks.DeadLetterTopic``. A share of bad records above ``bad_record_share_max``, of each
-    stream, stops the topology in any case (None: never). A value of more than ``record_bytes_max``
-    bytes is a bad record: compressed, it may have been a few bytes on the broker.
+    txid ("dead_letter"). So does one whose value a bolt or a sink refuses by a ``BadRecordError``.
+    ``dead_letters``: a committer such as ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. A
+    share of bad records above ``bad_record_share_max``, of each stream, stops the topology in any
+    case (None: never). A value of more than ``record_bytes_max`` bytes is a bad record: compressed,
+    it may have been a few bytes on the broker.
 
     **Clients.** ``bootstrap_servers``, and ``settings`` of librdkafka, such as security. Both may
     also come from the configuration's ``kafka.*`` keys; the values given here win. Settings that
@@ -167,6 +168,7 @@ class _KafkaSpout:
             settings,
             self._limits.with_time(float(conf.get("topology.message.timeout.secs", 30.0)) * _TIMEOUT_SHARE),
             bad_records=BadRecordShares(self._bad_record_share_max),
+            streams=self._streams,
             group=GroupOffsets(settings, self._consumer_group) if self._consumer_group is not None else None,
             reader_group=_reader_group(context),
         )

@@ -126,6 +126,7 @@ RULES: dict[str, str] = {
     "C38": "Rounds are bounded by time; what one does not come to is done in the next, whatever a bolt takes for a tuple.",
     "C39": "State and windows move with their keys, or are refused; a prepared checkpoint is finished under its own layout.",
     "C40": "Every topology has one driver; between processes nobody is heard without the key, and hosts talk encrypted.",
+    "C51": "A record whose value is refused is left out by the plan, with its reason, and is a dead letter of that transaction.",
 }
 
 FAULTS: dict[str, str] = {str(number): fault for number, (fault, _) in ROWS.items()}

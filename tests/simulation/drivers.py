@@ -26,6 +26,7 @@ from framework import Config, TransactionalTopologyBuilder
 from framework.coordination.steps import Step, Steps, Threads, perform
 from framework.coordination.store import Change, Leadership
 from framework.errors import (
+    BadRecordError,
     ConfigError,
     CorruptStateError,
     RatchetError,
@@ -61,6 +62,7 @@ from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
 from tests.simulation.kafka import LETTERS, TopicSink
 from tests.simulation.world import (
+    REASON,
     SESSION_MS,
     SINKS,
     SPOUTS,
@@ -132,6 +134,7 @@ class SimExecutor:
         self.world = world
         self.topology = topology
         self.kept: dict[AttemptHeader, list[Operations]] = {}
+        self.refused: dict[AttemptHeader, tuple[int, str]] = {}  # the sink and the key of a refused value
         self.dead = DeadAttempts()
         self.committing: dict[AttemptHeader, Later] = {}
 
@@ -150,15 +153,28 @@ class SimExecutor:
         except RetryableError as error:
             return PhaseResult(TaskFailure.of(error, "spout", 0))
         attempt_id = header.attempt_id
-        bad = [("", each) for each in records if world.is_bad(each)]
-        records = [each for each in records if not world.is_bad(each)]
+        gone = world.left_out(job.ranges)
+        bad = self.letters(records, gone)
+        records = [each for each in records if not world.is_bad(each) and each not in gone]
+        refused = [each for each in records if world.is_refused(each)]
+        sinks = [sink for sink, name in enumerate(SINKS) if name in self.topology.parallelisms()]
+        if refused and (shape.refuses == "bolt" or not sinks):
+            return PhaseResult(TaskFailure.of(BadRecordError(f"{refused[0]}: {REASON}"), "bolt", 0))
         result = [[world.operations(sink, each, attempt_id) for each in records] for sink in range(shape.states)]
         if shape.topic_tasks:
             result.append([(world.operations(len(SINKS), each, attempt_id)[0], each) for each in records])
         result.append(bad)
         world.oracle.processed(header, result)
         self.kept[header] = result
+        if refused:
+            # Which sink says so, and which task, is as random as anything else there.
+            sink = sinks[int(world.chance.random() * len(sinks))]
+            self.refused[header] = sink, world.operations(sink, refused[0], attempt_id)[0]
         return PhaseResult()
+
+    def letters(self, records: Sequence[int], gone: Sequence[int]) -> Operations:
+        """What goes to the dead letters."""
+        return [("", each) for each in records if self.world.is_bad(each) or each in gone]
 
     def _read(self, job: ProcessingJob) -> list[int]:
         """What the tasks read: every range whole. Raises an error when a range is short."""
@@ -213,6 +229,7 @@ class SimExecutor:
         """
         self.dead.add(header)
         self.kept.pop(header, None)
+        self.refused.pop(header, None)
         later = self.committing.pop(header, None)
         if later is not None and self.world.chance.random() < 0.5:
             failure = DeadAttempts.failure(header, Phase.COMMIT)
@@ -220,6 +237,7 @@ class SimExecutor:
 
     def release(self, header: AttemptHeader) -> None:
         self.kept.pop(header, None)
+        self.refused.pop(header, None)
         self.committing.pop(header, None)
 
     def _start(self, steps: Callable[[], Steps[Any]], ended: Callable[[TaskFailure | None], None]) -> None:
@@ -229,7 +247,11 @@ class SimExecutor:
         """One commit task: begin, read and compute, write. Returns its failure, or None."""
         state = self.world.state(sink)
         attempt = header.attempt(SINKS[sink], task)
+        at, key = self.refused.get(header, (None, ""))
+        tasks = 1 if self.world.shape.one_step else TASKS
         try:
+            if at == sink and hash_of(key) % tasks == task:
+                yield partial(self._refuse, state, attempt)
             if self.world.shape.merges:
                 yield partial(self.merge, state, attempt, operations)
                 return None
@@ -247,6 +269,12 @@ class SimExecutor:
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, SINKS[sink], task)
         return None
+
+    def _refuse(self, state: MapState, attempt: TransactionAttempt) -> None:
+        """A sink refuses a value of this task; the other tasks may have written."""
+        if not self.world.shape.one_step:
+            state.begin_commit(attempt)
+        raise BadRecordError(REASON)
 
     def merge(self, state: MapState, attempt: TransactionAttempt, operations: Operations) -> None:
         """Hand over the counts, in one of the workers.
@@ -843,11 +871,23 @@ class SimDriver:
         if self.world.oracle.may_stop(failure.message):
             self.world.stop(str(failure))
             return
+        if failure.kind is FailureKind.BAD_RECORD and self._cannot_take_out(failure):
+            self.world.stop(str(failure))
+            return
         if failure.kind is not FailureKind.DATA_LOSS or not self.topology.irreversible():
             raise Violation(f"the topology stops: {failure}")
         if "was opened with this plan" not in failure.message or not self.world.opened_range_is_lost():
             raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
         self.world.stop(str(failure))
+
+    def _cannot_take_out(self, failure: TaskFailure) -> bool:
+        """Whether a refused value had to stop the topology: its commit was opened, and a sink
+        cannot undo (C8).
+        """
+        world = self.world
+        opened = world.is_open(world.store.currtx()) or bool(world.restored)
+        named = "can be taken out only if every sink can undo" in failure.message
+        return named and opened and bool(self.topology.irreversible())
 
 
 class ResetTool:

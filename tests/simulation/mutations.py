@@ -19,7 +19,8 @@ from framework.errors import CorruptStateError, StaleWriterError
 from framework.execution.failures import FailureKind
 from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
-from framework.transactions import term
+from framework.topology.spouts import LEFT_OUT, REFUSED
+from framework.transactions import narrowing, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
 from framework.transactions.documents import TopologyDocuments, forget_everything
@@ -315,6 +316,62 @@ def _with_option(real: Callable[..., Any], **changed: Any) -> Callable[..., Any]
     return init
 
 
+# --- refused values -------------------------------------------------------------------------------
+
+
+def _whole(plan: Any) -> Any:
+    """A plan that leaves nothing out."""
+    return {
+        each: {key: value for key, value in meta.items() if key not in (LEFT_OUT, REFUSED)}
+        for each, meta in plan.items()
+    }
+
+
+def _save_whole_plan(self: TopologyDocuments, txid: int, plan: Any) -> None:
+    _real_save_plan(self, txid, _whole(plan))
+
+
+def _recover_whole_plans(self: TopologyDocuments) -> Any:
+    recovered, digests = _real_recover(self)
+    whole = {txid: _whole(plan) for txid, plan in recovered.plans.items()}
+    return replace(recovered, plans=whole), digests
+
+
+def _without_reason(meta: Any, offset: int, reason: str) -> Any:
+    return {key: value for key, value in _real_refusing(meta, offset, reason).items() if key != REFUSED}
+
+
+def _take_out_without_roll_back(self: Coordinator, transaction: Any, failure: Any) -> Any:
+    transaction.opened = False
+    return _real_take_out(self, transaction, failure)
+
+
+def _narrows_one_only(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The plans after a narrower one stay as they were."""
+
+    def fail(self: Coordinator, txid: int, failure: Any, now_ms: int) -> Any:
+        later = {number: each for number, each in self._active.items() if number > txid}
+        commands = real(self, txid, failure, now_ms)
+        if failure.kind is FailureKind.BAD_RECORD and not self._stopped:
+            self._active.update(later)
+            self._dropped.difference_update(later)
+        return commands
+
+    return fail
+
+
+def _letters_of_bad_only(self: SimExecutor, records: Any, gone: Any) -> Any:
+    return [("", each) for each in records if self.world.is_bad(each)]
+
+
+_real_save_plan = TopologyDocuments._save_plan
+_real_refusing = narrowing._refusing
+_real_take_out = Coordinator._take_out
+
+
+# --- markers --------------------------------------------------------------------------------------
+
+
 def _read_then_initialise(self: MarkedWriter, topic: str, topology_id: str) -> None:
     self._last = self._last_marker(topology_id)
     self._producer = self._initialised()
@@ -445,6 +502,21 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(world, "with_closed_fence", lambda header: header)], lambda shape: shape.states > 0),
     Mutation("C28: a raise does not compare plans", [(CommitPhase, "_check_plan", _nothing)],
              lambda shape: shape.back == "sink" and shape.losses > 0),
+    Mutation("C51: what is left out of a batch is not in its document", [(TopologyDocuments, "_save_plan", _save_whole_plan)],
+             lambda shape: bool(shape.refuses)),
+    Mutation("C51: a record is left out without its reason", [(narrowing, "_refusing", _without_reason)],
+             lambda shape: bool(shape.refuses)),
+    Mutation("C51: a new leader forgets what its plans leave out", [(TopologyDocuments, "recover", _recover_whole_plans)],
+             lambda shape: bool(shape.refuses)),
+    Mutation("C51: a record is left out of an opened batch that is not rolled back",
+             [(Coordinator, "_take_out", _take_out_without_roll_back)], lambda shape: shape.refuses == "sink"),
+    Mutation("C51: a record is left out of a batch that Kafka may hold",
+             [(Coordinator, "__init__", _with_option(Coordinator.__init__, can_undo=True))],
+             lambda shape: shape.refuses == "sink" and bool(shape.headerless)),
+    Mutation("C51: the plans after a narrower one stay", [(Coordinator, "_fail", _narrows_one_only(Coordinator._fail))],
+             lambda shape: bool(shape.refuses) and shape.pending > 1 and not shape.opaque),
+    Mutation("C51: a record that is left out is no dead letter", [(SimExecutor, "letters", _letters_of_bad_only)],
+             lambda shape: bool(shape.refuses) and shape.letters),
     # what else the protocol stands on
     Mutation("a deletion forgets prev",
              [(kind, "_replaced", _delete_forgets(kind._replaced)) for kind in (OpaqueMapState, TransactionalMapState)]),

@@ -26,6 +26,7 @@ from framework.errors import RetryableError, StaleWriterError
 from framework.execution.records import AttemptHeader
 from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, Stamp, ValueType
 from framework.topology.fencing import ROLLED_BACK
+from framework.topology.spouts import LEFT_OUT, REFUSED
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.plans import plan_digest
 from framework.transactions.rebuild import EPOCH_OF_REBUILDS, with_closed_fence
@@ -40,6 +41,8 @@ FENCE = f"{TOPOLOGY}/epoch"
 INCARNATION = f"{TOPOLOGY}/incarnation"
 SINKS = ("words", "sizes")
 TOPIC = "topic"
+#: Why a value is refused.
+REASON = "its value is refused"
 #: The ids of the spout, before and after the topology changes.
 SPOUTS = ("spout", "renamed")
 #: What large plans hold beside ranges. ``REQUEST_BYTES_MAX``: what ZooKeeper takes in one request
@@ -104,6 +107,7 @@ class Shape:
     renames: bool  # the spout has another id then, and the plans must move
     large: bool  # plans are so large that ZooKeeper takes one at a time
     one_step: bool  # the only task of a commit raises, writes and sets done in one step of its state
+    refuses: str  # who refuses the values of some records: "bolt", "sink"; "": nobody
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,6 +159,7 @@ class Shape:
             renames,
             chance.random() < (0.7 if renames else 0.1),
             one_step,
+            chance.choice(("", "", "", "bolt", "sink") if states else ("", "", "", "bolt")),
         )
 
 
@@ -176,6 +181,8 @@ class World:
         self.store = SimStore(self)
         kind = OpaqueSimSpout if self.shape.opaque else SimSpout
         options: dict[str, Any] = {"on_data_loss": "skip"} if self.shape.opaque else {}
+        if self.shape.refuses:
+            options["on_bad_record"] = "skip"
         self.next_id = 0
         rows = {each: [self.record() for _ in range(self.shape.records)] for each in range(self.shape.partitions)}
         self.spout = kind(rows, Fields(record=int), self.shape.take, **options)
@@ -271,6 +278,25 @@ class World:
     def is_bad(self, record: int) -> bool:
         return self.shape.letters and record * 2654435761 >> 7 & 3 == 0
 
+    def is_refused(self, record: int) -> bool:
+        """Whether a record's value is refused, so that its plan must leave it out (C51)."""
+        return bool(self.shape.refuses) and not self.is_bad(record) and record * 2246822519 >> 9 & 3 == 0
+
+    def left_out(self, plan: Any) -> list[int]:
+        """The records that a plan leaves out, of those in its ranges."""
+        return [
+            row[0]
+            for each, meta in plan.items()
+            for offset, row in self.in_range(each, meta)
+            if offset in meta.get(LEFT_OUT, ())
+        ]
+
+    def in_range(self, partition: str, meta: Any) -> list[tuple[int, list[int]]]:
+        """The records of a range with their offsets, also those that are gone from the source."""
+        source = self.spout._source
+        assert source is not None
+        return list(enumerate(source.partitions[partition]))[meta["first"] : meta["next"]]
+
     def operations(self, sink: int, record: int, attempt_id: int) -> tuple[str, int | None]:
         """What a record does to a sink, as (key, weight).
 
@@ -322,12 +348,9 @@ class World:
         """The records of a plan that go to a committer to Kafka;
         also those that are gone from the source.
         """
-        source = self.spout._source
-        assert source is not None
-        records = [
-            row[0] for each, meta in plan.items() for row in source.partitions[each][meta["first"] : meta["next"]]
-        ]
-        return [each for each in records if self.is_bad(each) is (committer == LETTERS)]
+        records = [row[0] for each, meta in plan.items() for _, row in self.in_range(each, meta)]
+        gone = self.left_out(plan)
+        return [each for each in records if (self.is_bad(each) or each in gone) is (committer == LETTERS)]
 
     def done(self) -> bool:
         """Whether every record that the source holds is committed, or lost."""
@@ -733,10 +756,33 @@ class Oracle:
             return  # its leader does not know yet that the positions were reset, and will not commit
         txid, attempt_id = header.txid, header.attempt_id
         self.results[(header.epoch, txid, attempt_id)] = result
+        self._check_document(header)
         if not self.world.shape.opaque and not self.world.shape.moody and not self.world.zookeeper_restored:
+            # A batch with a refused value is planned again; it is checked when it is closed.
             first = next(each for (_, other, _), each in self.results.items() if other == txid)
-            if first != result:
+            if first != result and not self.world.shape.refuses:
                 raise Violation(f"4: {txid}:{attempt_id} carries {result}, an attempt before it {first}")
+
+    def _check_document(self, header: AttemptHeader) -> None:
+        """C51: what an attempt reads, and leaves out, is in its document before it reads."""
+        store = self.world.store
+        if header.epoch != store.epoch or self.world.zookeeper_restored:
+            return
+        plan = store.plan(header.txid)
+        if plan is None or plan_digest(plan) != header.plan_digest:
+            raise Violation(f"C51: {header} reads another batch than {plan}, which is in its document")
+
+    def _check_refused(self, txid: int, plan: dict[str, Any]) -> None:
+        """C51: a batch leaves out the records whose values are refused, with reasons, and no
+        other.
+        """
+        world = self.world
+        for partition, meta in plan.items():
+            for offset, (record,) in world.in_range(partition, meta):
+                if (offset in meta.get(LEFT_OUT, ())) is not world.is_refused(record):
+                    raise Violation(f"C51: {txid} is closed with {partition}: {meta}, and {record} is the wrong one")
+                if world.is_refused(record) and REASON not in meta.get(REFUSED, {}).get(str(offset), ""):
+                    raise Violation(f"C51: {txid} leaves {record} out without its reason: {meta}")
 
     # --- what the store sees ----------------------------------------------------------------------
 
@@ -811,6 +857,7 @@ class Oracle:
         plan = world.store.plan(txid)
         assert plan is not None
         self._tile(txid, plan)
+        self._check_refused(txid, plan)
         (attempt_id,) = attempts
         result = self.results.get((epoch, txid, attempt_id))
         if result is None:

@@ -1,0 +1,124 @@
+"""Takes the record whose value is refused out of the plans, found by halving the batch (C51).
+
+A component says that a value is refused, and mostly not of which record. So the batch is planned
+again with the first half of its records. If that half is refused too, it is halved; if it is
+committed, the batch after it is a half of the rest. A single record that is refused is the one: its
+entry in the plan of the next attempt leaves it out and has the reason, and the reader makes it a
+dead letter, or skips it. So the halves are ordinary batches, whatever refused the value, and a
+leader that dies in between costs a few attempts more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from framework.errors import reason_of
+from framework.execution.failures import TaskFailure
+from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, PartitionPlanner, leaving_out_too
+from framework.transactions.plans import Plan
+
+#: A partition's entry lists every record that was left out of it, for ``verify``. Where records are
+#: refused without end, the source or the component is wrong.
+LEFT_OUT_MAX = 10_000
+
+
+class Narrowing:
+    """Plans made of a plan, without I/O. ``on_refused`` is called with partition, offset and reason
+    of each record that is taken out."""
+
+    def __init__(
+        self,
+        planner: PartitionPlanner,
+        spout_id: str,
+        on_refused: Callable[[str, int, str], None] = lambda partition, offset, reason: None,
+    ) -> None:
+        self._planner = planner
+        self._spout_id = spout_id
+        self._on_refused = on_refused
+
+    def applies(self, plan: Plan, failure: TaskFailure) -> bool:
+        """Whether a record of this plan may be taken out for a failure. What the spout itself
+        refuses, it has decided about."""
+        return failure.component_id != self._spout_id and any(map(self._planner.takes_out, self._suspects(plan)))
+
+    def narrowed(self, plan: Plan, failure: TaskFailure) -> tuple[Plan, bool] | TaskFailure:
+        """The plan of the next attempt, and whether it is a half; else the failure that ends the
+        run, where no record can be taken out."""
+        half = self._half(plan)
+        if half is not None:
+            return half, True
+        suspects = self._suspects(plan)
+        if len(suspects) != 1 or len(self._offsets(next(iter(suspects.values())))) != 1:
+            return failure
+        ((partition, meta),) = suspects.items()
+        offset = self._offsets(meta)[0]
+        named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
+        if not self._planner.takes_out(partition):
+            return named
+        if len(meta.get(LEFT_OUT, ())) >= LEFT_OUT_MAX:
+            return replace(
+                named,
+                message=f"{named.message}; {LEFT_OUT_MAX:,} records of this partition were left out before it: correct what "
+                "refuses them, or their producer",
+            )
+        reason = reason_of(f"{failure.component_id}: {failure.message}")
+        self._on_refused(partition, offset, reason)
+        return {**plan, partition: _refusing(meta, offset, reason)}, False
+
+    def rest(self, suspects: Plan, committed: Plan | None) -> Plan | None:
+        """The next batch within ``suspects``, of which a part is committed: half of what is left.
+        None when nothing is left, or it cannot be told."""
+        left: dict[str, Meta] = {}
+        for partition, meta in suspects.items():
+            before = committed.get(partition) if committed is not None else None
+            joined = meta if before is None else self._planner.joined(before, meta, after=True)
+            if joined is None:
+                return None
+            left[partition] = leaving_out_too(joined, before)
+        if not any(map(self._offsets, left.values())):
+            return None
+        return self._half(left) or left
+
+    def _half(self, plan: Plan) -> Plan | None:
+        """The batch with the first half of the records; None for one record, or where the source
+        cannot tell."""
+        suspects = self._suspects(plan)
+        kept: dict[str, Meta] = {}
+        if len(suspects) > 1:
+            kept = {each: suspects[each] for each in sorted(suspects)[: len(suspects) // 2]}
+        else:
+            for partition, meta in suspects.items():
+                halves = self._planner.split(partition, meta)
+                if halves is None:
+                    return None
+                kept[partition] = halves[0]
+        if not kept:
+            return None
+        half: dict[str, Meta] = {}
+        for each, meta in plan.items():
+            entry = kept.get(each) or self._empty(meta)
+            if entry is None:
+                return None
+            half[each] = entry
+        return half
+
+    def _empty(self, meta: Meta) -> Meta | None:
+        return self._planner.beginning(meta) if self._offsets(meta) else meta
+
+    def _suspects(self, plan: Plan) -> Plan:
+        """The partitions with records that are not left out yet."""
+        return {each: meta for each, meta in plan.items() if len(self._offsets(meta)) > self._left_out(meta)}
+
+    def _left_out(self, meta: Meta) -> int:
+        offsets = self._offsets(meta)
+        return sum(offset in offsets for offset in meta.get(LEFT_OUT, ()))
+
+    def _offsets(self, meta: Meta) -> range:
+        return self._planner.offsets(meta) or range(0)
+
+
+def _refusing(meta: Meta, offset: int, reason: str) -> Meta:
+    """An entry without a record. What is left out goes on into the entries after it; the reason is
+    in this one alone."""
+    return {**meta, LEFT_OUT: sorted({*meta.get(LEFT_OUT, ()), offset}), REFUSED: {str(offset): reason}}

@@ -1,0 +1,42 @@
+"""A topology over Kafka whose bolt refuses some values; they become dead letters in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder
+from framework.errors import BadRecordError
+from sinks import Count, DeadLetterTable, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
+from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+
+
+class Picky(BaseBasicBolt):
+    deterministic = True
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        if tup["value"].startswith("bad"):
+            raise BadRecordError(f"{tup['value']!r} is refused")
+        collector.emit([tup["value"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(value=str))
+
+
+def topology(app: Mapping[str, Any]) -> Topology:
+    """``app.topic``, ``app.file``, ``app.kind``; the brokers come from
+    ``kafka.bootstrap.servers``.
+    """
+    opaque = app["app.kind"] == "opaque"
+    state = OpaqueMapState if opaque else TransactionalMapState
+    spout = (OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout)(
+        [app["app.topic"]],
+        codec=TextCodec(),
+        on_bad_record="dead_letter",
+        dead_letters=DeadLetterTable(state(SqliteBackend(app["app.file"], "letters"))),
+    )
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout)
+    builder.set_bolt("picky", Picky(), 2).shuffle_grouping("spout")
+    counts = StateCommitter(state(SqliteBackend(app["app.file"], "counts")), ["value"], {"n": Count()})
+    builder.set_bolt("counts", counts).global_grouping("picky")
+    return builder.build()

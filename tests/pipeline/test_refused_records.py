@@ -1,0 +1,430 @@
+"""Records whose values are refused, by a bolt or by a sink, before or after the commit is opened:
+the plan leaves them out (C51).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework import (
+    ArrowBolt,
+    BaseBasicBolt,
+    BaseBatchBolt,
+    Committer,
+    Fields,
+    Topology,
+    TopologyFailed,
+    TransactionalTopologyBuilder,
+    submit,
+)
+from framework.errors import BadRecordError
+from framework.transactions import MemoryStore
+from framework.transactions.audit import verify
+from framework.transactions.documents import read_history
+from integration import EmbeddedServers
+from sinks import (
+    AppendCommitter,
+    Count,
+    DeadLetterTable,
+    DeadLetterTopic,
+    MapState,
+    OpaqueMapState,
+    ParquetTable,
+    PostgresBackend,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+    TransactionalMapState,
+)
+from spouts import JsonCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit import refusing
+from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.kit.oracle import read_topics
+from tests.kit.processes import RunProcess
+from tests.kit.topics import Topics
+
+pytestmark = pytest.mark.rule("C51")
+
+FIELDS = Fields.of({"word": pa.string(), "n": pa.int64()})
+HUGE = 2**63 - 1
+KINDS = (OpaqueMapState, TransactionalMapState)
+
+
+class Picky(ArrowBolt):
+    """Refuses the words that ``error`` names, and says so as the user's code does."""
+
+    deterministic = True
+
+    def __init__(self, error: type[Exception] = BadRecordError) -> None:
+        self._error = error
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        bad = [word for word in batch.column("word").to_pylist() if word is not None and word.startswith("bad")]
+        if bad:
+            raise self._error(f"the word {bad[0]!r} is refused")
+        yield batch
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def built(
+    folder: Path, rows: list[list[Any]], kind: type[MapState] = OpaqueMapState, take: int = 100, **changes: Any
+) -> Topology:
+    """Counts and sums words of two partitions, and keeps the rows in files."""
+    spout = MemoryTransactionalSpout if kind is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    halves = {0: rows[::2], 1: rows[1::2]}
+    policy = changes.get("on_bad_record", "skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout(halves, FIELDS, take, on_bad_record=policy))
+    builder.set_bolt("picky", Picky(changes.get("error", BadRecordError)), 2).shuffle_grouping("spout")
+    state = kind(SqliteBackend(folder / "x.db", "words"))
+    words = StateCommitter(state, ["word"], {"count": Count(), "total": Sum("n")})
+    builder.set_bolt("words", words, 2).fields_grouping("picky", Fields("word"))
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(folder / "rows"))).global_grouping("picky")
+    return builder.build()
+
+
+def caught_up(topology: Topology, store: MemoryStore, config: Mapping[str, Any] | None = None) -> Any:
+    with submit(topology, dict(config or {}), store, "local") as run:
+        run.wait_until_caught_up(120)
+    return run
+
+
+def counts(folder: Path) -> dict[str, tuple[int, int]]:
+    with sqlite3.connect(folder / "x.db") as connection:
+        rows = connection.execute("SELECT word, count, total FROM words WHERE NOT _deleted").fetchall()
+    return {word: (count, total) for word, count, total in rows}
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(ParquetTable(folder / "rows").to_table().column("n").to_pylist())
+
+
+def refused(store: MemoryStore) -> dict[tuple[str, int], str]:
+    """Partition and offset of the records that plans say were refused, with the reasons."""
+    return {
+        (partition, int(offset)): reason
+        for record in read_history(store, "refusing")
+        for partition, meta in record.plan.items()
+        for offset, reason in meta.get("refused", {}).items()
+    }
+
+
+def words(count: int) -> list[list[Any]]:
+    return [[f"w{number % 7}", number] for number in range(count)]
+
+
+def expected(rows: list[list[Any]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for word, n in rows:
+        count, total = found.get(word, (0, 0))
+        found[word] = count + 1, total + n
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_that_a_bolt_refuses_are_left_out_and_all_others_count_once(
+    tmp_path: Path, kind: type[MapState]
+) -> None:
+    store, rows = MemoryStore(), words(150)
+    good = expected(rows)
+    for place, word in ((17, "bad-1"), (90, "bad-2"), (91, "bad-3"), (150, "bad-4")):
+        rows.insert(place, [word, 1])
+    topology = built(tmp_path, rows, kind)
+    caught_up(topology, store)
+    assert counts(tmp_path) == good
+    assert kept(tmp_path) == list(range(150))
+    assert sorted(reason for reason in refused(store).values()) == [
+        f"picky: the word 'bad-{number}' is refused" for number in (1, 2, 3, 4)
+    ]
+    assert verify(topology, store).right
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("take", [100, 7])
+def test_records_that_only_a_sink_refuses_are_taken_out_after_a_roll_back(
+    tmp_path: Path, kind: type[MapState], take: int
+) -> None:
+    """A null key, and the record that makes a sum too large for 64 bits."""
+    store, rows = MemoryStore(), [*words(60), ["w1", HUGE], *words(60)]
+    good = expected(words(60) + words(60))
+    rows.insert(20, [None, 5])
+    topology = built(tmp_path, rows, kind, take)
+    caught_up(topology, store)
+    assert counts(tmp_path) == good
+    assert kept(tmp_path) == sorted([*range(60), *range(60)])
+    reasons = sorted(refused(store).values())
+    assert len(reasons) == 2
+    assert "key field 'word' is null" in reasons[0] and "cannot be stored" in reasons[1]
+
+
+def test_the_order_decides_which_record_is_the_one_too_many(tmp_path: Path) -> None:
+    store = MemoryStore()
+    rows = [["a", HUGE], ["x", 1], ["a", 1], ["x", 1], ["a", -1], ["x", 1]]
+    caught_up(built(tmp_path, rows), store)
+    assert counts(tmp_path) == {"a": (2, HUGE - 1), "x": (3, 3)}
+    assert set(refused(store)) == {("0", 1)}
+
+
+def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:
+    rows = [*words(20), ["bad", 1]]
+    refused_as_ever = pytest.raises(BadRecordError, match="the word 'bad' is refused")
+    with (
+        submit(built(tmp_path, rows, on_bad_record="fail"), {}, MemoryStore(), "local") as run,
+        refused_as_ever as failed,
+    ):
+        run.wait_until_caught_up(120)
+    assert isinstance(failed.value, TopologyFailed)
+    assert run.status().committed_txid == 0
+
+
+class Outside(BaseBatchBolt, Committer):
+    """Writes where nothing can be taken back."""
+
+    deterministic = True
+
+    def execute(self, tup: Any) -> None: ...
+
+    def finish_batch(self) -> None: ...
+
+
+@pytest.mark.parametrize("where", ["bolt", "sink"])
+def test_a_sink_that_cannot_undo_stops_the_topology_once_the_commit_is_open(tmp_path: Path, where: str) -> None:
+    rows = [*words(30), ["bad", 1] if where == "bolt" else ["w1", HUGE]]
+    builder = TransactionalTopologyBuilder("refusing", "spout", built(tmp_path, rows, take=3).spout.instance)
+    builder.set_bolt("picky", Picky()).shuffle_grouping("spout")
+    counting = StateCommitter(
+        OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words")), ["word"], {"count": Count(), "total": Sum("n")}
+    )
+    builder.set_bolt("words", counting).global_grouping("picky")
+    builder.set_bolt("outside", Outside()).global_grouping("picky")
+    with submit(builder.build(), {}, MemoryStore(), "local") as run:
+        if where == "bolt":
+            run.wait_until_caught_up(120)
+            assert counts(tmp_path) == expected(rows[:-1])
+        else:
+            cannot = pytest.raises(
+                BadRecordError, match="cannot be stored.*can be taken out only if every sink can undo"
+            )
+            with cannot as failed:
+                run.wait_until_caught_up(120)
+            assert isinstance(failed.value, TopologyFailed)
+            assert "on_bad_record" not in "\n".join(failed.value.lines())  # it is set already
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_error_of_a_bolt_that_one_record_causes_makes_it_a_bad_record_if_asked(
+    tmp_path: Path, kind: type[MapState]
+) -> None:
+    store, rows = MemoryStore(), [*words(30), ["bad", 1], *words(10)]
+    topology = built(tmp_path, rows, kind, error=ZeroDivisionError)
+    config = {"topology.max.attempts": 2}
+    with (
+        submit(topology, config, MemoryStore(), "local") as run,
+        pytest.raises(TopologyFailed, match="ZeroDivisionError"),
+    ):
+        run.wait_until_caught_up(120)
+    caught_up(topology, store, {**config, "topology.bad.record.errors": True})
+    assert counts(tmp_path) == expected(words(30) + words(10))
+    assert list(refused(store).values()) == ["picky: ZeroDivisionError: the word 'bad' is refused"]
+
+
+class Far(ArrowBolt):
+    """Gives each row a moment; that of row 3 is of the year 81,191."""
+
+    deterministic = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        numbers = batch.column("n")
+        moments = [2_500_000_000_000_000_000 if n == 3 else n for n in numbers.to_pylist()]
+        times = pa.array(moments, pa.int64()).cast(pa.timestamp("us", "UTC"))
+        yield pa.RecordBatch.from_arrays([numbers, times], ["n", "at"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"n": pa.int64(), "at": pa.timestamp("us", "UTC")}))
+
+
+class Reads(BaseBasicBolt):
+    """Emits the year of each moment."""
+
+    deterministic = True
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        collector.emit([tup["at"].year])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(year=int))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_moment_outside_of_pythons_years_that_a_bolt_reads_is_refused(tmp_path: Path, rows: int) -> None:
+    store = MemoryStore()
+    spout = OpaqueMemoryTransactionalSpout({0: [[n] for n in range(7)]}, Fields(n=int), rows, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    builder.set_bolt("far", Far()).shuffle_grouping("spout")
+    builder.set_bolt("reads", Reads()).shuffle_grouping("far")
+    years = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "years")), ["year"], {"count": Count()})
+    builder.set_bolt("years", years).global_grouping("reads")
+    caught_up(builder.build(), store)
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        assert connection.execute("SELECT year, count FROM years").fetchall() == [(1970, 6)]
+    ((place, reason),) = refused(store).items()
+    assert place == ("0", 3) and reason.startswith("reads: field 'at': Python cannot hold a value: ")
+
+
+# --- from Kafka -----------------------------------------------------------------------------------
+
+
+class PostgresRuns(KafkaRuns):
+    """``KafkaRuns`` that count in PostgreSQL, and keep dead letters in a table of SQLite."""
+
+    dsn = ""
+
+    def topology(self, **changes: Any) -> Topology:
+        builder = TransactionalTopologyBuilder(
+            self.name, "spout", self.spout(codec=JsonCodec(Fields(value=str)), **changes), 2
+        )
+        kind = OpaqueMapState if self.opaque else TransactionalMapState
+        state = kind(PostgresBackend(self.dsn, self.name.replace("-", "_")))
+        builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("spout")
+        return builder.build()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("opaque", [True, False])
+def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinates(
+    topics: Topics, name: str, tmp_path: Path, postgres: Any, opaque: bool, reader: str
+) -> None:
+    """NUL, and a key that is too long for an index."""
+    long = random.Random(1).randbytes(10_000).hex()
+    values = [f"w{number % 5}" for number in range(60)]
+    values[13:13], values[40:40] = ["a\x00b"], [long]
+    topics.create(name)
+    topics.send(name, [json.dumps({"value": each}).encode() for each in values])
+    runs = PostgresRuns(topics, tmp_path, name, opaque=opaque)
+    runs.dsn = postgres.dsn
+    letters = DeadLetterTable(runs.state("letters"))
+    run = runs.catch_up({"kafka.reader": reader}, on_bad_record="dead_letter", dead_letters=letters)
+    state = runs.topology().components[-1].states[0]
+    assert isinstance(state, MapState)
+    assert {row.value[0] for _, row in state.backend.scan() if row.value is not None} == {12}
+    found = runs.rows(
+        "SELECT topic, partition, offset, record_value, error FROM letters WHERE NOT _deleted ORDER BY offset"
+    )
+    assert [(topic, partition, offset) for topic, partition, offset, *_ in found] == [(name, 0, 13), (name, 0, 40)]
+    assert [json.loads(value)["value"] for *_, value, _ in found] == ["a\x00b", long]
+    assert "NUL" in found[0][4] and found[0][4].startswith("count: ")
+    assert "index" in found[1][4] and len(found[1][4].encode()) <= 1_024
+    assert run.status().bad_records == 2
+    meta = next(each.plan[f"{name}/0"] for each in run.transactions() if "refused" in each.plan[f"{name}/0"])
+    assert meta["refused"] == {"13": found[0][4]}
+    assert verify(runs.topology(on_bad_record="dead_letter", dead_letters=letters), runs.store).right
+
+
+@pytest.mark.integration
+def test_a_topic_of_dead_letters_takes_what_a_bolt_refuses(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    dead = topics.create(f"{name}-dead")
+    topics.send(topics.create(name), [b"a", b"bad-1", b"b", b"bad-2"])
+    runs = KafkaRuns(topics, tmp_path, name)
+    spout = runs.spout(on_bad_record="dead_letter", dead_letters=DeadLetterTopic(dead))
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("picky", refusing.Picky()).shuffle_grouping("spout")
+    builder.set_bolt("count", StateCommitter(runs.state("counts"), ["value"], {"n": Count()})).global_grouping("picky")
+    with submit(builder.build(), {"kafka.bootstrap.servers": topics.bootstrap_servers}, runs.store, "local") as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+    found: list[Any] = []
+    read_topics(topics.bootstrap_servers, [dead], found.append)
+    assert [each.value() for each in found] == [b"bad-1", b"bad-2"]
+    assert dict(found[0].headers())["ratchet.error"] == b"picky: 'bad-1' is refused"
+    assert runs.counts() == {"a": 1, "b": 1}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("opaque", [True, False])
+def test_too_many_refused_values_stop_the_topology(topics: Topics, name: str, tmp_path: Path, opaque: bool) -> None:
+    topics.send(topics.create(name), [b"a"] * 5 + [b"bad"] * 3 + [b"a"] * 5)
+    runs = KafkaRuns(topics, tmp_path, name, opaque=opaque)
+    builder = TransactionalTopologyBuilder(name, "spout", runs.spout(on_bad_record="skip", bad_record_share_max=0.002))
+    builder.set_bolt("picky", refusing.Picky()).shuffle_grouping("spout")
+    builder.set_bolt("count", StateCommitter(runs.state("counts"), ["value"], {"n": Count()})).global_grouping("picky")
+    too_many = pytest.raises(BadRecordError, match="3 of the last .* more than bad_record_share_max")
+    with submit(builder.build(), {}, runs.store, "local") as run, too_many:
+        run.wait_until_caught_up(TIMEOUT_S)
+
+
+@pytest.mark.integration
+@pytest.mark.kills
+@pytest.mark.parametrize("kind", ["opaque", "transactional"])
+def test_dead_letters_of_refused_values_are_written_once_though_drivers_die(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, kind: str, seed: int
+) -> None:
+    """Each driver dies at a random moment after it has found its first record."""
+    chance, values = random.Random(seed), [f"w{number % 5}" for number in range(400)]
+    for number in range(8):
+        values.insert(chance.randrange(len(values)), f"bad-{number}")
+    topics.send(topics.create(name), [each.encode() for each in values])
+    file = tmp_path / "x.db"
+    settings = {
+        "app.topic": name,
+        "app.file": file,
+        "app.kind": kind,
+        "kafka.bootstrap.servers": servers.bootstrap_servers,
+        "transactional.zookeeper.servers": servers.zookeeper,
+    }
+    run = RunProcess(tmp_path / "run.log", "tests.kit.refusing:topology", settings, executor="local")
+    try:
+        kills = 0
+        for _ in range(4):
+            run.start("--until-caught-up")
+            run.wait_for(lambda: run.said("record.refused"), pause_s=chance.uniform(0.0, 0.05))
+            if not run.kill():
+                break
+            kills += 1
+        assert kills, run.tail()
+        run.start("--until-caught-up")
+        assert run.finish() == 0, run.tail()
+    finally:
+        run.end()
+    with sqlite3.connect(file) as connection:
+        letters = connection.execute("SELECT offset, record_value FROM letters WHERE NOT _deleted").fetchall()
+        counted = dict(connection.execute("SELECT value, n FROM counts WHERE NOT _deleted").fetchall())
+    assert sorted(letters) == [(place, each.encode()) for place, each in enumerate(values) if each.startswith("bad")]
+    assert counted == {f"w{number}": 80 for number in range(5)}
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.parametrize("collapse_max", [20_000, 0])
+def test_records_are_taken_out_of_batches_on_spark(
+    topics: Topics, name: str, tmp_path: Path, spark: str, collapse_max: int
+) -> None:
+    topics.create(name, 2)
+    for partition in (0, 1):
+        values = [f"w{number % 5}" for number in range(500)]
+        values[300:300] = [f"bad-{partition}"]
+        topics.send(name, [each.encode() for each in values], partition)
+    app = {"app.topic": name, "app.file": tmp_path / "x.db", "app.kind": "opaque"}
+    config = {
+        "spark.master": spark,
+        "topology.collapse.records.max": collapse_max,
+        "kafka.bootstrap.servers": topics.bootstrap_servers,
+    }
+    with submit(refusing.topology(app), config, MemoryStore()) as run:
+        run.wait_until_caught_up(TIMEOUT_S)
+        assert run.status().bad_records == 2
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        letters = connection.execute("SELECT partition, offset, error FROM letters ORDER BY partition").fetchall()
+        counted = dict(connection.execute("SELECT value, n FROM counts").fetchall())
+    assert letters == [(each, 300, f"picky: 'bad-{each}' is refused") for each in (0, 1)]
+    assert counted == {f"w{number}": 200 for number in range(5)}

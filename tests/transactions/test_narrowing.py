@@ -1,0 +1,197 @@
+"""Records whose values are refused are found by halving plans, and left out of them (C51)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework import Fields
+from framework.execution import FailureKind, TaskFailure
+from framework.topology.spouts import LEFT_OUT, REFUSED
+from framework.transactions.coordinator import (
+    AskPlan,
+    Cancel,
+    Commit,
+    Committed,
+    Persist,
+    Planned,
+    Process,
+    Processed,
+    RollBack,
+    RolledBack,
+    SpoutKind,
+    Stop,
+)
+from framework.transactions.narrowing import LEFT_OUT_MAX, Narrowing
+from framework.transactions.plans import Plan
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.transactions.test_coordinator import ERROR, FAILED, Script
+
+pytestmark = pytest.mark.rule("C51")
+
+REFUSES = TaskFailure(FailureKind.BAD_RECORD, "bolt", 0, "it is refused")
+KINDS = (SpoutKind.OPAQUE, SpoutKind.TRANSACTIONAL)
+
+
+def narrowing(policy: Any = "skip") -> Narrowing:
+    rows = {each: [[number] for number in range(20)] for each in range(3)}
+    spout = OpaqueMemoryTransactionalSpout(rows, Fields(n=int), 8, on_bad_record=policy)
+    return Narrowing(spout.planner({}, None), "spout")  # type: ignore[arg-type]
+
+
+def ranges(**of: tuple[int, int]) -> Plan:
+    return {name[1:]: {"first": first, "next": end} for name, (first, end) in of.items()}
+
+
+def held(plan: Plan | None) -> dict[str, range]:
+    assert plan is not None
+    return {each: range(meta["first"], meta["next"]) for each, meta in plan.items() if meta["first"] < meta["next"]}
+
+
+def test_a_batch_is_halved_to_partitions_first_and_then_to_one_record() -> None:
+    found: Any = ranges(p0=(0, 8), p1=(0, 8), p2=(4, 4))
+    seen = []
+    while True:
+        found, is_half = narrowing().narrowed(found, REFUSES)
+        if not is_half:
+            break
+        seen.append(held(found))
+        assert found.keys() == {"0", "1", "2"}  # C15
+    assert seen == [{"0": range(8)}, {"0": range(4)}, {"0": range(2)}, {"0": range(1)}]
+    assert found["0"] == {"first": 0, "next": 1, LEFT_OUT: [0], REFUSED: {"0": "bolt: it is refused"}}
+
+
+def test_the_rest_of_a_batch_follows_the_half_that_was_committed() -> None:
+    suspects = ranges(p0=(0, 8), p1=(0, 8))
+    committed = ranges(p0=(0, 8), p1=(0, 0))
+    assert held(narrowing().rest(suspects, committed)) == {"1": range(4)}
+    assert held(narrowing().rest(suspects, ranges(p0=(8, 8), p1=(0, 7)))) == {"1": range(7, 8)}
+    assert narrowing().rest(suspects, ranges(p0=(8, 8), p1=(7, 8))) is None
+
+
+def test_what_was_left_out_before_stays_so_and_is_no_suspect() -> None:
+    known = {"0": {"first": 3, "next": 4, LEFT_OUT: [3]}}
+    assert not narrowing().applies(known, REFUSES)
+    after = narrowing().rest(ranges(p0=(0, 8)), {"0": {"first": 3, "next": 4, LEFT_OUT: [3], REFUSED: {"3": "no"}}})
+    assert after == {"0": {"first": 4, "next": 6, LEFT_OUT: [3]}}
+
+
+def test_under_fail_and_for_the_spouts_own_refusals_nothing_is_left_out() -> None:
+    plan = ranges(p0=(0, 8))
+    assert not narrowing("fail").applies(plan, REFUSES)
+    assert not narrowing().applies(plan, TaskFailure(FailureKind.BAD_RECORD, "spout", 0, "too many"))
+    assert narrowing().applies(plan, REFUSES)
+
+
+def test_the_records_that_a_partition_leaves_out_are_bounded() -> None:
+    full = {"0": {"first": 15_000, "next": 15_001, LEFT_OUT: list(range(LEFT_OUT_MAX))}}
+    found = narrowing().narrowed(full, REFUSES)
+    assert isinstance(found, TaskFailure)
+    assert found.message.startswith("partition 0, offset 15000: it is refused; 10,000 records of this partition")
+
+
+# --- in the coordinator ---------------------------------------------------------------------------
+
+
+def script(kind: SpoutKind, **options: Any) -> Script:
+    return Script(kind, narrowing=narrowing(), can_undo=options.pop("can_undo", True), **options)
+
+
+def planned(to: Script, end: int) -> list[Any]:
+    assert to.asked is not None
+    first = to.asked.previous["0"]["next"] if to.asked.previous else 0
+    return to.do(Planned(to.asked.generation, to.asked.txid, ranges(p0=(first, end))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_narrower_plan_is_written_before_its_attempt_begins_and_later_plans_go_with_that_write(
+    kind: SpoutKind,
+) -> None:
+    running = script(kind, max_pending=2)
+    planned(running, 4)
+    planned(running, 8)
+    commands = running.do(Processed(1, 1, REFUSES))
+    assert [type(each) for each in commands] == [Cancel, Cancel, Persist, Process]
+    (written,) = running.of(Persist, commands)
+    assert written.plans == {1: (2, ranges(p0=(0, 2)))} and written.dropped == {2}
+    assert running.of(AskPlan, commands) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_record_of_a_batch_is_left_out_and_the_source_goes_on_after_it(kind: SpoutKind) -> None:
+    running = script(kind)
+    planned(running, 8)
+    committed: list[int] = []
+    refused: list[int] = []
+    for _ in range(40):
+        if running.of(AskPlan) and running.log[-1] is running.asked:
+            break
+        now = [each for each in running.log if isinstance(each, Process)][-1]
+        meta = now.plan["0"]
+        offsets = [each for each in range(meta["first"], meta["next"]) if each not in meta.get(LEFT_OUT, ())]
+        if 5 in offsets:
+            running.do(Processed(now.txid, now.attempt_id, REFUSES))
+            continue
+        refused += map(int, meta.get(REFUSED, {}))
+        running.do(Processed(now.txid, now.attempt_id))
+        running.do(Committed(now.txid, now.attempt_id))
+        committed += offsets
+    assert (committed, refused) == ([0, 1, 2, 3, 4], [5])
+    assert running.asked is not None
+    assert running.asked.previous == {
+        "0": {"first": 5, "next": 6, LEFT_OUT: [5], REFUSED: {"5": "bolt: it is refused"}}
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_opening_all_states_are_rolled_back_under_the_old_plan_first(kind: SpoutKind) -> None:
+    running = script(kind)
+    planned(running, 4)
+    running.do(Processed(1, 1))
+    commands = running.do(Committed(1, 1, REFUSES))
+    whole = ranges(p0=(0, 4))
+    assert [type(each) for each in commands] == [Cancel, Persist, RollBack]
+    assert commands[0].committing and commands[2] == RollBack(1, 2, whole)
+    assert commands[1].plans == {1: (2, whole)}
+    again = running.do(RolledBack(1, 2, FAILED))
+    assert running.of(RollBack, again) == [RollBack(1, 3, whole)]
+    after = running.do(RolledBack(1, 3))
+    assert [type(each) for each in after] == [Persist, Process]
+    assert after[1] == Process(1, 4, ranges(p0=(0, 2)))
+    assert running.of(Commit, running.do(Processed(1, 4))) == [Commit(1, 4, ranges(p0=(0, 2)), False)]
+
+
+def test_a_sink_that_cannot_undo_ends_the_run_once_the_commit_is_open() -> None:
+    running = script(SpoutKind.OPAQUE, can_undo=False)
+    planned(running, 4)
+    running.do(Processed(1, 1))
+    (stop,) = running.of(Stop, running.do(Committed(1, 1, REFUSES)))
+    assert stop.failure.message.startswith("it is refused; the commit of txid 1 was opened with this record")
+
+
+def test_any_other_failure_ends_the_search_and_the_source_plans_again() -> None:
+    running = script(SpoutKind.OPAQUE)
+    planned(running, 8)
+    running.do(Processed(1, 1, REFUSES))
+    commands = running.do(Processed(1, 2, FAILED))
+    assert running.of(AskPlan, commands) == [AskPlan(running.coordinator._generation, 1, None)]
+
+
+def test_without_narrowing_a_refused_value_ends_the_run() -> None:
+    running = Script(SpoutKind.OPAQUE)
+    running.planned(8)
+    assert running.of(Stop, running.do(Processed(1, 1, REFUSES))) == [Stop(REFUSES)]
+
+
+@pytest.mark.parametrize("where", ["", "pipeline.py:3: 1 / 0"])
+def test_an_error_of_the_users_code_is_pinned_to_a_record_after_its_attempts_if_asked(where: str) -> None:
+    error = TaskFailure(ERROR.kind, "bolt", 0, "boom", where=where)
+    running = script(SpoutKind.TRANSACTIONAL, pins_errors=True, max_attempts=2)
+    planned(running, 8)
+    running.do(Processed(1, 1, error))
+    commands = running.do(Processed(1, 2, error), after_ms=10_000)
+    if where:
+        assert [each.plan for each in running.of(Process, commands)] == [ranges(p0=(0, 4))]
+    else:
+        assert running.of(Stop, commands) == [Stop(error)]
