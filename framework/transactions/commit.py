@@ -315,10 +315,11 @@ class CommitPhase:
             return current
 
     def _note_done(self, index: int, attempt: AttemptHeader, opens_from: Header) -> None:
-        """Note the header that the one step has left, unless others have looked meanwhile: the
-        attempt was cancelled then."""
+        """Note the header that the one step has left, unless others have written or read it since:
+        the attempt was cancelled then. A late step of an earlier attempt may have read the header
+        before the one step."""
         with self._lock:
-            if self._opening == (attempt, opens_from) and index not in self._headers:
+            if self._opening == (attempt, opens_from) and self._headers.get(index, opens_from) == opens_from:
                 opened = opens_from.opened(self._epoch, _open_commit(attempt))
                 self._headers[index], self._opening = opened.done_as_open(), None
 

@@ -370,3 +370,20 @@ def test_a_late_answer_of_a_cancelled_step_is_not_taken_for_the_header(backend: 
     assert [header for _, header in committing.headers()] == [backend.read_header()]
     assert committing.run(attempt(1, 2), replay=True).failure is None
     assert backend.read_header().done == 1
+
+
+def test_a_late_step_of_a_dead_attempt_that_reads_the_header_during_a_step_does_no_harm(
+    backend: MemoryBackend,
+) -> None:
+    """It reads the header from before that step, which must not be taken for the one after."""
+
+    class Interrupted(OneTask):
+        def commit(self, header: AttemptHeader) -> PhaseResult:
+            if header.txid == 2:
+                assert committing._current(0).done == 1  # as ``_own`` of the dead attempt's purge does
+            return super().commit(header)
+
+    committing, _ = one_step(backend, Interrupted(OpaqueMapState(backend), in_one_step=True, dog=1))
+    for txid in (1, 2, 3):
+        assert committing.run(attempt(txid, 1), replay=False).failure is None
+    assert backend.read_header().done == 3
