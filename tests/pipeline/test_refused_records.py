@@ -29,6 +29,7 @@ from framework.errors import BadRecordError
 from framework.transactions import MemoryStore
 from framework.transactions.audit import verify
 from framework.transactions.documents import read_history
+from framework.transactions.undo import undo
 from integration import EmbeddedServers
 from sinks import (
     AppendCommitter,
@@ -63,11 +64,11 @@ class Picky(ArrowBolt):
 
     deterministic = True
 
-    def __init__(self, error: type[Exception] = BadRecordError) -> None:
-        self._error = error
+    def __init__(self, error: type[Exception] = BadRecordError, prefix: str = "bad") -> None:
+        self._error, self._prefix = error, prefix
 
     def execute_arrow(self, batch: pa.RecordBatch) -> Any:
-        bad = [word for word in batch.column("word").to_pylist() if word is not None and word.startswith("bad")]
+        bad = [word for word in batch.column("word").to_pylist() if word is not None and word.startswith(self._prefix)]
         if bad:
             raise self._error(f"the word {bad[0]!r} is refused")
         yield batch
@@ -84,7 +85,7 @@ def built(
     halves = {0: rows[::2], 1: rows[1::2]}
     policy = changes.get("on_bad_record", "skip")
     builder = TransactionalTopologyBuilder("refusing", "spout", spout(halves, FIELDS, take, on_bad_record=policy))
-    builder.set_bolt("picky", Picky(changes.get("error", BadRecordError)), 2).shuffle_grouping("spout")
+    builder.set_bolt("picky", Picky(changes.get("error", BadRecordError), changes.get("prefix", "bad")), 2).shuffle_grouping("spout")
     state = kind(SqliteBackend(folder / "x.db", "words"))
     words = StateCommitter(state, ["word"], {"count": Count(), "total": Sum("n")})
     builder.set_bolt("words", words, 2).fields_grouping("picky", Fields("word"))
@@ -184,6 +185,20 @@ def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:
         run.wait_until_caught_up(120)
     assert isinstance(failed.value, TopologyFailed)
     assert run.status().committed_txid == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_undo_reads_a_refused_record_again(tmp_path: Path, kind: type[MapState]) -> None:
+    """It is refused again, or not, as the corrected bolt says. An idempotent batch never changes."""
+    store = MemoryStore()
+    rows = [["a", 1], ["x", 1], ["a", 1], ["bad", 1]]
+    caught_up(built(tmp_path, rows, kind), store)
+    (last,) = (each.txid for each in read_history(store, "refusing") if "refused" in each.plan["1"])
+    corrected = built(tmp_path, rows, kind, prefix="none")
+    assert undo(corrected, store) == last
+    caught_up(corrected, store)
+    assert counts(tmp_path) == {"a": (2, 2), "x": (1, 1)} | ({"bad": (1, 1)} if kind is OpaqueMapState else {})
+    assert verify(corrected, store).right
 
 
 class Outside(BaseBatchBolt, Committer):
