@@ -18,8 +18,8 @@ from framework.execution.failures import TaskFailure
 from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, PartitionPlanner, leaving_out_too
 from framework.transactions.plans import Plan
 
-#: A partition's entry lists every record that was left out of it, for ``verify``. Where records are
-#: refused without end, the source or the component is wrong.
+#: Plans list every record that was ever left out, for ``verify``, and must fit into a znode. Where
+#: records are refused without end, the source or the component is wrong.
 LEFT_OUT_MAX = 10_000
 
 
@@ -56,10 +56,10 @@ class Narrowing:
         named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
         if not self._planner.takes_out(partition):
             return named
-        if len(meta.get(LEFT_OUT, ())) >= LEFT_OUT_MAX:
+        if sum(len(each.get(LEFT_OUT, ())) for each in plan.values()) >= LEFT_OUT_MAX:
             return replace(
                 named,
-                message=f"{named.message}; {LEFT_OUT_MAX:,} records of this partition were left out before it: correct what "
+                message=f"{named.message}; {LEFT_OUT_MAX:,} records of this topology were left out before it: correct what "
                 "refuses them, or their producer",
             )
         reason = reason_of(f"{failure.component_id}: {failure.message}")

@@ -84,11 +84,14 @@ def test_under_fail_and_for_the_spouts_own_refusals_nothing_is_left_out() -> Non
     assert narrowing().applies(plan, REFUSES)
 
 
-def test_the_records_that_a_partition_leaves_out_are_bounded() -> None:
-    full = {"0": {"first": 15_000, "next": 15_001, LEFT_OUT: list(range(LEFT_OUT_MAX))}}
+def test_the_records_that_a_topology_leaves_out_are_bounded() -> None:
+    full = {
+        "0": {"first": 15_000, "next": 15_001, LEFT_OUT: list(range(LEFT_OUT_MAX - 7))},
+        "1": {"first": 7, "next": 7, LEFT_OUT: list(range(7))},
+    }
     found = narrowing().narrowed(full, REFUSES)
     assert isinstance(found, TaskFailure)
-    assert found.message.startswith("partition 0, offset 15000: it is refused; 10,000 records of this partition")
+    assert found.message.startswith("partition 0, offset 15000: it is refused; 10,000 records of this topology")
 
 
 # --- in the coordinator ---------------------------------------------------------------------------
