@@ -26,7 +26,7 @@ import re
 REASON_BYTES_MAX = 1_024
 #: What a terminal, a log or a store may take for something else than text: control characters, line
 #: and paragraph separators, marks that reverse the direction of writing, lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def reason_of(text: str) -> str:
@@ -37,7 +37,7 @@ def reason_of(text: str) -> str:
     >>> reason_of("no\\nINFO all is well\\x1b]0;title")
     'no\\\\x0aINFO all is well\\\\x1b]0;title'
     """
-    shown = _UNPRINTABLE.sub(_escaped, text[:REASON_BYTES_MAX])
+    shown = escaped(text[:REASON_BYTES_MAX])
     encoded = shown.encode()
     if len(text) <= REASON_BYTES_MAX and len(encoded) <= REASON_BYTES_MAX:
         return shown
@@ -45,7 +45,12 @@ def reason_of(text: str) -> str:
     return encoded[: REASON_BYTES_MAX - len(end)].decode(errors="ignore") + end
 
 
-def _escaped(found: re.Match[str]) -> str:
+def escaped(text: str) -> str:
+    """The text on one line, without control characters."""
+    return UNPRINTABLE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
     code = ord(found.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 

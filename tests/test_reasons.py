@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
 
 from framework import Fields
-from framework.errors import REASON_BYTES_MAX, BadRecordError, reason_of
+from framework.commands.values import json_text
+from framework.core.rounds import ComponentError, ErrorKind
+from framework.core.run import CoreTopologyFailed
+from framework.errors import REASON_BYTES_MAX, BadRecordError, FailedException, reason_of
+from framework.execution import TaskFailure
 from spouts import JsonCodec
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import UndecodableValueError
@@ -43,3 +48,36 @@ def test_every_error_about_a_record_has_such_a_reason() -> None:
 def test_codecs_make_short_printable_reasons_of_large_and_hostile_values(value: bytes) -> None:
     _, (bad,) = JsonCodec(Fields(n=int)).decode_good([value])
     assert bad.reason == reason_of(bad.reason) and "\x1b" not in bad.reason
+
+
+def raised(error: Exception) -> Exception:
+    """An error that another one led to, as a bolt raises it."""
+    try:
+        try:
+            raise KeyError(FORGED)
+        except KeyError as cause:
+            raise error from cause
+    except type(error) as found:
+        return found
+
+
+@pytest.mark.parametrize("kind", [ValueError, FailedException, BadRecordError])
+def test_what_a_users_error_quotes_reaches_no_log_raw(kind: type[Exception]) -> None:
+    error = raised(kind(f"cannot read {FORGED}{'x' * 900_000}"))
+    failure = TaskFailure.of(error, "bolt", 0)
+    of_core = ComponentError.of(error, ErrorKind.DIED, "bolt", 0)
+    for message in (failure.message, of_core.message):
+        assert f"cannot read {SHOWN}" in message and len(message.encode()) <= REASON_BYTES_MAX
+    for lines in (failure.trace, of_core.trace, str(CoreTopologyFailed.of(of_core))):
+        assert len(lines) < 10_000
+        assert all(each.isprintable() for each in lines.splitlines())
+        assert "\n2026-01-01" not in lines
+    assert of_core.trace.count("Traceback (most recent call last)") == 2
+    assert of_core.trace.index("KeyError") < of_core.trace.index("cannot read")
+    assert "\nTraceback" in str(CoreTopologyFailed.of(of_core))
+
+
+def test_json_for_a_person_has_no_control_characters() -> None:
+    text = json_text(["é", FORGED])
+    assert text.isprintable() and text.startswith('["é", ')
+    assert json.loads(text) == ["é", FORGED]

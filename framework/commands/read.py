@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import IO, Annotated, Any
@@ -14,7 +15,7 @@ from framework.commands.exits import exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_able, printable, shortened
-from framework.errors import ConfigError
+from framework.errors import ConfigError, escaped
 from framework.observe import configure_logging
 from framework.transactions.snapshot import Snapshot, StateSnapshot, read
 
@@ -87,10 +88,11 @@ def _rows(state: StateSnapshot) -> Iterator[Mapping[str, Any]]:
 
 
 def _print_csv(state: StateSnapshot, output: IO[str]) -> None:
-    """Null is nothing, and an empty text is a pair of quotes."""
-    typer.echo(",".join(map(_cell, state.schema.names)), file=output)
-    for row in _rows(state):
-        typer.echo(",".join(map(_cell, row.values())), file=output)
+    """Null is nothing, and an empty text is a pair of quotes. A terminal gets escapes for what it
+    would obey, a file gets the text as it is."""
+    for cells in itertools.chain([state.schema.names], (row.values() for row in _rows(state))):
+        line = ",".join(map(_cell, cells))
+        typer.echo(escaped(line) if output.isatty() else line, file=output)
 
 
 def _cell(value: Any) -> str:

@@ -28,6 +28,7 @@ import typer
 from framework.commands.exits import EXIT_FAILED, exit_codes
 from framework.commands.loading import load_topology
 from framework.commands.options import ConfigFile, Overrides, TopologyName
+from framework.commands.values import json_text
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.reader import TopologyState
@@ -85,7 +86,7 @@ def scan(
             for key, value in state.items(name):
                 if limit is not None and shown >= limit:
                     break
-                typer.echo(json.dumps([name, _plain(key), _plain(value)], ensure_ascii=False))
+                typer.echo(json_text([name, _plain(key), _plain(value)]))
                 shown += 1
         _say_which(state)
 
@@ -104,7 +105,7 @@ def export(
         for name in [state.component(component)] if component else state.components:
             for key, value in state.items(name):
                 line = {"component": name, "key": _plain(key), "value": _plain(value)}
-                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+                out.write(json_text(line) + "\n")
                 count += 1
         typer.echo(f"{count} keys written to {file}")
         _say_which(state)
@@ -202,7 +203,7 @@ def diff(
         if old is None or (old.value != value and values.dumps(old.value) != values.dumps(value)):
             found += 1
             was = None if old is None else _plain(old.value)
-            typer.echo(json.dumps([name, _plain(key), was, _plain(value)], ensure_ascii=False))
+            typer.echo(json_text([name, _plain(key), was, _plain(value)]))
 
     if other is not None:
         for name, each in _entries(other, parsed):
@@ -215,7 +216,7 @@ def diff(
             _say_which(state)
     for (name, _), each in before.items():
         found += 1
-        typer.echo(json.dumps([name, _plain(each.key), _plain(each.value), None], ensure_ascii=False))
+        typer.echo(json_text([name, _plain(each.key), _plain(each.value), None]))
     if found:
         raise typer.Exit(EXIT_FAILED)
 
@@ -277,7 +278,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False)
+    return json_text(_plain(value))
 
 
 def _encoded(serializer: Serializer, value: Any) -> str:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from framework.errors import UNPRINTABLE
+
 #: Characters of a value that are shown.
 SHOWN = 200
 
@@ -29,6 +31,11 @@ def printable(text: str | None) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in (text or "nothing")
     )
+
+
+def json_text(value: Any) -> str:
+    """JSON with the letters of all languages, and escapes for what a terminal would obey."""
+    return UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def json_able(value: Any) -> Any:

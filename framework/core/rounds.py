@@ -8,7 +8,6 @@ about trees, and counters.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -17,8 +16,8 @@ from typing import NamedTuple, Protocol, Union
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.event_times import Marks, Newest, Unread
-from framework.errors import RetryableError
-from framework.execution.failures import FailureKind, kind_of
+from framework.errors import RetryableError, reason_of
+from framework.execution.failures import FailureKind, kind_of, trace_of
 from framework.execution.levels import walk
 from framework.execution.records import Piece
 from framework.operators.watermarks import Source
@@ -146,9 +145,9 @@ class ComponentError(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, kind: ErrorKind, component_id: str, task: int) -> ComponentError:
-        name, trace = type(error).__name__, "".join(traceback.format_exception(error))
+        name, message = type(error).__name__, reason_of(f"{type(error).__name__}: {error}")
         return cls(
-            kind, component_id, task=task, message=f"{name}: {error}", trace=trace, failure=kind_of(error), error=name
+            kind, component_id, task=task, message=message, trace=trace_of(error), failure=kind_of(error), error=name
         )
 
     def __str__(self) -> str:

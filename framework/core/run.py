@@ -48,6 +48,10 @@ class CoreTopologyLostData(CoreTopologyFailed, DataLossError):
 class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
     """It ended because of a record that cannot be decoded."""
 
+    def __init__(self, message: str, about: str = "") -> None:
+        super().__init__("", about)
+        self.args = (message,)  # with its trace, so it is no reason, and has lines
+
 
 class CoreRun(RunningThread):
     """A core topology that runs in a thread of this process. Made by ``submit``. When it is

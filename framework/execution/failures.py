@@ -23,6 +23,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
     UnknownFieldError,
+    reason_of,
 )
 
 #: The exceptions caught from user code. ``sys.exit()`` and a cancelled coroutine fail the call that
@@ -72,8 +73,8 @@ class TaskFailure:
     @classmethod
     def of(cls, error: BaseException, component_id: str, task: int, about: str = "") -> TaskFailure:
         kind = kind_of(error)
-        trace = "" if kind is not FailureKind.ERROR else "".join(traceback.format_exception(error))
-        message = str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}"
+        trace = trace_of(error) if kind is FailureKind.ERROR else ""
+        message = reason_of(str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}")
         return cls(
             kind,
             component_id,
@@ -115,6 +116,25 @@ def in_users_words(error: BaseException) -> str:
     what it says."""
     where = users_line(error)
     return f"{where}{': ' if where else ''}{type(error).__name__}: {error}"
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an error and of those that led to it. What they say is as of ``reason_of``:
+    it may quote a record."""
+    chain, before = [error], _before(error)
+    while before is not None and before not in chain:
+        chain.append(before)
+        before = _before(before)
+    return "\n".join(map(_frames, reversed(chain)))
+
+
+def _before(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _frames(error: BaseException) -> str:
+    said = reason_of("".join(traceback.format_exception_only(error)).rstrip())
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__), said, "\n"])
 
 
 def users_line(error: BaseException) -> str:

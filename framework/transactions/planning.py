@@ -4,15 +4,14 @@ loop."""
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from framework.coordination.steps import Steps, Threads
-from framework.errors import DataLossError, RatchetError, RetryableError
-from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
+from framework.errors import DataLossError, RatchetError, RetryableError, reason_of
+from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure, trace_of
 from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
@@ -200,8 +199,8 @@ class PlanningThread:
         """A planner is user code: the run ends with what it raised."""
         lost = isinstance(error, DataLossError)
         kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
-        trace = "" if isinstance(error, RatchetError) else "".join(traceback.format_exception(error))
-        message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}"
+        trace = "" if isinstance(error, RatchetError) else trace_of(error)
+        message = str(error) if isinstance(error, RatchetError) else reason_of(f"{type(error).__name__}: {error}")
         self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))
         with self._lock:
             self._asked = None

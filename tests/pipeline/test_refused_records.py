@@ -85,7 +85,9 @@ def built(
     halves = {0: rows[::2], 1: rows[1::2]}
     policy = changes.get("on_bad_record", "skip")
     builder = TransactionalTopologyBuilder("refusing", "spout", spout(halves, FIELDS, take, on_bad_record=policy))
-    builder.set_bolt("picky", Picky(changes.get("error", BadRecordError), changes.get("prefix", "bad")), 2).shuffle_grouping("spout")
+    builder.set_bolt(
+        "picky", Picky(changes.get("error", BadRecordError), changes.get("prefix", "bad")), 2
+    ).shuffle_grouping("spout")
     state = kind(SqliteBackend(folder / "x.db", "words"))
     words = StateCommitter(state, ["word"], {"count": Count(), "total": Sum("n")})
     builder.set_bolt("words", words, 2).fields_grouping("picky", Fields("word"))
@@ -189,7 +191,7 @@ def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_undo_reads_a_refused_record_again(tmp_path: Path, kind: type[MapState]) -> None:
-    """It is refused again, or not, as the corrected bolt says. An idempotent batch never changes."""
+    """The corrected bolt takes it. An idempotent batch never changes."""
     store = MemoryStore()
     rows = [["a", 1], ["x", 1], ["a", 1], ["bad", 1]]
     caught_up(built(tmp_path, rows, kind), store)
