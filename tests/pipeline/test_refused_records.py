@@ -47,10 +47,11 @@ from sinks import (
 )
 from spouts import JsonCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit import refusing
-from tests.kit.kafka_runs import TIMEOUT_S, KafkaRuns
+from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C51")
 
@@ -97,7 +98,7 @@ def built(
 
 def caught_up(topology: Topology, store: MemoryStore, config: Mapping[str, Any] | None = None) -> Any:
     with submit(topology, dict(config or {}), store, "local") as run:
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
     return run
 
 
@@ -184,7 +185,7 @@ def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:
         submit(built(tmp_path, rows, on_bad_record="fail"), {}, MemoryStore(), "local") as run,
         refused_as_ever as failed,
     ):
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
     assert isinstance(failed.value, TopologyFailed)
     assert run.status().committed_txid == 0
 
@@ -225,14 +226,14 @@ def test_a_sink_that_cannot_undo_stops_the_topology_once_the_commit_is_open(tmp_
     builder.set_bolt("outside", Outside()).global_grouping("picky")
     with submit(builder.build(), {}, MemoryStore(), "local") as run:
         if where == "bolt":
-            run.wait_until_caught_up(120)
+            run.wait_until_caught_up(PATIENCE_S)
             assert counts(tmp_path) == expected(rows[:-1])
         else:
             cannot = pytest.raises(
                 BadRecordError, match="cannot be stored.*can be taken out only if every sink can undo"
             )
             with cannot as failed:
-                run.wait_until_caught_up(120)
+                run.wait_until_caught_up(PATIENCE_S)
             assert isinstance(failed.value, TopologyFailed)
             assert "on_bad_record" not in "\n".join(failed.value.lines())  # it is set already
 
@@ -248,7 +249,7 @@ def test_any_error_of_a_bolt_that_one_record_causes_makes_it_a_bad_record_if_ask
         submit(topology, config, MemoryStore(), "local") as run,
         pytest.raises(TopologyFailed, match="ZeroDivisionError"),
     ):
-        run.wait_until_caught_up(120)
+        run.wait_until_caught_up(PATIENCE_S)
     caught_up(topology, store, {**config, "topology.bad.record.errors": True})
     assert counts(tmp_path) == expected(words(30) + words(10))
     assert list(refused(store).values()) == ["picky: ZeroDivisionError: the word 'bad' is refused"]
@@ -359,7 +360,7 @@ def test_a_topic_of_dead_letters_takes_what_a_bolt_refuses(
     builder.set_bolt("picky", refusing.Picky()).shuffle_grouping("spout")
     builder.set_bolt("count", StateCommitter(runs.state("counts"), ["value"], {"n": Count()})).global_grouping("picky")
     with submit(builder.build(), {"kafka.bootstrap.servers": topics.bootstrap_servers}, runs.store, "local") as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
     found: list[Any] = []
     read_topics(topics.bootstrap_servers, [dead], found.append)
     assert [each.value() for each in found] == [b"bad-1", b"bad-2"]
@@ -377,7 +378,7 @@ def test_too_many_refused_values_stop_the_topology(topics: Topics, name: str, tm
     builder.set_bolt("count", StateCommitter(runs.state("counts"), ["value"], {"n": Count()})).global_grouping("picky")
     too_many = pytest.raises(BadRecordError, match="3 of the last .* more than bad_record_share_max")
     with submit(builder.build(), {}, runs.store, "local") as run, too_many:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 @pytest.mark.integration
@@ -438,7 +439,7 @@ def test_records_are_taken_out_of_batches_on_spark(
         "kafka.bootstrap.servers": topics.bootstrap_servers,
     }
     with submit(refusing.topology(app), config, MemoryStore()) as run:
-        run.wait_until_caught_up(TIMEOUT_S)
+        run.wait_until_caught_up(PATIENCE_S)
         assert run.status().bad_records == 2
     with sqlite3.connect(tmp_path / "x.db") as connection:
         letters = connection.execute("SELECT partition, offset, error FROM letters ORDER BY partition").fetchall()
