@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +51,7 @@ class EmittedRows:
     batch: pa.RecordBatch | None
     stream: str
     rows: int
+    _: KW_ONLY
     origin: int = 0
 
     def __len__(self) -> int:

@@ -236,7 +236,7 @@ class SpoutTask(ComponentTask):
         self._next += count
         self.outcome.ledger.born_many(roots)
         kept = None if self._exact else batch
-        self._pending.put_rows(first, EmittedRows(message_ids, time.monotonic(), kept, stream, count, origin))
+        self._pending.put_rows(first, EmittedRows(message_ids, time.monotonic(), kept, stream, count, origin=origin))
 
     def _origin_of(self, partition: str) -> int:
         return self._number if self._origins is None else self._origins.of(partition)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -101,6 +101,7 @@ class _Assigned:
 
     resume: int
     wanted: Range
+    _: KW_ONLY
     ahead: list[Message] = field(default_factory=list)
     placed_again: int = 0
     damaged_read: int = 0
