@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +171,7 @@ class _Assigned:
 
     resume: int
     wanted: Range
+    _: KW_ONLY
     is_fresh: bool = True
     placed_again: int = 0
     damaged_read: int = 0
