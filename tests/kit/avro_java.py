@@ -18,6 +18,7 @@ import re
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from integration.java import find_java
 from spouts import AvroCodec
 from spouts.codecs.avro_schema import AvroType, parsed
 from tests.kit.avro_pairs import Pairs, double_bits
+from tests.kit.waiting import PATIENCE_S
 
 PROGRAM = Path(__file__).with_name("AvroReference.java")
 JARS = ("avro-1*", "jackson-core-2*", "jackson-databind-2*", "jackson-annotations-2*", "slf4j-api-2*", "commons-*")
@@ -62,6 +64,10 @@ class Java:
     """Apache Avro, as a process."""
 
     def __enter__(self) -> Java:
+        self._start()
+        return self
+
+    def _start(self) -> None:
         jars = ":".join(str(each) for each in find_jars(JARS))
         command = [find_java(), "-Xmx512m", "-XX:+UseSerialGC", "-cp", jars, str(PROGRAM)]
         self._process = subprocess.Popen(
@@ -72,20 +78,30 @@ class Java:
             text=True,
             encoding="utf-8",
         )
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.stdin.close()  # type: ignore[union-attr]
-        self._process.wait(60)
+        self._process.wait(PATIENCE_S)
         self._process.stdout.close()  # type: ignore[union-attr]
 
-    def answer(self, writer: Any, reader: Any, values: Sequence[bytes]) -> dict[str, Any]:
+    def answer(self, writer: Any, reader: Any, values: Sequence[bytes]) -> dict[str, Any] | None:
+        """What Java makes of the values. None where it does not end; it is started again then."""
         question = {"writer": writer, "reader": reader, "values": [each.hex() for each in values]}
         self._process.stdin.write(json.dumps(question) + "\n")  # type: ignore[union-attr]
         self._process.stdin.flush()  # type: ignore[union-attr]
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
+        ending = threading.Timer(PATIENCE_S, self._process.kill)
+        ending.start()
+        try:
+            line = self._process.stdout.readline()  # type: ignore[union-attr]
+        finally:
+            ending.cancel()
+        if not line:
+            self._process.wait(PATIENCE_S)
+            self._start()
+            return None
+        found: dict[str, Any] = json.loads(line)
         return found
 
 
@@ -101,6 +117,9 @@ def compare(java: Java, pairs: Pairs, values: int, counts: collections.Counter[s
     encoded = [pairs.damaged(each) if bad else each for each, bad in zip(encoded, damaged, strict=True)]
     answer = java.answer(writer, reader, encoded)
     case = f"writer {json.dumps(writer)}\nreader {json.dumps(reader)}\n"
+    if answer is None:
+        counts["schemas: Java does not end"] += 1
+        return
     if "invalid" in answer:
         counts["schemas: not valid, says Java"] += 1
         return
