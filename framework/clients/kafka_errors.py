@@ -33,6 +33,7 @@ _PASSING = frozenset(
         "_MAX_POLL_EXCEEDED",
         "_MSG_TIMED_OUT",
         "_NODE_UPDATE",
+        "_NOENT",  # no broker has said yet which one leads
         "_OUTDATED",
         "_PREV_IN_PROGRESS",
         "_PURGE_INFLIGHT",

@@ -24,6 +24,7 @@ PERMANENT = {
 }
 PASSING = [
     KafkaError._TRANSPORT,
+    KafkaError._NOENT,  # "No leaders found", of list_offsets while a broker is away
     KafkaError._MSG_TIMED_OUT,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.NOT_ENOUGH_REPLICAS,
