@@ -133,7 +133,9 @@ def test_a_silent_leader_fails_the_read_and_says_where(
     ranges = {f"{name}/1": {"first_offset": 0, "next_offset": 10}}
     os.kill(second.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(RetryableError, match=f"{name}/1 delivered nothing for 1 s or more, at offset 0 of a range to 10"):
+        with pytest.raises(
+            RetryableError, match=f"{name}/1 delivered nothing for 1 s or more, at offset 0 of a range to 10"
+        ):
             list(reader.read_all(TransactionAttempt(1, 1), ranges))
     finally:
         os.kill(second.pid, signal.SIGCONT)
