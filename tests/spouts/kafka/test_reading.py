@@ -352,7 +352,9 @@ class TestReading:
         topics.create(name, 2)
         topics.send(name, [b'{"n":1}', b'{"n":2}', b'{"n":"three"}', b'{"n":4}'], 1)
         source = spout(topics, name, codec=JsonCodec(Fields(n=int)))
-        with pytest.raises(BadRecordError, match=f"topic '{name}', partition 1, offset 2: n: text, and Fields declares int64"):
+        with pytest.raises(
+            BadRecordError, match=f"topic '{name}', partition 1, offset 2: n: text, and Fields declares int64"
+        ):
             values(source, plan(source))
 
     def test_a_record_of_10_mb_is_read(self, topics: Topics, name: str) -> None:
