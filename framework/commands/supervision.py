@@ -39,7 +39,10 @@ def supervise(
         wait = run.wait_until_caught_up if isinstance(run, Run) else run.wait_until_idle
         waiting = _InThread("ratchet-caught-up", lambda: wait(timeout_s))
     try:
-        while not stopped.is_set() and not (waiting and waiting.ended.is_set()) and not run.join(_POLL_S):
+        ended = False
+        while not ended:
+            # The last turn shows a status too: a run may catch up before the first one.
+            ended = stopped.is_set() or bool(waiting and waiting.ended.is_set()) or run.join(_POLL_S)
             status = run.status()
             progress.show(status)
             manager.tell(status.phase, ready=is_ready(status.phase))
