@@ -12,7 +12,7 @@ from framework.errors import ConfigError, RatchetError
 from framework.observe.plots import picture
 from framework.paths import local_path
 from framework.state.lmdb import LmdbKeyValueStateProvider
-from framework.testing.sample import read_sample
+from framework.testing.simulation.sample import read_sample
 from integration import EmbeddedServers
 from integration.background import up
 from sinks import DeltaLakeTable, ParquetTable, SqliteBackend

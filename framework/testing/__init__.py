@@ -1,24 +1,24 @@
 """For the tests of your own topologies.
 
 ``run_on`` and ``run_core_on`` run a topology over lists, in one line, and let the test say what
-goes wrong. ``simulate`` looks for trouble that breaks exactly-once in its bolts and committers.
+goes wrong. ``simulate`` looks for faults that break exactly-once in its bolts and committers.
 """
 
-from framework.testing.asserting import SimulationFailed, simulate
-from framework.testing.core_kit import CoreDone, run_core_on
-from framework.testing.findings import Broken, Finding, Report
-from framework.testing.kit import Done, Trouble, crash, fail_attempt, replay, run_on
-from framework.testing.outside import Outside
+from framework.testing.core_test_driver import CoreDone, run_core_on
+from framework.testing.simulation.assertion import SimulationFailed, simulate
+from framework.testing.simulation.external_effects import Outside
+from framework.testing.simulation.findings import Broken, Finding, Report
+from framework.testing.test_driver import Done, Fault, crash, fail_attempt, replay, run_on
 
 __all__ = [
     "Broken",
     "CoreDone",
     "Done",
+    "Fault",
     "Finding",
     "Outside",
     "Report",
     "SimulationFailed",
-    "Trouble",
     "crash",
     "fail_attempt",
     "replay",

@@ -25,7 +25,7 @@ from framework import (
 from framework.errors import BadRecordError, ConfigError
 from framework.preflight import preflight
 from framework.testing import SimulationFailed, simulate
-from framework.testing.sample import read_sample, sample_from_source
+from framework.testing.simulation.sample import read_sample, sample_from_source
 from framework.transactions import MemoryStore
 from framework.transactions.audit import verify
 from framework.transactions.documents import read_transaction

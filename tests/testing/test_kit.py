@@ -25,7 +25,7 @@ from framework import (
     TransactionalTopologyBuilder,
 )
 from framework.errors import ConfigError
-from framework.testing import Outside, Trouble, crash, fail_attempt, replay, run_core_on, run_on
+from framework.testing import Fault, Outside, crash, fail_attempt, replay, run_core_on, run_on
 from sinks import (
     AppendCommitter,
     Count,
@@ -115,7 +115,7 @@ def test_a_topology_over_a_list_is_one_line_and_its_sinks_are_copies(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("troubles", "attempts"),
+    ("faults", "attempts"),
     [
         ([], {1: 1, 2: 1, 3: 1, 4: 1}),
         ([fail_attempt()], {1: 2, 2: 1, 3: 1, 4: 1}),
@@ -128,32 +128,32 @@ def test_a_topology_over_a_list_is_one_line_and_its_sinks_are_copies(tmp_path: P
 )
 @pytest.mark.parametrize("opaque", [True, False])
 def test_whatever_goes_wrong_every_sink_and_every_committed_row_is_the_same(
-    tmp_path: Path, opaque: bool, troubles: list[Trouble], attempts: dict[int, int]
+    tmp_path: Path, opaque: bool, faults: list[Fault], attempts: dict[int, int]
 ) -> None:
     outside = Outside("invoices")
-    done = run_on(shop(tmp_path, opaque=opaque, outside=outside), ORDERS, take=1, troubles=troubles)
+    done = run_on(shop(tmp_path, opaque=opaque, outside=outside), ORDERS, take=1, faults=faults)
     assert done.table("totals") == TOTALS
     assert len(done.table("rows")) == 3
     assert [row["cents"] for row in done.rows("spout")] == [5, 7, 11, 13]
     assert outside.values == {1: 5, 2: 7, 3: 11, 4: 13}
     assert (done.transactions, done.attempts) == (4, attempts)
-    assert len([line for line in done.story if line.startswith("transaction")]) == len(troubles)
+    assert len([line for line in done.story if line.startswith("transaction")]) == len(faults)
 
 
 def test_a_committer_that_is_wrong_is_seen_to_be(tmp_path: Path) -> None:
     outside = Outside()
     run_on(shop(tmp_path, outside=outside, appends=True), ORDERS, take=2)
     assert outside.items == [12, 24]
-    for trouble in (replay(2), crash(2, "written")):
-        run_on(shop(tmp_path, outside=outside, appends=True), ORDERS, take=2, troubles=[trouble])
+    for fault in (replay(2), crash(2, "written")):
+        run_on(shop(tmp_path, outside=outside, appends=True), ORDERS, take=2, faults=[fault])
         assert outside.items == [12, 24, 24]
-    run_on(shop(tmp_path, outside=outside, appends=True), ORDERS, take=2, troubles=[crash(2), fail_attempt(1)])
+    run_on(shop(tmp_path, outside=outside, appends=True), ORDERS, take=2, faults=[crash(2), fail_attempt(1)])
     assert outside.items == [12, 24]  # nothing was committed twice
 
 
 def test_a_trouble_that_never_comes_fails_the_test(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="transaction 3: the driver dies between the phases; there were 2"):
-        run_on(shop(tmp_path), ORDERS, take=2, troubles=[crash(3)])
+        run_on(shop(tmp_path), ORDERS, take=2, faults=[crash(3)])
     with pytest.raises(ConfigError, match="crash.when=.*must be 'between_phases' or 'written', not 'later'"):
         crash(1, "later")  # type: ignore[arg-type]
 
@@ -210,7 +210,7 @@ class PerCustomer(DataFrameBolt):
 def test_a_dataframe_bolt_runs_by_spark_in_this_process(spark: str) -> None:
     builder = TransactionalTopologyBuilder("t", "spout", MemoryTransactionalSpout({0: []}, ORDER, 1))
     builder.set_bolt("per-customer", PerCustomer()).shuffle_grouping("spout")
-    done = run_on(builder.build(), ORDERS, troubles=[fail_attempt()])
+    done = run_on(builder.build(), ORDERS, faults=[fail_attempt()])
     assert sorted(row["orders"] for row in done.rows("per-customer")) == [1, 1, 2]
 
 

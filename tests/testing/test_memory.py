@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from framework import BaseBasicBolt
 from framework.testing import Outside
-from framework.testing.clock import Turns
-from framework.testing.memory import WorkerMemory
+from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.worker_globals import WorkerMemory
 from tests.testing.mistakes import FIELDS, counting
 
 counter = 0

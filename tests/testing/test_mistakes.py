@@ -8,14 +8,14 @@ import pytest
 
 from framework import Topology
 from framework.testing import Broken, Outside, SimulationFailed, simulate
-from framework.testing.findings import Finding
-from framework.testing.schedule import Kind
+from framework.testing.simulation.findings import Finding
+from framework.testing.simulation.schedule import Kind
 from tests.testing import mistakes
 from tests.testing.mistakes import RECORDS, committed_by, counting
 
 SCHEDULES = 40
 
-#: Topology -> what breaks, in which component, and the most records and troubles that show it.
+#: Topology -> what breaks, in which component, and the most records and faults that show it.
 PLANTED: dict[str, tuple[Callable[[], Topology], Broken, str, int, int]] = {
     "a dictionary kept in the class": (lambda: counting(mistakes.RunningCount()), Broken.ROWS, "bolt", 1, 1),
     "a clock": (lambda: counting(mistakes.Stamped()), Broken.ROWS, "bolt", 1, 1),
@@ -68,12 +68,12 @@ def found_in(topology: Topology, schedules: int = SCHEDULES) -> list[Finding]:
 
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found_with_its_shortest_schedule(mistake: str) -> None:
-    make, broken, component, records_max, troubles_max = PLANTED[mistake]
+    make, broken, component, records_max, faults_max = PLANTED[mistake]
     findings = found_in(make())
     assert [(each.broken, each.component) for each in findings] == [(broken, component)]
     (finding,) = findings
     assert len(finding.schedule.kept) <= records_max
-    assert len(finding.schedule.troubles) <= troubles_max
-    told = [line for line in finding.story if line.startswith("TROUBLE")]
-    assert len(told) == len(finding.schedule.troubles)
+    assert len(finding.schedule.faults) <= faults_max
+    told = [line for line in finding.story if line.startswith("FAULT")]
+    assert len(told) == len(finding.schedule.faults)
     assert any(kind.value in told[0] for kind in Kind)

@@ -24,8 +24,8 @@ from framework import (
 )
 from framework.errors import ConfigError
 from framework.testing import Broken, Outside, SimulationFailed, simulate
-from framework.testing.sample import read_sample, sample_of
-from framework.testing.schedule import drawn
+from framework.testing.simulation.sample import read_sample, sample_of
+from framework.testing.simulation.schedule import drawn
 from framework.transactions.run import TopologyFailed
 from sinks import Count, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -206,7 +206,7 @@ def test_a_finding_tells_a_stranger_what_happened() -> None:
     assert list(finding.story) == [
         'transaction 1 is planned: 1 record: {"word": "ant", "n": 1}',
         "attempt 1 at transaction 1 processes the batch",
-        "TROUBLE: a commit task hangs and is given up; it runs late ('commit' of attempt 1)",
+        "FAULT: a commit task hangs and is given up; it runs late ('commit' of attempt 1)",
         "attempt 2 at transaction 1 processes the same batch again, days later",
         "attempt 2 at transaction 1 commits: 'commit'",
         "transaction 1 is closed",
@@ -285,7 +285,7 @@ def test_a_class_that_no_module_names_keeps_nothing_from_one_schedule_to_the_nex
     with pytest.raises(SimulationFailed) as caught:
         simulate(topology, RECORDS, schedules=40)
     (finding,) = caught.value.report.findings
-    assert (finding.broken, finding.component, len(finding.schedule.troubles)) == (Broken.ROWS, "bolt", 1)
+    assert (finding.broken, finding.component, len(finding.schedule.faults)) == (Broken.ROWS, "bolt", 1)
 
 
 def test_a_state_that_counts_twice_by_its_type_is_not_compared() -> None:

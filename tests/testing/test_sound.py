@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from framework.testing import simulate
-from framework.testing.schedule import Kind
+from framework.testing.simulation.schedule import Kind
 from tests.testing.mistakes import RECORDS
 from tests.testing.sound import SOUND, numbered
 

@@ -1,9 +1,9 @@
-"""A schedule: the batches that the sample is cut into, and the trouble that strikes. All of it
+"""A schedule: the batches that the sample is cut into, and the faults that strike. All of it
 follows from a seed.
 
-A trouble names a transaction and a moment of it. It strikes once, the first time that an attempt at
+A fault names a transaction and a moment of it. It strikes once, the first time that an attempt at
 this transaction comes to the moment; a second one of the same kind strikes the attempt after that.
-So any trouble can be left out of a schedule without changing what the others mean, which is what
+So any fault can be left out of a schedule without changing what the others mean, which is what
 shrinking needs.
 """
 
@@ -48,7 +48,7 @@ PENDING_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Fault:
     """``pick``: which task, which later moment, or which size; each moment takes what it can use of
     the number."""
 
@@ -68,7 +68,7 @@ class Schedule:
     take: int
     pending: int = 1
     collapsed: bool = True
-    troubles: tuple[Trouble, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 def drawn(seed: int, places: tuple[tuple[str, int], ...]) -> Schedule:
@@ -78,8 +78,8 @@ def drawn(seed: int, places: tuple[tuple[str, int], ...]) -> Schedule:
     batches = chance.randint(1, BATCHES_MAX)
     kinds = list(Kind)
     weights = [_WEIGHTS.get(kind, 2) for kind in kinds]
-    troubles = tuple(
-        Trouble(kind, chance.randint(1, batches), chance.randrange(100))
+    faults = tuple(
+        Fault(kind, chance.randint(1, batches), chance.randrange(100))
         for kind in chance.choices(kinds, weights, k=chance.randint(1, TROUBLES_MAX))
     )
     return Schedule(
@@ -88,5 +88,5 @@ def drawn(seed: int, places: tuple[tuple[str, int], ...]) -> Schedule:
         take=max(-(-longest // batches), 1),
         pending=chance.choice((1, 1, 2, PENDING_MAX)),
         collapsed=chance.random() < 0.5,
-        troubles=troubles,
+        faults=faults,
     )

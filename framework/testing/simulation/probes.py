@@ -17,19 +17,19 @@ Stream = tuple[str, str]
 Rows = Mapping[Stream, Sequence[Mapping[str, Any]]]
 
 
-def taps_below(
+def probes_below(
     components: Iterable[Component], make: Callable[[], Bolt], taken: Iterable[Stream] = ()
 ) -> list[Component]:
     """A bolt below each stream of these components, except those that are ``taken``."""
-    taps: list[Component] = []
+    probes: list[Component] = []
     known = set(taken)
     for each in components:
         for stream in each.streams:
             if (each.id, stream) not in known:
                 grouping = DirectGrouping() if stream in each.direct_streams else AllGrouping()
                 subscription = Subscription(each.id, stream, grouping)
-                taps.append(Component(f"{_TAP}-{len(taps)}", 1, make(), streams={}, subscriptions=(subscription,)))
-    return taps
+                probes.append(Component(f"{_TAP}-{len(probes)}", 1, make(), streams={}, subscriptions=(subscription,)))
+    return probes
 
 
 def rows_of_stream(rows: Rows, component_id: str, stream: str) -> list[Mapping[str, Any]]:

@@ -26,11 +26,11 @@ from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.execution.records import AttemptHeader
 from framework.observe.logs import no_logs
-from framework.testing.outside import outsides_of
-from framework.testing.sample import Sample, Source, sample_of, spout_over
-from framework.testing.taps import rows_of_stream, taps_below
-from framework.testing.threads import DriverDied, NoProgress, VirtualThreads
-from framework.testing.trial import scratch_states
+from framework.testing.simulation.external_effects import outsides_of
+from framework.testing.simulation.probes import probes_below, rows_of_stream
+from framework.testing.simulation.run import scratch_states
+from framework.testing.simulation.sample import Sample, Source, sample_of, spout_over
+from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
 from framework.topology import ArrowBolt, Component, Topology
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.transactions.documents import committed_txid
@@ -55,7 +55,7 @@ class Moment(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Fault:
     """Something that happens to transaction ``txid``, once. Made by ``fail_attempt``, ``replay``
     and ``crash``."""
 
@@ -63,25 +63,25 @@ class Trouble:
     txid: int
 
 
-def fail_attempt(txid: int = 1) -> Trouble:
+def fail_attempt(txid: int = 1) -> Fault:
     """An attempt is lost when it has processed its batch, before anything is committed. The batch
     is processed again."""
-    return Trouble(Moment.PROCESSED, txid)
+    return Fault(Moment.PROCESSED, txid)
 
 
-def replay(txid: int = 1) -> Trouble:
+def replay(txid: int = 1) -> Fault:
     """A commit writes everything, and its answer is lost. So the batch is processed and committed
     again, over what is written already."""
-    return Trouble(Moment.ANSWER_LOST, txid)
+    return Fault(Moment.ANSWER_LOST, txid)
 
 
-def crash(txid: int = 1, when: Literal["between_phases", "written"] = "between_phases") -> Trouble:
+def crash(txid: int = 1, when: Literal["between_phases", "written"] = "between_phases") -> Fault:
     """The driver dies, and another one takes over: between the processing and the commit phase of a
     transaction, or when everything is written and the transaction is not closed."""
     moments = {"between_phases": Moment.BETWEEN_PHASES, "written": Moment.WRITTEN}
     if when not in moments:
         raise ConfigError(f"crash(when=...) must be 'between_phases' or 'written', not {when!r}")
-    return Trouble(moments[when], txid)
+    return Fault(moments[when], txid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def run_on(
     topology: Topology,
     records: Iterable[Any] | Mapping[Any, Iterable[Any]],
     *,
-    troubles: Iterable[Trouble] = (),
+    faults: Iterable[Fault] = (),
     take: int = TAKE,
     config: Mapping[str, Any] | Config | None = None,
 ) -> Done:
@@ -131,25 +131,25 @@ def run_on(
 
     ``records``: what the spout emits, each record a mapping by field names or a sequence of values;
     or a mapping of streams, or of partitions, to such records. ``take``: how many of each partition
-    are in a batch. ``troubles``: what is to go wrong, of ``fail_attempt``, ``replay`` and
+    are in a batch. ``faults``: what is to go wrong, of ``fail_attempt``, ``replay`` and
     ``crash``. ``config``: the keys that the components get.
 
     States are copies that start empty; nothing of yours is written to. A committer without a state
     takes part when an ``Outside`` stands for what it writes to; else it is left out, and named.
 
     Raises ``TopologyFailed`` when the topology ends before its input does, ``ConfigError`` for
-    records that do not fit, and ``AssertionError`` for a trouble that never came, because there was
+    records that do not fit, and ``AssertionError`` for a fault that never came, because there was
     no such transaction.
 
     >>> def test_counting() -> None:
-    ...     done = run_on(topology(), [{"word": "dog"}, {"word": "cat"}, {"word": "dog"}], troubles=[replay()])
+    ...     done = run_on(topology(), [{"word": "dog"}, {"word": "cat"}, {"word": "dog"}], faults=[replay()])
     ...     assert done.table("counts") == [{"word": "cat", "n": 1}, {"word": "dog", "n": 2}]
     """  # noqa: W505 - doctest lines are not wrapped
     if take < 1:
         raise ConfigError(f"take must be 1 or more, not {take!r}")
     checked = Config.of(config or {})
     with _running(topology, sample_of(topology, records), take) as run, no_logs():
-        run.drive(checked, list(troubles))
+        run.drive(checked, list(faults))
         return run.done()
 
 
@@ -163,11 +163,11 @@ class _End(ArrowBolt):
         return None
 
 
-def _with_taps(topology: Topology) -> Topology:
+def _with_probes(topology: Topology) -> Topology:
     """The topology with an end below each stream that no component takes."""
     taken = {(sub.component_id, sub.stream) for each in topology.components for sub in each.subscriptions}
-    taps = taps_below(topology.components, _End, taken)
-    return Topology(topology.id, (*topology.components, *taps), topology.at_least_once)
+    probes = probes_below(topology.components, _End, taken)
+    return Topology(topology.id, (*topology.components, *probes), topology.at_least_once)
 
 
 class _Seen:
@@ -197,17 +197,17 @@ class _Seen:
 class _Life:
     """What outlives a driver: what is still to go wrong, and what was seen."""
 
-    troubles: list[Trouble]
+    faults: list[Fault]
     story: list[str] = field(default_factory=list)
     attempts: dict[int, int] = field(default_factory=dict)
     committed: dict[int, list[dict[tuple[str, str], list[Mapping[str, Any]]]]] = field(default_factory=dict)
 
     def take(self, moment: Moment, txid: int) -> bool:
         """Whether this is to happen now."""
-        found = Trouble(moment, txid)
-        if found not in self.troubles:
+        found = Fault(moment, txid)
+        if found not in self.faults:
             return False
-        self.troubles.remove(found)
+        self.faults.remove(found)
         self.story.append(f"transaction {txid}: {moment.value}")
         return True
 
@@ -277,12 +277,12 @@ class _Kit:
             for outside in outsides_of(each.instance):
                 outside.clear()
         self.shadow, self._left_out = shadow_of(over_lists, folder, scratch_states, strict=False, unseen=_why_not)
-        self._plan = plan_execution(_with_taps(self.shadow))
+        self._plan = plan_execution(_with_probes(self.shadow))
         self._store = MemoryStore()
         self._life = _Life([])
 
-    def drive(self, config: Config, troubles: list[Trouble]) -> None:
-        self._life = _Life(list(troubles))
+    def drive(self, config: Config, faults: list[Fault]) -> None:
+        self._life = _Life(list(faults))
         while True:
             executor = _Executor(self._plan, config.for_components(), self._life)
             executor.start()
@@ -305,8 +305,8 @@ class _Kit:
         if driver.failure is not None:
             raise TopologyFailed.of(driver.failure)
         last = committed_txid(self._store, self.shadow.id)
-        if self._life.troubles:
-            missed = ", ".join(f"transaction {each.txid}: {each.moment.value}" for each in self._life.troubles)
+        if self._life.faults:
+            missed = ", ".join(f"transaction {each.txid}: {each.moment.value}" for each in self._life.faults)
             raise AssertionError(
                 f"this did not happen: {missed}; there were {last} transactions, so give a smaller take"
             )

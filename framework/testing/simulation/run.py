@@ -1,8 +1,8 @@
-"""One schedule, from the first batch to the last: the topology under trouble, and beside it the
+"""One schedule, from the first batch to the last: the topology under faults, and beside it the
 same batches, each once, without any.
 
 The driver, its terms and its commits are those of a run. In place of Spark there is an executor
-that runs the tasks here, and lets trouble strike. When all is committed, the batches that were
+that runs the tasks here, and lets faults strike. When all is committed, the batches that were
 committed are processed and committed once more, in order, by a worker that has just begun. Then:
 
 1. A component that promises to be deterministic, or was it as long as nothing went wrong, has
@@ -30,16 +30,16 @@ from framework.errors import ConfigError, InvariantViolation
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase, plan_execution
 from framework.observe.logs import no_logs
-from framework.testing.course import Course, Execution, Kept
-from framework.testing.executor import OnceExecutor, TroubledExecutor
-from framework.testing.findings import Broken
-from framework.testing.memory import WorkerMemory
-from framework.testing.other_process import OtherProcess
-from framework.testing.outside import Outside, outsides_of
-from framework.testing.sample import Sample, SampleRecord, Source, spout_over
-from framework.testing.schedule import Kind, Schedule
-from framework.testing.tasks import RowsSeen
-from framework.testing.threads import DriverDied, NoProgress, VirtualThreads
+from framework.testing.simulation.executor import FaultyExecutor, OnceExecutor
+from framework.testing.simulation.external_effects import Outside, outsides_of
+from framework.testing.simulation.fault_injector import Execution, FaultInjector, Kept
+from framework.testing.simulation.findings import Broken
+from framework.testing.simulation.sample import Sample, SampleRecord, Source, spout_over
+from framework.testing.simulation.schedule import Kind, Schedule
+from framework.testing.simulation.second_worker import SecondWorker
+from framework.testing.simulation.tasks import RowsSeen
+from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
+from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import Bolt, Difference, Topology, ValueType
 from framework.topology.graph import Component
 from framework.transactions.commit import CommitPhase
@@ -60,7 +60,7 @@ _CHARACTERS_MAX = 200
 class World:
     """What all schedules of a simulation share. ``left_out``: says why a component is not
     simulated, or nothing. ``steady``: the components that gave the same rows by another clock, as
-    another attempt and in another process. ``ignored``: what differs without any trouble.
+    another attempt and in another process. ``ignored``: what differs without any fault.
     ``uncompared``: location of a state -> why it is not compared."""
 
     topology: Topology
@@ -68,7 +68,7 @@ class World:
     config: Config
     folder: Path
     memory: WorkerMemory
-    other: OtherProcess
+    other: SecondWorker
     left_out: Callable[[Component], str]
     connect: bool = False
     steady: frozenset[str] = frozenset()
@@ -102,11 +102,11 @@ class Outcome:
     batches: Mapping[int, Kept]
 
 
-def run_trial(world: World, schedule: Schedule) -> Outcome:
+def simulate_schedule(world: World, schedule: Schedule) -> Outcome:
     """Run a schedule. Raises ``ConfigError`` when the topology cannot be simulated."""
     world.trials += 1
     folder = world.folder / f"trial-{world.trials}"
-    trial = _Trial(world, schedule, folder)
+    trial = _SimulationRun(world, schedule, folder)
     try:
         with no_logs():
             return trial.run()
@@ -116,7 +116,7 @@ def run_trial(world: World, schedule: Schedule) -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Trial:
+class _SimulationRun:
     def __init__(self, world: World, schedule: Schedule, folder: Path) -> None:
         self._world, self._schedule, self._folder = world, schedule, folder
         kept: dict[str, list[SampleRecord]] = {}
@@ -124,13 +124,13 @@ class _Trial:
             kept.setdefault(partition, []).append(world.sample[partition][place])
         self._source = Source(kept, schedule.take)
         self._copies: list[Topology] = []
-        self._shadow, self._left_out = self._copy("troubled")
+        self._shadow, self._left_out = self._copy("faulty")
         self._plan = plan_execution(with_ends(self._shadow, self._left_out))
         self._conf = world.config.for_components()
         self._threads: VirtualThreads | None = None
         self._failure: TaskFailure | Exception | None = None
         self._found: list[Wrong] = []
-        self._course = Course(
+        self._injector = FaultInjector(
             schedule, self._source, world.memory, other=world.other, folder=world.folder, connect=world.connect
         )
 
@@ -152,7 +152,7 @@ class _Trial:
                 state.close()
 
     def run(self) -> Outcome:
-        memory, course = self._world.memory, self._course
+        memory, injector = self._world.memory, self._injector
         memory.restore()
         for each in memory.outside:
             each.clear()
@@ -166,23 +166,23 @@ class _Trial:
         return Outcome(
             plan=self._plan,
             left_out=self._left_out,
-            story=course.story,
-            met=course.met,
+            story=injector.story,
+            met=injector.met,
             wrong=[each for each in self._found if (each.broken, each.component) not in self._world.ignored],
             failure=self._failure,
             keeps=keeps,
-            batches=course.committed,
+            batches=injector.committed,
         )
 
     def _drive(self) -> None:
         """Run the driver, and another one whenever it dies, until all is committed."""
-        world, course = self._world, self._course
+        world, injector = self._world, self._injector
         config = world.config.model_copy(update={"spout_pending": self._schedule.pending})
         store = MemoryStore()
         steps_max = _STEPS_MAX + _STEPS_PER_RECORD_MAX * len(self._schedule.kept)
         while True:
-            executor = TroubledExecutor(self._plan, self._conf, course)
-            threads = self._threads = VirtualThreads(course.thread_ended, steps_max)
+            executor = FaultyExecutor(self._plan, self._conf, injector)
+            threads = self._threads = VirtualThreads(injector.thread_ended, steps_max)
             driver = Driver(self._shadow, executor, store, config, threads=threads)
             threads.spawn("driver", driver.running())
             try:
@@ -191,28 +191,28 @@ class _Trial:
                 threads.kill()
                 executor.closed_to(committed_txid(store, self._shadow.id))
                 world.memory.restore()
-                course.tell("another driver takes over, with workers that have just begun")
+                injector.tell("another driver takes over, with workers that have just begun")
                 continue
             except NoProgress:
                 self._failure = InvariantViolation("the run goes on and on, and does not come to its end")
             else:
                 self._failure = driver.failure or driver.error
             break
-        course.end()
+        injector.end()
         threads.kill()
 
     # --- the check --------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        course, outside = self._course, self._world.memory.outside
+        injector, outside = self._injector, self._world.memory.outside
         held = [
             (_texts(each.items), {repr(key): repr(value) for key, value in each.values.items()}) for each in outside
         ]
         for each in outside:
             each.clear()
         reference, _ = self._copy("once")
-        once = OnceExecutor(plan_execution(with_ends(reference, self._left_out)), self._conf, course, reference)
-        _commit_once(reference, once, course.committed)
+        once = OnceExecutor(plan_execution(with_ends(reference, self._left_out)), self._conf, injector, reference)
+        _commit_once(reference, once, injector.committed)
         self._check_rows(once.attempts)
         if self._found:
             return  # what comes of other rows is no fault of the committers
@@ -221,7 +221,7 @@ class _Trial:
             self._check_outside(stands, items, values)
 
     def _check_rows(self, once: Mapping[tuple[Phase, int], Execution]) -> None:
-        for each in self._course.attempts:
+        for each in self._injector.attempts:
             clean = once.get((each.phase, each.header.txid))
             if clean is None or clean.header.plan_digest != each.header.plan_digest:
                 continue  # the batch was planned anew
@@ -248,7 +248,7 @@ class _Trial:
         )
 
     def _check_states(self, reference: Topology) -> None:
-        txid = max(self._course.committed, default=0)
+        txid = max(self._injector.committed, default=0)
         for component in self._shadow.components:
             real = self._world.topology[component.id].states
             for place, state in enumerate(component.states):
@@ -327,9 +327,9 @@ def _commit_once(topology: Topology, executor: OnceExecutor, committed: Mapping[
 
 def _stopped(failure: TaskFailure | Exception) -> Wrong:
     if isinstance(failure, TaskFailure):
-        what = f"component {failure.component_id!r} fails, and does not without trouble"
+        what = f"component {failure.component_id!r} fails, and does not without faults"
         return Wrong(Broken.STOPPED, failure.component_id, what, tuple(failure.lines()))
-    return Wrong(Broken.STOPPED, "?", "the run ends, and does not without trouble", (str(failure),))
+    return Wrong(Broken.STOPPED, "?", "the run ends, and does not without faults", (str(failure),))
 
 
 @dataclass(frozen=True, slots=True)

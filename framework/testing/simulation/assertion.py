@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from framework.config import Config
-from framework.testing.findings import Report
-from framework.testing.sample import sample_from_source, sample_of
-from framework.testing.search import run_schedules
+from framework.testing.simulation.findings import Report
+from framework.testing.simulation.sample import sample_from_source, sample_of
+from framework.testing.simulation.shrinker import run_schedules
 from framework.topology import Topology
 
 #: How many records are read from a source.
@@ -33,7 +33,7 @@ def simulate(
     config: Mapping[str, Any] | Config | None = None,
     connect: bool = False,
 ) -> Report:
-    """Run a topology over a few records in this process, under ``schedules`` schedules of trouble,
+    """Run a topology over a few records in this process, under ``schedules`` schedules of faults,
     those of the seeds ``seed``, ``seed + 1`` and so on. Returns what was run when nothing was
     found.
 
@@ -48,7 +48,7 @@ def simulate(
 
     Raises ``SimulationFailed`` with the shortest schedule for each thing that was found,
     ``ConfigError`` when nothing of the topology can be simulated, and ``TopologyFailed`` when it
-    fails without any trouble.
+    fails without any fault.
 
     >>> from framework.testing import simulate
     >>> def test_counting() -> None:

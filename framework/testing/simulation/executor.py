@@ -1,4 +1,4 @@
-"""The executors of a simulation: one that lets trouble strike, and one that does not."""
+"""The executors of a simulation: one that lets faults strike, and one that does not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
 from framework.execution.records import AttemptHeader, CommitterState, Record, TaskReport
 from framework.execution.tasks import Addressed, PlannedTopology
-from framework.testing.course import BELOW, Course, Execution, Kept
-from framework.testing.schedule import Kind
-from framework.testing.tasks import CommitTasks, Processed, RowsTaken, process
+from framework.testing.simulation.fault_injector import BELOW, Execution, FaultInjector, Kept
+from framework.testing.simulation.schedule import Kind
+from framework.testing.simulation.tasks import CommitTasks, Processed, RowsTaken, process
 from framework.topology import Topology
 
 #: How much smaller or larger the source's batches become: the divisor, or minus the factor.
@@ -22,8 +22,8 @@ _SIZES = (2, -2, 3, -3)
 class _Executor:
     """What both have in common."""
 
-    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], course: Course) -> None:
-        self._plan, self._course = plan, course
+    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], injector: FaultInjector) -> None:
+        self._plan, self._injector = plan, injector
         self._rows = RowsTaken()
         self._planned = PlannedTopology(plan, conf, self._rows)
 
@@ -40,129 +40,129 @@ class _Executor:
     def cancel(self, header: AttemptHeader) -> None: ...
 
 
-class TroubledExecutor(_Executor):
+class FaultyExecutor(_Executor):
     """The workers of one driver. They die with it."""
 
-    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], course: Course) -> None:
-        super().__init__(plan, conf, course)
+    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], injector: FaultInjector) -> None:
+        super().__init__(plan, conf, injector)
         self._kept: dict[AttemptHeader, Kept] = {}
         self._dead = DeadAttempts()
         self._written: dict[int, Kept] = {}  # by txid, until it is closed
 
     def process(self, job: ProcessingJob) -> PhaseResult:
-        header, course = job.header, self._course
+        header, injector = job.header, self._injector
         txid = header.txid
         if header in self._dead:
             return PhaseResult(DeadAttempts.failure(header, Phase.PROCESSING))
-        course.tell_batch(header, job)
-        if course.take(Kind.WORKER_RESTARTS, txid) is not None:
-            course.memory.restore()
-            course.tell(f"TROUBLE: {Kind.WORKER_RESTARTS.value}")
-        turn = course.turns.next()
+        injector.tell_batch(header, job)
+        if injector.take(Kind.WORKER_RESTARTS, txid) is not None:
+            injector.memory.restore()
+            injector.tell(f"FAULT: {Kind.WORKER_RESTARTS.value}")
+        turn = injector.turns.next()
         done = self._processed(job, turn)
         if done.result.failure is not None:
-            course.tell(f"attempt {header.attempt_id} at transaction {txid} fails: {done.result.failure}")
+            injector.tell(f"attempt {header.attempt_id} at transaction {txid} fails: {done.result.failure}")
             return done.result
-        course.attempts.append(Execution(header, Phase.PROCESSING, done.rows))
+        injector.attempts.append(Execution(header, Phase.PROCESSING, done.rows))
         self._resize(txid)
-        if course.take(Kind.PROCESSING_LOST, txid) is not None:
-            course.tell(f"TROUBLE: {Kind.PROCESSING_LOST.value}")
-            course.memory.restore()
+        if injector.take(Kind.PROCESSING_LOST, txid) is not None:
+            injector.tell(f"FAULT: {Kind.PROCESSING_LOST.value}")
+            injector.memory.restore()
             return _lost("the worker has died")
-        if course.take(Kind.DRIVER_DIES_PROCESSED, txid) is not None:
-            course.die(Kind.DRIVER_DIES_PROCESSED)
+        if injector.take(Kind.DRIVER_DIES_PROCESSED, txid) is not None:
+            injector.die(Kind.DRIVER_DIES_PROCESSED)
         self._kept[header] = Kept(
             header=header, job=job, records=done.records, held=held_rows(self._plan, done.reports), turn=turn
         )
         return done.result
 
     def _processed(self, job: ProcessingJob, turn: int) -> Processed:
-        header, course = job.header, self._course
-        backwards = course.take(Kind.OTHER_ORDER, header.txid) is not None
-        batch = "the same batch again, days later" if course.was_processed(header) else "the batch"
+        header, injector = job.header, self._injector
+        backwards = injector.take(Kind.OTHER_ORDER, header.txid) is not None
+        batch = "the same batch again, days later" if injector.was_processed(header) else "the batch"
         told = f"attempt {header.attempt_id} at transaction {header.txid} processes {batch}"
-        if course.take(Kind.OTHER_PROCESS, header.txid) is not None:
-            done = course.other.process(self._plan, job, seed=course.schedule.seed, turn=turn)
+        if injector.take(Kind.OTHER_PROCESS, header.txid) is not None:
+            done = injector.other.process(self._plan, job, seed=injector.schedule.seed, turn=turn)
             if done is not None:
-                course.tell(f"TROUBLE: {Kind.OTHER_PROCESS.value}, where sets of texts have another order")
-                course.tell(told)
+                injector.tell(f"FAULT: {Kind.OTHER_PROCESS.value}, where sets of texts have another order")
+                injector.tell(told)
                 return done
         if backwards:
-            course.tell(f"TROUBLE: {Kind.OTHER_ORDER.value}, the last one first")
-        course.tell(told)
-        with course.turn(turn):
+            injector.tell(f"FAULT: {Kind.OTHER_ORDER.value}, the last one first")
+        injector.tell(told)
+        with injector.turn(turn):
             return process(self._planned, job, backwards=backwards)
 
     def _resize(self, txid: int) -> None:
-        course = self._course
-        trouble = course.take(Kind.OTHER_SIZE, txid)
-        if trouble is not None:
-            by, source = _SIZES[trouble.pick % len(_SIZES)], course.source
+        injector = self._injector
+        fault = injector.take(Kind.OTHER_SIZE, txid)
+        if fault is not None:
+            by, source = _SIZES[fault.pick % len(_SIZES)], injector.source
             source.take = max(source.take // by, 1) if by > 0 else source.take * -by
-            course.tell(f"TROUBLE: {Kind.OTHER_SIZE.value}: up to {source.take:,} records of each partition")
+            injector.tell(f"FAULT: {Kind.OTHER_SIZE.value}: up to {source.take:,} records of each partition")
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
-        course, txid, kept = self._course, header.txid, self._kept.get(header)
+        injector, txid, kept = self._injector, header.txid, self._kept.get(header)
         if kept is None:
             return _lost("the result is gone")
-        course.next_attempt(txid)
-        if course.take(Kind.DRIVER_DIES_OPENED, txid) is not None:
-            course.die(Kind.DRIVER_DIES_OPENED)
-        tasks = CommitTasks(self._planned, header, kept.records, collapsed=course.schedule.collapsed)
+        injector.next_attempt(txid)
+        if injector.take(Kind.DRIVER_DIES_OPENED, txid) is not None:
+            injector.die(Kind.DRIVER_DIES_OPENED)
+        tasks = CommitTasks(self._planned, header, kept.records, collapsed=injector.schedule.collapsed)
         self._rows.rows = {}
         result = self._committed(tasks, kept)
         if result.failure is not None:
             return result
-        course.attempts.append(Execution(header, Phase.COMMIT, self._rows.rows))
+        injector.attempts.append(Execution(header, Phase.COMMIT, self._rows.rows))
         self._written[txid] = kept
-        if course.take(Kind.ANSWER_LOST, txid) is not None:
-            course.tell(f"TROUBLE: {Kind.ANSWER_LOST.value}")
+        if injector.take(Kind.ANSWER_LOST, txid) is not None:
+            injector.tell(f"FAULT: {Kind.ANSWER_LOST.value}")
             return _lost("the answer is lost")
-        if course.take(Kind.DRIVER_DIES_WRITTEN, txid) is not None:
-            course.die(Kind.DRIVER_DIES_WRITTEN)
-        if course.take(Kind.DRIVER_DIES_DONE, txid) is not None:
-            course.die_after(f"commit-{header}")
+        if injector.take(Kind.DRIVER_DIES_WRITTEN, txid) is not None:
+            injector.die(Kind.DRIVER_DIES_WRITTEN)
+        if injector.take(Kind.DRIVER_DIES_DONE, txid) is not None:
+            injector.die_after(f"commit-{header}")
         return result
 
     def _committed(self, tasks: CommitTasks, kept: Kept) -> PhaseResult:
-        course, header = self._course, tasks.header
-        stops, late = course.take(Kind.COMMIT_STOPS, header.txid), course.take(Kind.TASK_LATE, header.txid)
-        twice = course.take(Kind.TASK_TWICE, header.txid)
-        backwards = course.take(Kind.OTHER_ORDER, header.txid) is not None
+        injector, header = self._injector, tasks.header
+        stops, late = injector.take(Kind.COMMIT_STOPS, header.txid), injector.take(Kind.TASK_LATE, header.txid)
+        twice = injector.take(Kind.TASK_TWICE, header.txid)
+        backwards = injector.take(Kind.OTHER_ORDER, header.txid) is not None
         order = list(reversed(range(len(tasks)))) if backwards else list(range(len(tasks)))
         if backwards:
-            course.tell(f"TROUBLE: {Kind.OTHER_ORDER.value}, the last one first")
+            injector.tell(f"FAULT: {Kind.OTHER_ORDER.value}, the last one first")
         reports: list[TaskReport] = []
         sent: dict[int, list[Addressed]] = {}
         told = f"attempt {header.attempt_id} at transaction {header.txid} commits"
         for turn, task in enumerate(order):
             name = tasks.name(task)
             if stops is not None and turn == stops.pick % len(tasks):
-                course.tell(f"TROUBLE: {Kind.COMMIT_STOPS.value}, before {name} runs")
-                course.memory.restore()
+                injector.tell(f"FAULT: {Kind.COMMIT_STOPS.value}, before {name} runs")
+                injector.memory.restore()
                 return _lost("a worker has died")
             if late is not None and turn == late.pick % len(tasks):
-                course.tell(f"TROUBLE: {Kind.TASK_LATE.value} ({name} of attempt {header.attempt_id})")
-                course.postpone(tasks, task, late.pick // len(tasks))
+                injector.tell(f"FAULT: {Kind.TASK_LATE.value} ({name} of attempt {header.attempt_id})")
+                injector.postpone(tasks, task, late.pick // len(tasks))
                 return _lost("a task hangs")
-            course.tell(f"{told}: {name}")
+            injector.tell(f"{told}: {name}")
             if twice is not None and turn == twice.pick % len(tasks):
                 self._run_task(tasks, task, kept, [])
                 self._rows.rows = {place: rows for place, rows in self._rows.rows.items() if place[1] != task}
-                course.tell(f"TROUBLE: {Kind.TASK_TWICE.value} ({name})")
+                injector.tell(f"FAULT: {Kind.TASK_TWICE.value} ({name})")
             sent[task] = self._run_task(tasks, task, kept, reports)
-        kept.commit_turns[BELOW] = course.turns.next()
-        with course.turn(kept.commit_turns[BELOW]):
+        kept.commit_turns[BELOW] = injector.turns.next()
+        with injector.turn(kept.commit_turns[BELOW]):
             tasks.run_rest([each for task in sorted(sent) for each in sent[task]], reports, backwards=backwards)
         result = tasks.summary(reports, kept.held)
         if result.failure is not None:
-            course.tell(f"attempt {header.attempt_id} at transaction {header.txid} fails: {result.failure}")
+            injector.tell(f"attempt {header.attempt_id} at transaction {header.txid} fails: {result.failure}")
         return result
 
     def _run_task(self, tasks: CommitTasks, task: int, kept: Kept, reports: list[TaskReport]) -> list[Addressed]:
         """Each run has a turn of its own: of two runs of a task, the last one's rows are kept."""
-        kept.commit_turns[task] = self._course.turns.next()
-        with self._course.turn(kept.commit_turns[task]):
+        kept.commit_turns[task] = self._injector.turns.next()
+        with self._injector.turn(kept.commit_turns[task]):
             return tasks.run_task(task, reports)
 
     def cancel(self, header: AttemptHeader) -> None:
@@ -178,15 +178,17 @@ class TroubledExecutor(_Executor):
         releases none of them."""
         for each in sorted(each for each in self._written if each <= txid):
             kept = self._written.pop(each)
-            self._course.closed(kept.header, kept)
+            self._injector.closed(kept.header, kept)
 
 
 class OnceExecutor(_Executor):
     """Processes what was committed, and commits it, once more, in the states of ``topology``. Call
     ``take`` with each."""
 
-    def __init__(self, plan: ExecutionPlan, conf: dict[str, object], course: Course, topology: Topology) -> None:
-        super().__init__(plan, conf, course)
+    def __init__(
+        self, plan: ExecutionPlan, conf: dict[str, object], injector: FaultInjector, topology: Topology
+    ) -> None:
+        super().__init__(plan, conf, injector)
         self._topology = topology
         self._kept: Kept | None = None
         self.attempts: dict[tuple[Phase, int], Execution] = {}
@@ -195,7 +197,7 @@ class OnceExecutor(_Executor):
         """The batch that is next. It is processed for its rows alone: what is committed is what was
         committed before."""
         self._kept, txid = kept, kept.header.txid
-        with self._course.turn(kept.turn):
+        with self._injector.turn(kept.turn):
             done = process(self._planned, kept.job)
         self.attempts[Phase.PROCESSING, txid] = Execution(kept.header, Phase.PROCESSING, done.rows)
 
@@ -203,18 +205,18 @@ class OnceExecutor(_Executor):
         return _lost("nothing is processed here")
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
-        kept, course = self._kept, self._course
+        kept, injector = self._kept, self._injector
         if kept is None:
             return _lost("nothing was taken")
         records = [self._elsewhere(each) for each in kept.records]
-        tasks = CommitTasks(self._planned, header, records, collapsed=course.schedule.collapsed)
+        tasks = CommitTasks(self._planned, header, records, collapsed=injector.schedule.collapsed)
         reports: list[TaskReport] = []
         self._rows.rows = {}
         sent: list[Addressed] = []
         for task in range(len(tasks)):
-            with course.turn(kept.commit_turns[task]):
+            with injector.turn(kept.commit_turns[task]):
                 sent += tasks.run_task(task, reports)
-        with course.turn(kept.commit_turns[BELOW]):
+        with injector.turn(kept.commit_turns[BELOW]):
             tasks.run_rest(sent, reports)
         self.attempts[Phase.COMMIT, header.txid] = Execution(header, Phase.COMMIT, self._rows.rows)
         return tasks.summary(reports, kept.held)

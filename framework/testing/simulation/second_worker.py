@@ -18,10 +18,10 @@ from framework.errors import RatchetError, RetryableError
 from framework.execution.plan import ExecutionPlan
 from framework.execution.ports import ProcessingJob
 from framework.execution.tasks import PlannedTopology
-from framework.testing.clock import Turns
-from framework.testing.memory import WorkerMemory
-from framework.testing.outside import guarded, install_guard
-from framework.testing.tasks import Processed, RowsTaken, process
+from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.external_effects import guarded, install_guard
+from framework.testing.simulation.tasks import Processed, RowsTaken, process
+from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import Topology
 
 _LENGTH = struct.Struct("!Q")
@@ -39,7 +39,7 @@ class _Task:
     turn: int
 
 
-class OtherProcess:
+class SecondWorker:
     """Started when it is first asked. ``failed``: why it cannot be used, or empty."""
 
     def __init__(self, topology: Topology, conf: dict[str, Any], folder: Path, *, connect: bool) -> None:
@@ -83,7 +83,7 @@ class OtherProcess:
         own = os.environ.get("PYTHONHASHSEED")
         other = next(each for each in _HASH_SEEDS if each != own)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from framework.testing.other_process import main; main()"],
+            [sys.executable, "-c", "from framework.testing.simulation.second_worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={

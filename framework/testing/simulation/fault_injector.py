@@ -1,4 +1,4 @@
-"""The course of one schedule: which trouble is still to strike, what has happened so far, and the
+"""The faults of one schedule: which are still to strike, what has happened so far, and the
 clock that user code sees."""
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from framework.execution.plan import Phase
 from framework.execution.ports import ProcessingJob
 from framework.execution.records import AttemptHeader, Record, TaskReport
-from framework.testing.clock import Turns
-from framework.testing.memory import WorkerMemory
-from framework.testing.other_process import OtherProcess
-from framework.testing.outside import guarded
-from framework.testing.sample import Source, shown
-from framework.testing.schedule import Kind, Schedule, Trouble
-from framework.testing.tasks import CommitTasks, RowsSeen
-from framework.testing.threads import DriverDied
+from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.external_effects import guarded
+from framework.testing.simulation.sample import Source, shown
+from framework.testing.simulation.schedule import Fault, Kind, Schedule
+from framework.testing.simulation.second_worker import SecondWorker
+from framework.testing.simulation.tasks import CommitTasks, RowsSeen
+from framework.testing.simulation.virtual_threads import DriverDied
+from framework.testing.simulation.worker_globals import WorkerMemory
 
 #: How many records of a batch are told.
 _RECORDS_SHOWN_MAX = 6
@@ -60,7 +60,7 @@ class _Late:
     moment: str
 
 
-class Course:
+class FaultInjector:
     """``story``: what has happened, line by line. ``attempts``: what they emitted. ``committed``:
     txid -> what was committed."""
 
@@ -70,7 +70,7 @@ class Course:
         source: Source,
         memory: WorkerMemory,
         *,
-        other: OtherProcess,
+        other: SecondWorker,
         folder: Path,
         connect: bool,
     ) -> None:
@@ -81,7 +81,7 @@ class Course:
         self.committed: dict[int, Kept] = {}
         self.turns = Turns(schedule.seed, list(memory.namespaces.values()))
         self._folder, self._connect = folder, connect
-        self._troubles = list(schedule.troubles)
+        self._faults = list(schedule.faults)
         self._late: list[_Late] = []
         self._dies_after = ""  # the thread after whose end the driver dies
         self._told: set[tuple[int, str]] = set()
@@ -89,11 +89,11 @@ class Course:
     def tell(self, line: str) -> None:
         self.story.append(line)
 
-    def take(self, kind: Kind, txid: int) -> Trouble | None:
-        """The trouble of this kind that strikes now, if there is one."""
-        found = next((each for each in self._troubles if each.kind is kind and each.txid == txid), None)
+    def take(self, kind: Kind, txid: int) -> Fault | None:
+        """The fault of this kind that strikes now, if there is one."""
+        found = next((each for each in self._faults if each.kind is kind and each.txid == txid), None)
         if found is not None:
-            self._troubles.remove(found)
+            self._faults.remove(found)
             self.met.append(kind)
         return found
 
@@ -125,7 +125,7 @@ class Course:
 
     def die(self, kind: Kind) -> None:
         """End the driver. Raises ``DriverDied``."""
-        self.tell(f"TROUBLE: {kind.value}")
+        self.tell(f"FAULT: {kind.value}")
         raise DriverDied
 
     def die_after(self, thread: str) -> None:

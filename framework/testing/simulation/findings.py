@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from framework.testing.schedule import Schedule
+from framework.testing.simulation.schedule import Schedule
 
 #: The most lines of a schedule that are shown to a person.
 _STORY_MAX = 40
@@ -87,7 +87,7 @@ class Finding:
             "keeps": list(self.keeps),
             "schedule": list(self.story),
             "records": len(self.schedule.kept),
-            "troubles": [[each.kind.name.lower(), each.txid, each.pick] for each in self.schedule.troubles],
+            "faults": [[each.kind.name.lower(), each.txid, each.pick] for each in self.schedule.faults],
             "advice": self.advice,
             "seed": self.seed,
         }
@@ -95,7 +95,7 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """``schedules``: how many were run. ``met``: trouble -> how often it struck. ``left_out``:
+    """``schedules``: how many were run. ``met``: fault -> how often it struck. ``left_out``:
     component -> why it was not simulated. ``notes``: what was not looked at, and why."""
 
     topology_id: str

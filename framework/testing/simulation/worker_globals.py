@@ -21,7 +21,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
-from framework.testing.outside import Outside
+from framework.testing.simulation.external_effects import Outside
 from framework.topology import Bolt, FencedState, Topology
 from framework.topology.spouts import Spout
 

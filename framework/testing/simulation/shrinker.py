@@ -17,16 +17,16 @@ from framework.errors import ConfigError
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import Phase
 from framework.execution.tasks import PlannedTopology
-from framework.testing.clock import Turns
-from framework.testing.course import Execution, Kept
-from framework.testing.findings import Finding, Report
-from framework.testing.memory import WorkerMemory
-from framework.testing.other_process import OtherProcess
-from framework.testing.outside import guarded, install_guard, outsides_of, struck, unseen_library
-from framework.testing.sample import Sample
-from framework.testing.schedule import Kind, Schedule, Trouble, drawn
-from framework.testing.tasks import RowsTaken, process
-from framework.testing.trial import Outcome, World, Wrong, differing, run_trial
+from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.external_effects import guarded, install_guard, outsides_of, struck, unseen_library
+from framework.testing.simulation.fault_injector import Execution, Kept
+from framework.testing.simulation.findings import Finding, Report
+from framework.testing.simulation.run import Outcome, World, Wrong, differing, simulate_schedule
+from framework.testing.simulation.sample import Sample
+from framework.testing.simulation.schedule import Fault, Kind, Schedule, drawn
+from framework.testing.simulation.second_worker import SecondWorker
+from framework.testing.simulation.tasks import RowsTaken, process
+from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import DataFrameBolt, Topology
 from framework.topology.graph import Component
 from framework.transactions.run import TopologyFailed
@@ -64,7 +64,7 @@ def run_schedules(
     process are replaced while user code runs.
 
     Raises ``ConfigError`` when nothing of the topology can be simulated, and ``TopologyFailed``
-    when the topology fails without any trouble.
+    when the topology fails without any fault.
     """
     with _world(topology, sample, Config.of(config or {}), connect=connect) as world:
         return _Search(world, Report(topology_id=topology.id, seed=seed)).run(schedules, progress)
@@ -76,7 +76,7 @@ def _world(topology: Topology, sample: Sample, config: Config, *, connect: bool)
     place = in_memory if in_memory.is_dir() else None  # a fsync costs nothing there
     with tempfile.TemporaryDirectory(prefix="ratchet-simulate-", dir=place, ignore_cleanup_errors=True) as folder:
         install_guard()
-        other = OtherProcess(topology, config.for_components(), Path(folder), connect=connect)
+        other = SecondWorker(topology, config.for_components(), Path(folder), connect=connect)
         try:
             yield World(
                 topology=topology,
@@ -117,7 +117,7 @@ class _Search:
         self._look_without_trouble()
         for number in range(schedules):
             schedule = drawn(report.seed + number, self._places)
-            outcome = run_trial(self._world, schedule)
+            outcome = simulate_schedule(self._world, schedule)
             report.schedules += 1
             for kind in outcome.met:
                 report.met[kind.name.lower()] = report.met.get(kind.name.lower(), 0) + 1
@@ -132,7 +132,7 @@ class _Search:
             report.notes.append(f"no batch was given to another Python process: {self._world.other.failed}")
         return report
 
-    # --- without trouble --------------------------------------------------------------------------
+    # --- without faults --------------------------------------------------------------------------
 
     def _look_without_trouble(self) -> None:
         """Find out what can be simulated, and what is the same each time."""
@@ -152,7 +152,7 @@ class _Search:
                 report.findings.append(self._shortest(self._calm(), wrong))
             else:
                 world.ignored.add((wrong.broken, wrong.component))
-                report.notes.append(f"{wrong.what} without any trouble, too: it is not compared")
+                report.notes.append(f"{wrong.what} without any fault, too: it is not compared")
         report.notes += [f"{what} is not compared: {why}" for what, why in world.uncompared.items()]
         world.steady = self._steady(outcome)
 
@@ -161,7 +161,7 @@ class _Search:
         return Schedule(seed=self._report.seed, kept=self._places, take=max(-(-longest // 3), 1))
 
     def _possible(self) -> Outcome:
-        """How it goes without trouble, with all components that change nothing outside."""
+        """How it goes without faults, with all components that change nothing outside."""
         world = self._world
         refused: dict[str, str] = {}
 
@@ -171,7 +171,7 @@ class _Search:
         world.left_out = left_out
         while True:
             struck()
-            outcome = run_trial(world, self._calm())
+            outcome = simulate_schedule(world, self._calm())
             tried, failure = struck(), outcome.failure
             if tried is not None and not isinstance(failure, TaskFailure):
                 self._report.notes.append(f"your code {tried}, which was refused")
@@ -229,7 +229,7 @@ class _Search:
     # --- making it short --------------------------------------------------------------------------
 
     def _shortest(self, schedule: Schedule, wrong: Wrong) -> Finding:
-        """Leave out trouble and records, as long as the same thing goes wrong."""
+        """Leave out faults and records, as long as the same thing goes wrong."""
         best, shown = schedule, self._shows(schedule, wrong)
         tries = 0
         for ways in (_smaller, _smallest):
@@ -254,7 +254,7 @@ class _Search:
         return _finding(shown[0], best, shown[1])
 
     def _shows(self, schedule: Schedule, wrong: Wrong) -> tuple[Wrong, Outcome] | None:
-        outcome = run_trial(self._world, schedule)
+        outcome = simulate_schedule(self._world, schedule)
         for each in outcome.wrong:
             if (each.broken, each.component) == (wrong.broken, wrong.component):
                 return each, outcome
@@ -280,10 +280,10 @@ def _finding(wrong: Wrong, schedule: Schedule, outcome: Outcome) -> Finding:
 
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     """Schedules with less in them, the least first."""
-    kept, troubles = schedule.kept, schedule.troubles
+    kept, faults = schedule.kept, schedule.faults
     longest = max(Counter(partition for partition, _ in kept).values())
-    for number in range(len(troubles)):
-        yield replace(schedule, troubles=(*troubles[:number], *troubles[number + 1 :]))
+    for number in range(len(faults)):
+        yield replace(schedule, faults=(*faults[:number], *faults[number + 1 :]))
     size = len(kept) // 2
     while size:
         for first in range(0, len(kept), size):
@@ -298,32 +298,32 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         yield replace(schedule, pending=1)
     if not schedule.collapsed:
         yield replace(schedule, collapsed=True)
-    for number, each in enumerate(troubles):
+    for number, each in enumerate(faults):
         for simpler in _simpler(each):
-            yield replace(schedule, troubles=(*troubles[:number], simpler, *troubles[number + 1 :]))
+            yield replace(schedule, faults=(*faults[:number], simpler, *faults[number + 1 :]))
 
 
 def _smallest(schedule: Schedule) -> Iterator[Schedule]:
-    """Schedules of one record, then of two, each in a batch of its own, with one trouble: what is
+    """Schedules of one record, then of two, each in a batch of its own, with one fault: what is
     left out step by step may end at more than that."""
-    kinds = dict.fromkeys([*(each.kind for each in schedule.troubles), Kind.PROCESSING_LOST, Kind.ANSWER_LOST])
-    picks = dict.fromkeys([0, *(each.pick for each in schedule.troubles)])
-    sizes = len(schedule.kept) if len(schedule.troubles) > 1 else len(schedule.kept) - 1
+    kinds = dict.fromkeys([*(each.kind for each in schedule.faults), Kind.PROCESSING_LOST, Kind.ANSWER_LOST])
+    picks = dict.fromkeys([0, *(each.pick for each in schedule.faults)])
+    sizes = len(schedule.kept) if len(schedule.faults) > 1 else len(schedule.kept) - 1
     for size in range(1, min(sizes, _SMALLEST_MAX) + 1):
         for kept in itertools.combinations(schedule.kept[:_COMBINED_MAX], size):
             for kind, pick, txid in itertools.product(kinds, picks, range(1, size + 1)):
-                troubles = (Trouble(kind, txid, pick),)
-                yield replace(schedule, kept=kept, take=1, pending=1, collapsed=True, troubles=troubles)
+                faults = (Fault(kind, txid, pick),)
+                yield replace(schedule, kept=kept, take=1, pending=1, collapsed=True, faults=faults)
 
 
-def _simpler(trouble: Trouble) -> Iterator[Trouble]:
+def _simpler(fault: Fault) -> Iterator[Fault]:
     kinds = list(Kind)
     for kind in (Kind.PROCESSING_LOST, Kind.ANSWER_LOST):
-        if kinds.index(kind) < kinds.index(trouble.kind):
-            yield Trouble(kind, trouble.txid)
-    if trouble.txid > 1:
-        yield replace(trouble, txid=1)
-        yield replace(trouble, txid=trouble.txid - 1)
-    if trouble.pick:
-        yield replace(trouble, pick=0)
-        yield replace(trouble, pick=trouble.pick // 2)
+        if kinds.index(kind) < kinds.index(fault.kind):
+            yield Fault(kind, fault.txid)
+    if fault.txid > 1:
+        yield replace(fault, txid=1)
+        yield replace(fault, txid=fault.txid - 1)
+    if fault.pick:
+        yield replace(fault, pick=0)
+        yield replace(fault, pick=fault.pick // 2)

@@ -13,8 +13,8 @@ from framework.config import Config
 from framework.core.run import CoreRun, CoreTopologyFailed, submit_core
 from framework.errors import ConfigError
 from framework.execution.choice import LOCAL
-from framework.testing.sample import row_of
-from framework.testing.taps import rows_of_stream, taps_below
+from framework.testing.simulation.probes import probes_below, rows_of_stream
+from framework.testing.simulation.sample import row_of
 from framework.topology import BaseBasicBolt, BaseRichSpout, Component, CoreTopology, Tuple
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.tuples import rows_of
@@ -121,10 +121,10 @@ def _over_lists(
             spout = _ListSpout(each, list(by_spout.get(each.id, ())), again, run)
             each = replace(each, instance=spout, factory=None, parallelism=1)
         components.append(each)
-    return CoreTopology(topology.id, (*components, *taps_below(topology.components, lambda: _Tap(run))))
+    return CoreTopology(topology.id, (*components, *probes_below(topology.components, lambda: _Probe(run))))
 
 
-class _Tap(BaseBasicBolt):
+class _Probe(BaseBasicBolt):
     """Takes down what a component emits."""
 
     def __init__(self, run: str) -> None:

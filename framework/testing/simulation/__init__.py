@@ -1,0 +1,1 @@
+"""A simulator of transactional topologies: seeded schedules of batches and faults."""
