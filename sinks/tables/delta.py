@@ -31,7 +31,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import Fields, Header
-from sinks.tables.folders import is_passing
+from sinks.tables.folders import inner_path, is_passing, remove_file
 from sinks.tables.partitions import NULL_FOLDER, is_moment, is_text, texts_of
 from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
@@ -153,13 +153,23 @@ class DeltaLakeTable(FileTable):
 
     def _files_of(self, table: Any) -> list[DataFile]:
         check_readable(table, self.location)
-        actions = pa.table(table.get_add_actions(flatten=True))
-        paths, rows, sizes = (actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
-        columns = [actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by]
-        partitions = texts_of(columns) if columns else [()] * len(paths)
+        log = self.path / "_delta_log"
+        with self._named_errors():
+            actions = pa.table(table.get_add_actions(flatten=True))
+        try:
+            paths, rows, sizes = (actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
+            columns = [
+                actions.column(f"partition.{name}").cast(self.schema.field(name).type) for name in self.partition_by
+            ]
+            partitions = texts_of(columns) if columns else [()] * len(paths)
+        except (KeyError, pa.ArrowException) as error:
+            raise CorruptStateError(
+                f"{log}: not the files of this table ({error}); restore it from a backup"
+            ) from error
         return [
-            DataFile(unquote(path), *rest) for path, *rest in zip(paths, rows, sizes, partitions, strict=True)
-        ]  # URIs
+            DataFile(inner_path(unquote(inner_path(path, log)), log), *rest)  # paths are URIs
+            for path, *rest in zip(paths, rows, sizes, partitions, strict=True)
+        ]
 
     def files_as_of(self, txid: int) -> list[DataFile]:
         application = self._application(self.read_header())
@@ -213,7 +223,7 @@ class DeltaLakeTable(FileTable):
             )
         removed = [each for each in found if not may_be_open(each, done) and not is_of_another_table(each, self.path)]
         for each in removed:
-            (self.path / each).unlink(missing_ok=True)
+            remove_file(self.path / each, self.path)
         return len(removed)
 
     @contextmanager

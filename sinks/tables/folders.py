@@ -11,7 +11,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,6 +30,11 @@ _PARTS = {"format", "document", "blake2b"}
 #: Old versions of a header to keep: a process may be reading one of them.
 _KEPT = 20
 _DIGITS = 12
+_HEADER = re.compile(r"header-([0-9]{12,18})\.json")
+#: The beginning of a URI.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+#: A document that is larger is none of ours: it would name a million files.
+DOCUMENT_BYTES_MAX = 256 << 20
 #: Errors that pass by themselves, or when there is room again, or when a remote file system answers
 #: again. A missing file may just have been compacted.
 _PASSING = frozenset(
@@ -104,7 +111,7 @@ class HeaderChain:
         try:
             generation = str(found.pop("generation", ""))
             return Header.of_document(found, str(path)), generation
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise CorruptStateError(f"{path}: not a header ({error}); restore it from a backup") from error
 
     def _numbers(self) -> list[int]:
@@ -112,8 +119,7 @@ class HeaderChain:
             names = os.listdir(self._folder)
         except FileNotFoundError:
             return []
-        stems = [name.removeprefix("header-").removesuffix(".json") for name in names if name.startswith("header-")]
-        return sorted(int(stem) for stem in stems if stem.isdigit())
+        return sorted(int(found[1]) for found in map(_HEADER.fullmatch, names) if found is not None)
 
     def _remove_before(self, number: int) -> None:
         for each in self._numbers():
@@ -152,20 +158,76 @@ def overwrite(path: Path, document: Mapping[str, Any]) -> None:
 def read_document(path: Path) -> dict[str, Any]:
     """Read a document. Raises ``FileNotFoundError``, and ``CorruptStateError``, which names the
     file, if the content is not as it was written."""
-    text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        found = json.loads(text)
-        body, checksum = found["document"], found["blake2b"]
+        found = json.loads(_content(path))
+        body, checksum, made = found["document"], found["blake2b"], _checksum(found["document"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptStateError(f"{path}: not a document of Ratchet ({error}); restore it from a backup") from error
     if (form := found.get("format", FORMAT)) != FORMAT:
         raise CorruptStateError(
             f"{path}: document format {form}, and this Ratchet knows {FORMAT}; run the newer version"
         )
-    if checksum != _checksum(body) or found.keys() - _PARTS:
+    if checksum != made or found.keys() - _PARTS or not isinstance(body, dict):
         raise CorruptStateError(f"{path}: its checksum does not match; restore it from a backup")
-    document: dict[str, Any] = body
-    return document
+    return body
+
+
+def _content(path: Path) -> str:
+    """The text of a file. Raises ``CorruptStateError`` for what is no plain file: a pipe would be
+    waited for, and a device has no end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > DOCUMENT_BYTES_MAX:
+            raise CorruptStateError(f"{path}: not a document of Ratchet, by its kind or size; restore it from a backup")
+        with open(handle, encoding="utf-8", errors="replace", closefd=False) as file:
+            return file.read(DOCUMENT_BYTES_MAX)
+    finally:
+        os.close(handle)
+
+
+def inner_path(path: object, where: object) -> str:
+    """The path of a file below the table's folder, as a document names it. Raises
+    ``CorruptStateError`` for one that leads elsewhere: the table has no right to what is there."""
+    try:
+        text = os.fsencode(path).decode(errors="surrogateescape") if isinstance(path, str) else ""
+    except UnicodeEncodeError:
+        text = ""
+    if not text or "\0" in text or text.startswith("/") or ".." in text.split("/") or _SCHEME.match(text):
+        raise CorruptStateError(
+            f"{where}: it names the file {str(path)[:200]!r}, which is not in the table's folder; restore it from a backup"
+        )
+    return text
+
+
+def check_no_link(path: Path) -> None:
+    """Raise ``CorruptStateError`` for a folder or file of Ratchet's own that is a link: files
+    elsewhere would be taken for the table's, and changed or removed."""
+    if path.is_symlink():
+        raise CorruptStateError(f"{path}: it is a link, and Ratchet made none; remove it, and restore what it replaced")
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Raise ``CorruptStateError`` when links lead from a path in the table's folder to another
+    place."""
+    if not f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(folder)}/"):
+        raise CorruptStateError(
+            f"{path}: a link leads out of the table's folder; remove it, and restore what it replaced"
+        )
+
+
+def check_data_file(path: Path, folder: Path) -> None:
+    """Raise ``CorruptStateError`` for a data file that is elsewhere, or no plain file: a pipe would
+    be waited for. Raises ``FileNotFoundError``."""
+    check_inside(path, folder)
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CorruptStateError(f"{path}: not a plain file; restore it from a backup")
+
+
+def remove_file(path: Path, folder: Path) -> None:
+    """Remove a file of a table, if it is there. Raises as ``check_inside``."""
+    check_inside(path.parent, folder)
+    path.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -182,7 +244,7 @@ def link(source: Path, path: Path) -> None:
     the file has neither."""
     with suppress(FileExistsError):
         try:
-            os.link(source, path)
+            os.link(source, path, follow_symlinks=False)
         except FileNotFoundError:
             if not path.exists():
                 raise

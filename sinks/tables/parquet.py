@@ -41,7 +41,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from framework.errors import (
     ConfigError,
@@ -55,12 +55,15 @@ from framework.errors import (
 from framework.topology import FORMER, REBUILT, Header, Stamp
 from sinks.places import somebody_elses
 from sinks.tables.folders import (
+    check_inside,
+    check_no_link,
     discard,
     link,
     make_folder,
     named_errors,
     overwrite,
     read_document,
+    remove_file,
     sync,
     write_once,
 )
@@ -124,6 +127,7 @@ class ParquetTable(FileTable):
         with named_errors(self.path):
             for each, path in names:
                 target = self.path / path
+                check_inside(target.parent, self.path)
                 make_folder(target.parent)
                 try:
                     link(folder / Path(each.path).name, target)
@@ -203,7 +207,7 @@ class ParquetTable(FileTable):
         former = self._former()
         if former is None:
             raise CorruptStateError(f"{self.location} has no former files")
-        return Header.of_document(former["header"], self.location)
+        return former.header
 
     def check_exchange(self, topology_id: str) -> None:
         other = self._beside(REBUILT)
@@ -302,9 +306,9 @@ class ParquetTable(FileTable):
             kept = {each.path for each in self._of_now().files()}
             gone = self._kept_paths() - kept
             (self._folder / f"former-{self._chain.generation()}.json").unlink(missing_ok=True)
-            discard(self._manifests_of(former["generation"]))
+            discard(self._manifests_of(former.generation))
             for path in gone:
-                (self.path / path).unlink(missing_ok=True)
+                remove_file(self.path / path, self.path)
         return True
 
     def _of_now(self) -> ParquetTable:
@@ -391,14 +395,14 @@ class ParquetTable(FileTable):
         with self._one_at_a_time():
             self._show_what_counts(self.read_header().done - 1)
             now, notes = time.time(), self._folder / "unnamed.json"
-            before = read_document(notes)["since"] if notes.exists() else {}
+            before = _since(notes)
             live = [(each.path, str(self._shown(each))) for each in self.files()]
             found = self._contents() | {str(path) for path in self._parquet_files()}
             found -= {*chain.from_iterable(live), *self._kept_paths()}
             since = {path: before.get(path, now) for path in found if not spared(path)}
             gone = {path for path, first in since.items() if now - first >= older_than_s}
             for path in gone:
-                (self.path / path).unlink(missing_ok=True)
+                remove_file(self.path / path, self.path)
             overwrite(notes, {"since": {path: first for path, first in since.items() if path not in gone}})
             return len(gone)
 
@@ -443,7 +447,7 @@ class ParquetTable(FileTable):
         with named_errors(self.path):
             for each in links:
                 if (self.path / _FILES / each.stem).exists():  # otherwise it is no link, but the file
-                    (self.path / each).unlink(missing_ok=True)
+                    remove_file(self.path / each, self.path)
 
     def _contents(self) -> set[str]:
         """The paths of the data files, those of earlier versions left out."""
@@ -466,23 +470,35 @@ class ParquetTable(FileTable):
 
     @property
     def _lock(self) -> Path:
-        return self._folder / "compact.lock"
+        path = self._folder / "compact.lock"
+        check_no_link(path)
+        if path.exists() and not path.is_file():
+            raise CorruptStateError(f"{path}: not a plain file; remove it")
+        return path
 
     @property
     def _manifests(self) -> Path:
         former = self._former() if self._place == FORMER else None
-        return self._manifests_of(self._chain.generation() if former is None else former["generation"])
+        return self._manifests_of(self._chain.generation() if former is None else former.generation)
 
     def _manifests_of(self, generation: str) -> Path:
-        return self.path / (f"_manifest.{generation}" if generation else "_manifest")
+        found = self.path / (f"_manifest.{generation}" if generation else "_manifest")
+        if _FOLDER.fullmatch(found.name) is None or found.parent != self.path:
+            raise CorruptStateError(f"{self.location}: {generation!r} is no generation; restore {self._folder}")
+        check_no_link(found)
+        return found
 
-    def _former(self) -> dict[str, Any] | None:
+    def _former(self) -> _Former | None:
         """What counted before this generation; None: this is the first one, or the former one is
         removed."""
+        path = self._folder / f"former-{self._chain.generation()}.json"
         try:
-            return read_document(self._folder / f"former-{self._chain.generation()}.json")
+            found = read_document(path)
+            return _Former(Header.of_document(found["header"], str(path)), str(found["generation"]))
         except FileNotFoundError:
             return None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptStateError(f"{path}: not what a rebuild leaves ({error}); restore it from a backup") from error
 
     def _live(self) -> list[_Manifest]:
         """The manifests that count, in the order of their txids."""
@@ -499,8 +515,25 @@ class ParquetTable(FileTable):
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
 
 
+class _Former(NamedTuple):
+    """What counted before a rebuild: its header, and the generation of its manifests."""
+
+    header: Header
+    generation: str
+
+
 class _Busy(RetryableError):
     """Another process compacts or rebuilds the table."""
+
+
+def _since(notes: Path) -> dict[str, float]:
+    """Since when data files are in no manifest, as the last vacuum noted."""
+    if not notes.exists():
+        return {}
+    since = read_document(notes).get("since")
+    if not isinstance(since, dict) or not all(isinstance(each, (int, float)) for each in since.values()):
+        raise CorruptStateError(f"{notes}: not what a vacuum notes; remove the file")
+    return since
 
 
 def _counting(found: Sequence[_Manifest]) -> list[_Manifest]:

@@ -62,7 +62,19 @@ from framework.topology import (
 )
 from framework.topology.canonical import comparable, python_values
 from sinks.places import check_can_be_made
-from sinks.tables.folders import HeaderChain, discard, make_folder, named_errors, overwrite, read_document, sync
+from sinks.tables.folders import (
+    HeaderChain,
+    check_data_file,
+    check_inside,
+    check_no_link,
+    discard,
+    inner_path,
+    make_folder,
+    named_errors,
+    overwrite,
+    read_document,
+    sync,
+)
 from sinks.tables.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
 
 if TYPE_CHECKING:
@@ -116,13 +128,18 @@ class FileTableShape:
             found = read_document(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if found.get("format", 1) > _FORMAT:
+        if found.get("format", 1) not in range(1, _FORMAT + 1):
             raise CorruptStateError(
-                f"{path}: format {found['format']}, and this Ratchet knows {_FORMAT}; install a later one"
+                f"{path}: format {found['format']!r}, and this Ratchet knows {_FORMAT}; install a later one"
             )
         kind = found.get("kind", "DeltaLakeTable" if (folder / "_delta_log").is_dir() else "ParquetTable")
-        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
-        return FileTableShape(kind, schema, tuple(found["partition_by"]))
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+            partition_by = tuple(found["partition_by"])
+            check_partitioning(schema, partition_by, str(path))
+        except (KeyError, TypeError, ValueError, OSError, pa.ArrowException, TopologyError) as error:
+            raise CorruptStateError(f"{path}: not the shape of a table ({error}); restore it from a backup") from error
+        return FileTableShape(kind, schema, partition_by)
 
 
 class FileTable(FencedState):
@@ -274,6 +291,7 @@ class FileTable(FencedState):
         """Where a data file is written, and the path under which it is recorded: in the folder of
         its partition, or in ``folder``, one of Ratchet's own. The place's folder is made."""
         path = self.path / folder_of(self.partition_by, partition) / f"{name}.parquet"
+        check_inside(path.parent, self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path, str(path.relative_to(self.path))
 
@@ -412,6 +430,7 @@ class FileTable(FencedState):
         form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
         fragments = []
         for each in files:
+            check_data_file(self.path / each.path, self.path)
             try:
                 known = expression_of(shape.schema, shape.partition_by, each.partition)
             except (pa.ArrowInvalid, ValueError) as error:
@@ -425,18 +444,23 @@ class FileTable(FencedState):
         """The files that a document of this table lists. Raises ``FileNotFoundError`` and
         ``CorruptStateError``."""
         try:
-            return [self._file_of(*entry) for entry in read_document(document)["files"]]
-        except (KeyError, TypeError) as error:
+            return [self._file_of(document, *entry) for entry in read_document(document)["files"]]
+        except (KeyError, TypeError, ValueError) as error:
             raise CorruptStateError(f"{document}: not a list of files ({error}); restore it from a backup") from error
 
-    def _file_of(self, path: str, rows: int, size: int, partition: Sequence[str | None] | None = None) -> DataFile:
+    def _file_of(
+        self, document: Path, name: str, rows: int, size: int, partition: Sequence[str | None] | None = None
+    ) -> DataFile:
+        path = inner_path(name, document)
         found = tuple(partition) if partition is not None else texts_in(path, self.partition_by)
         if found is None:
             raise CorruptStateError(
                 f"{self.path / path} has no values of {list(self.partition_by)}: an earlier version lost them when it compacted "
                 "the table; build the table anew from its source"
             )
-        return DataFile(path, rows, size, found)
+        if len(found) != len(self.partition_by) or not all(each is None or isinstance(each, str) for each in found):
+            raise ValueError(f"{path} is in the partition {found}")
+        return DataFile(path, int(rows), int(size), found)
 
     @abstractmethod
     def files_as_of(self, txid: int) -> list[DataFile]:
@@ -527,6 +551,10 @@ class FileTable(FencedState):
 
     @property
     def _chain(self) -> HeaderChain:
+        own = [self.path / each for each in sorted(self.own_names)]
+        inner = [self._folder / each for each in ("pending", "files")]
+        for path in (*own, *inner):
+            check_no_link(path)
         return HeaderChain(self._folder, self.location)
 
     def _pending(self, header: Header) -> Path:
