@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from framework.execution.spark.batches import SparkExecutor
-from framework.execution.spark.resident import ResidentTask, Work
+from framework.execution.spark.batch_executor import SparkExecutor
+from framework.execution.spark.resident_task import ResidentTask, Work
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import TopologyDocuments
 from spouts.kafka.planner import KafkaPlanner

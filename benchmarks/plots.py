@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts import PARTS
-from framework.observe.plots import picture
+from framework.observe.history_plot import picture
 
 #: Latencies beyond this are counted, not drawn.
 SHOWN_TO_MS = 100

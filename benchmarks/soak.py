@@ -34,7 +34,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
-from framework.observe.plots import picture
+from framework.observe.history_plot import picture
 from integration import EmbeddedServers
 from integration.spark import descendants
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter

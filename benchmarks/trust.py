@@ -18,8 +18,8 @@ from framework import Topology, submit
 from framework.config import Config
 from framework.coordination.configured import store_of
 from framework.coordination.store import CoordinationStore
-from framework.transactions.explain import explain
-from framework.transactions.rebuild import rebuild
+from framework.inspect.explain import explain
+from framework.inspect.rebuild import rebuild
 from integration import EmbeddedServers
 
 #: Messages a second that come while a state is rebuilt.

@@ -4,6 +4,8 @@ from framework.config import Config
 from framework.core.reader import TopologyState
 from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
+from framework.inspect.find_poison import Poison, find_poison
+from framework.inspect.read import Snapshot, StateSnapshot, read
 from framework.submission import submit
 from framework.topology import (
     ArrowBolt,
@@ -43,9 +45,7 @@ from framework.topology import (
     TransactionAttempt,
     Tuple,
 )
-from framework.transactions.poison import Poison, find_poison
 from framework.transactions.run import Run, TopologyFailed
-from framework.transactions.snapshot import Snapshot, StateSnapshot, read
 from framework.transactions.status import RunStatus
 
 __all__ = [

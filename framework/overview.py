@@ -9,10 +9,10 @@ from typing import Any
 from framework.coordination import CoordinationStore
 from framework.coordination.presence import LiveDriver, read_drivers
 from framework.core.checkpoints import CheckpointRecord
-from framework.core.stateful_run import read_record
+from framework.core.leader_loop import read_record
 from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
-from framework.observe.standing import trouble_in, waits
+from framework.observe.health import trouble_in, waits
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction
 
 

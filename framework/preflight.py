@@ -14,7 +14,7 @@ from typing import Union
 from framework.clients.java import find_java
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
-from framework.core.stateful_run import check_stateful, stateful_components
+from framework.core.leader_loop import check_stateful, stateful_components
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
 from framework.execution.choice import SPARK, checked_executor
 from framework.execution.failures import USER_ERRORS, in_users_words
@@ -36,8 +36,8 @@ from framework.topology import (
 )
 from framework.transactions.documents import committed_txid, differences_to_state
 from framework.transactions.first_records import first_rows
-from framework.transactions.keeping import history_target
-from framework.transactions.sources import ImmutableSource, planner_of
+from framework.transactions.history_archive import history_target
+from framework.transactions.spout_planners import ImmutableSource, planner_of
 
 Check = Callable[[], str]
 AnyTopology = Union[Topology, CoreTopology]

@@ -15,7 +15,7 @@ from framework.execution.choice import LOCAL, SPARK, checked_executor
 from framework.execution.plan import check_pickles
 from framework.observe.logs import get_logger
 from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
-from framework.transactions.keeping import history_target
+from framework.transactions.history_archive import history_target
 from framework.transactions.reset import reset_positions
 from framework.transactions.run import Run
 
@@ -140,7 +140,7 @@ def submit(
 def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], config: Config) -> BatchExecutor:
     if name == LOCAL:
         return LocalExecutor(plan, conf)
-    from framework.execution.spark.batches import SparkExecutor  # only runs that use Spark load it
+    from framework.execution.spark.batch_executor import SparkExecutor  # only runs that use Spark load it
 
     return SparkExecutor(
         plan,

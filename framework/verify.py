@@ -1,8 +1,8 @@
 """Entry point of ``python -m framework.verify``, and ``verify`` for programs."""
 
 from framework.commands.verify import app
-from framework.transactions.audit import VerifyReport, verify
-from framework.transactions.recompute import Unverifiable
+from framework.inspect.recompute import Unverifiable
+from framework.inspect.verify import VerifyReport, verify
 
 __all__ = ["Unverifiable", "VerifyReport", "verify"]
 

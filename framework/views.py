@@ -14,7 +14,7 @@ from framework.coordination.transactional_state import TransactionalState
 from framework.observe import TransactionRecord
 from framework.overview import TopologyOverview, read_topologies, read_topology
 from framework.transactions.documents import META, read_transaction
-from framework.transactions.history import HistoryReader
+from framework.transactions.history_reader import HistoryReader
 from framework.ui import view
 
 #: As ``Topology.outline`` writes an input.

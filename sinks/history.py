@@ -27,7 +27,7 @@ import pyarrow as pa
 from framework.errors import ConfigError, CorruptStateError, StaleWriterError
 from framework.observe.journal import TransactionRecord
 from framework.topology import Fields, Header, OpenCommit
-from framework.transactions.keeping import HistoryTarget, KeptRecord
+from framework.transactions.history_archive import HistoryTarget, KeptRecord
 from sinks.backends.backend import Key, MapBackend, Row
 from sinks.backends.sqlite import SqliteBackend
 

@@ -9,7 +9,7 @@ import pytest
 
 from framework import Config, Fields
 from framework.errors import ConfigError, RatchetError
-from framework.observe.plots import picture
+from framework.observe.history_plot import picture
 from framework.paths import local_path
 from framework.state.lmdb import LmdbKeyValueStateProvider
 from framework.testing.simulation.sample import read_sample

@@ -13,10 +13,10 @@ from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_able, printable, shortened, text_of
+from framework.inspect.explain import Cause, Explanation, Step, explain
+from framework.inspect.recompute import Unverifiable
 from framework.observe import configure_logging
 from framework.topology import SourceRecord
-from framework.transactions.explain import Cause, Explanation, Step, explain
-from framework.transactions.recompute import Unverifiable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

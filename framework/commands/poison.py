@@ -13,9 +13,9 @@ from framework.commands.options import ConfigFile, Overrides, TopologyName
 from framework.config import Config
 from framework.coordination import store_of
 from framework.errors import ConfigError
+from framework.inspect.find_poison import find_poison
 from framework.observe import configure_logging
 from framework.topology import CoreTopology, Topology
-from framework.transactions.poison import find_poison
 
 app = typer.Typer(pretty_exceptions_enable=False)
 

@@ -16,8 +16,8 @@ from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_able, printable, shortened
 from framework.errors import ConfigError, escaped
+from framework.inspect.read import Snapshot, StateSnapshot, read
 from framework.observe import configure_logging
-from framework.transactions.snapshot import Snapshot, StateSnapshot, read
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -15,9 +15,9 @@ from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName, Yes
 from framework.commands.values import json_able
+from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, rebuild
+from framework.inspect.recompute import Unverifiable
 from framework.observe import configure_logging
-from framework.transactions.rebuild import RebuildProgress, RebuildReport, clean, rebuild
-from framework.transactions.recompute import Unverifiable
 
 #: Seconds from one line of progress to the next.
 PROGRESS_S = 2.0

@@ -18,9 +18,7 @@ from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyNa
 from framework.commands.values import json_able, shortened
 from framework.errors import ConfigError
 from framework.execution import TaskFailure
-from framework.observe import configure_logging
-from framework.topology import Change, Topology
-from framework.transactions.replay import (
+from framework.inspect.replay import (
     CodeDifference,
     ReplayedState,
     ReplayReport,
@@ -29,6 +27,8 @@ from framework.transactions.replay import (
     plan_to_replay,
     replay,
 )
+from framework.observe import configure_logging
+from framework.topology import Change, Topology
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -26,7 +26,7 @@ from framework.config import HIDDEN, Config, shown_value
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
 from framework.execution.choice import SPARK
-from framework.execution.garbage import collect_rarely
+from framework.execution.gc_tuning import collect_rarely
 from framework.observe import configure_logging
 from framework.observe.logs import get_logger
 from framework.preflight import has_run, preflight

@@ -31,9 +31,9 @@ from framework.commands.options import ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_text
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
+from framework.core.leader_loop import forget_state, restore_state
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
-from framework.core.stateful_run import forget_state, restore_state
 from framework.errors import ConfigError, CorruptStateError, TopologyError
 from framework.paths import local_path
 from framework.state.serialization import Serializer

@@ -20,12 +20,12 @@ from framework.commands.values import made_by_line
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError
+from framework.inspect.rebuild import read_exchanges
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
 from framework.observe.journal import RECORDS_MAX
 from framework.overview import TopologyOverview, read_topologies, read_topology
 from framework.transactions.documents import read_history, read_incarnation, read_transaction
-from framework.transactions.keeping import history_target
-from framework.transactions.rebuild import read_exchanges
+from framework.transactions.history_archive import history_target
 
 #: How often ``status --watch`` looks: as often as drivers tell.
 _WATCH_S = 2.0
@@ -143,7 +143,7 @@ def _show_exchanges(store: CoordinationStore, topology: str, *, as_json: bool) -
 
 
 def _plot(records: list[TransactionRecord], file: Path, topology: str, as_json: bool) -> None:
-    from framework.observe.plots import plot_history  # loads the library of plots
+    from framework.observe.history_plot import plot_history  # loads the library of plots
 
     failed = plot_history(records, file, topology)
     if as_json:

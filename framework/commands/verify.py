@@ -11,9 +11,9 @@ from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_able
+from framework.inspect.recompute import Unverifiable
+from framework.inspect.verify import verify
 from framework.observe import configure_logging
-from framework.transactions.audit import verify
-from framework.transactions.recompute import Unverifiable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

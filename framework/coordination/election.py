@@ -14,7 +14,7 @@ from framework.coordination.steps import Steps
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import ConfigError, LeadershipLostError, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger
-from framework.observe.waits import Waits
+from framework.observe.wait_log import Waits
 
 _log = get_logger()
 

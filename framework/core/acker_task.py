@@ -8,8 +8,8 @@ import numpy as np
 
 from framework.acking.ledger import NO_IDS, Ids, LedgerPart, Roots
 from framework.acking.table import TreeTable
-from framework.core.budget import Budget
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
+from framework.core.flow_control import Budget
 from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
 
 

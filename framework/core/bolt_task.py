@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from framework.core.basic_collector import BasicCollector, Rows
-from framework.core.budget import Budget
 from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class
+from framework.core.flow_control import Budget
 from framework.core.outcome import Surroundings
 from framework.core.roots_column import at_most_one, flat_roots, roots_of, tracked_edges, trees_among
 from framework.core.rounds import ErrorKind
@@ -22,7 +22,7 @@ from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
-from framework.topology.core import Anchors
+from framework.topology.rich_components import Anchors
 from framework.topology.tuples import SYSTEM_COMPONENT, TICK_STREAM, rows_of
 
 _NO_FIELDS = Fields()

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.acking.ledger import EdgeIds, Ids
-from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, CheckpointReport
+from framework.core.flow_control import Budget
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
 from framework.core.roots_column import (
     edges_of,

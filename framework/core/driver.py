@@ -24,10 +24,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from framework.acking.ledger import origin_of
-from framework.core.budget import Share
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.event_times import EventTimes, Marks
+from framework.core.flow_control import Share
 from framework.core.plan import CorePlan
 from framework.core.rounds import (
     ComponentError,
@@ -43,7 +43,7 @@ from framework.core.rounds import (
 )
 from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
-from framework.observe.figures import CoreFigures, CoreFiguresBuilder
+from framework.observe.counters import CoreFigures, CoreFiguresBuilder
 from framework.observe.logs import get_logger
 from framework.observe.rate import RecentRate
 

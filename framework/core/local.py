@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from framework.core.home import Home
 from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundRecord, walk_round
+from framework.core.task_worker import Home
 
 
 class LocalRounds:

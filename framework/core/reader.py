@@ -10,8 +10,8 @@ from typing import Any
 from framework.config import Config
 from framework.coordination import CoordinationStore
 from framework.core.checkpoints import CheckpointRecord, Layout, other_store
+from framework.core.leader_loop import read_record, shared_provider, stateful_components
 from framework.core.rescaling import Entry, namespace_of, task_of_key
-from framework.core.stateful_run import read_record, shared_provider, stateful_components
 from framework.errors import ConfigError
 from framework.state.expiry import ExpiringState
 from framework.state.serialization import Serializer

@@ -18,8 +18,8 @@ from framework.core.checkpoints import CheckpointAction, CheckpointMarker, Check
 from framework.core.event_times import Marks, Newest, Unread
 from framework.errors import RetryableError, reason_of
 from framework.execution.failures import FailureKind, kind_of, trace_of
-from framework.execution.levels import walk
-from framework.execution.records import Piece
+from framework.execution.messages import Piece
+from framework.execution.stages import walk
 from framework.operators.watermarks import Source
 
 #: The most tuples that a spout task gives in one round, so that rounds stay short.

@@ -10,16 +10,16 @@ from framework.coordination import CoordinationStore
 from framework.coordination.presence import Presence
 from framework.core.driver import RoundDriver
 from framework.core.event_times import paths_of
+from framework.core.leader_loop import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
 from framework.core.rounds import ComponentError, ErrorKind, RoundExecutor
-from framework.core.stateful_run import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.status import CoreStatus
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
 from framework.execution.choice import LOCAL, checked_executor
 from framework.execution.failures import FailureKind
 from framework.execution.plan import check_pickles, plan_execution
-from framework.observe.running import RunningThread
+from framework.observe.run_thread import RunningThread
 from framework.topology import BaseRichSpout, Bolt, CoreTopology
 
 if TYPE_CHECKING:

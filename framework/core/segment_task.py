@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.bolt_task import BoltTask
-from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker
 from framework.core.component_task import ComponentTask
+from framework.core.flow_control import Budget
 from framework.core.outcome import Outcome
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport, TreeOutcomes
@@ -22,8 +22,8 @@ from framework.core.spout_task import Origins, SpoutTask
 from framework.core.stateful_bolt_task import Follows, StatefulBoltTask
 from framework.errors import InvariantViolation
 from framework.execution.failures import USER_ERRORS
+from framework.execution.messages import Piece, decode_batch, encode_batch
 from framework.execution.plan import Edge, Phase, Segment
-from framework.execution.records import Piece, decode_batch, encode_batch
 from framework.execution.tasks import PlannedTopology, arrival
 from framework.topology import StateProvider
 

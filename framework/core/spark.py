@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from framework.core.home_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
-from framework.core.home_process import ensure_home
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord, RoundReport
+from framework.core.worker_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
+from framework.core.worker_process import ensure_home
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Credentials
 from framework.execution.spark.certificate import new_certificate
-from framework.execution.spark.rounds import SparkJobs
+from framework.execution.spark.jobs import SparkJobs
 from framework.observe.logs import get_logger
 
 _log = get_logger()

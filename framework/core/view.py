@@ -10,7 +10,7 @@ from framework.coordination.others import Drivers
 from framework.coordination.store import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.status import CoreStatus
-from framework.observe.standing import trouble_in, waits
+from framework.observe.health import trouble_in, waits
 from framework.topology import CoreTopology
 from framework.ui import view
 

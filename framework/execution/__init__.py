@@ -3,9 +3,9 @@ executors."""
 
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
+from framework.execution.messages import AttemptHeader
 from framework.execution.plan import ExecutionPlan, Phase, plan_execution
 from framework.execution.ports import BatchExecutor, PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader
 
 __all__ = [
     "AttemptHeader",

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from framework.execution.collapsed import Frames, expected_reports, run_commit, run_processing
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
+from framework.execution.messages import AttemptHeader, Record, TaskReport
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import (
     DeadAttempts,
@@ -19,12 +19,12 @@ from framework.execution.ports import (
     seeds,
     summarise,
 )
-from framework.execution.records import AttemptHeader, Record, TaskReport
+from framework.execution.single_task import Frames, expected_reports, run_commit, run_processing
 from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
 
 if TYPE_CHECKING:
-    from framework.execution.spark.frames import SqlFrames
+    from framework.execution.spark.dataframes import SqlFrames
 
 
 class LocalExecutor:
@@ -42,7 +42,7 @@ class LocalExecutor:
         """Start Spark SQL when there are DataFrame bolts, which need it in this process too.
         Otherwise do nothing."""
         if self._topology.plan.frame_outputs:
-            from framework.execution.spark.frames import SqlFrames  # only runs that need Spark load it
+            from framework.execution.spark.dataframes import SqlFrames  # only runs that need Spark load it
 
             self._sql = SqlFrames.in_this_process(self._topology)
             self._frames = self._sql.of_rows

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.messages import AttemptHeader, Seed, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
-from framework.execution.records import AttemptHeader, Seed, TaskReport
 from framework.topology.spouts import ReadCounts, TransactionalSpout
 
 #: The only partition in the plans of a general ``TransactionalSpout``. Its entry is ``{"txid": ..,

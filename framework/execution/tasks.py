@@ -23,9 +23,7 @@ from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
-from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
-from framework.execution.ports import DeadAttempts, TaskWatcher
-from framework.execution.records import (
+from framework.execution.messages import (
     AttemptHeader,
     CommitterState,
     Control,
@@ -38,6 +36,8 @@ from framework.execution.records import (
     decode_batch,
     encode_batch,
 )
+from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
+from framework.execution.ports import DeadAttempts, TaskWatcher
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from framework.observe.figures import FiguresBuilder, TransactionFigures
+from framework.observe.counters import FiguresBuilder, TransactionFigures
 from framework.observe.rate import RecentRate
 
 #: Events kept. A transaction without failures makes four.

@@ -39,9 +39,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from framework.errors import ConfigError
-from framework.observe.figures import CoreFigures, Distribution, TransactionFigures
+from framework.observe.counters import CoreFigures, Distribution, TransactionFigures
+from framework.observe.health import is_ready
 from framework.observe.hosts import AllowedHosts
-from framework.observe.standing import is_ready
 
 #: So many partitions have figures of their own, those with the greatest lag first: five series
 #: each are what Prometheus stores easily. ``ratchet_lag_records`` covers all of them.

@@ -40,7 +40,7 @@ from urllib.parse import urlsplit
 
 from framework.errors import ConfigError
 from framework.observe.journal import ATTEMPTS_KEPT, AttemptRecord
-from framework.observe.waits import Waits
+from framework.observe.wait_log import Waits
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

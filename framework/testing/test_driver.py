@@ -22,9 +22,11 @@ from framework.coordination.store import MemoryStore
 from framework.errors import ConfigError, InvariantViolation
 from framework.execution import LocalExecutor, plan_execution
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.messages import AttemptHeader
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader
+from framework.inspect.read import read
+from framework.inspect.sandbox import shadow_of
 from framework.observe.logs import no_logs
 from framework.testing.simulation.external_effects import outsides_of
 from framework.testing.simulation.probes import probes_below, rows_of_stream
@@ -36,8 +38,6 @@ from framework.topology.bolts import DEFAULT_STREAM
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
 from framework.transactions.run import TopologyFailed
-from framework.transactions.shadow import shadow_of
-from framework.transactions.snapshot import read
 
 #: Records of each partition in a batch.
 TAKE = 100

@@ -18,7 +18,6 @@ from framework.topology.bolts import (
 )
 from framework.topology.builder import Topology, TransactionalTopologyBuilder
 from framework.topology.context import TopologyContext
-from framework.topology.core import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.core_builder import CoreTopology, TopologyBuilder
 from framework.topology.fencing import (
     FORMER,
@@ -38,7 +37,8 @@ from framework.topology.fencing import (
 from framework.topology.fields import Fields
 from framework.topology.graph import Component, Graph, Subscription
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
-from framework.topology.reading import HeldFile, StateReading
+from framework.topology.rich_components import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
+from framework.topology.snapshots import HeldFile, StateReading
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, OutputFieldsDeclarer
-from framework.topology.core import BaseRichBolt
 from framework.topology.fencing import FencedState, ValueType
 from framework.topology.graph import (
     BoltDeclarer,
@@ -23,6 +22,7 @@ from framework.topology.graph import (
     valid_id,
 )
 from framework.topology.hashing import ALGORITHM
+from framework.topology.rich_components import BaseRichBolt
 from framework.topology.signatures import check_signatures
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from framework.errors import TopologyError
 from framework.topology.bolts import BaseBasicBolt, Bolt, OutputFieldsDeclarer
-from framework.topology.core import BaseRichBolt, BaseRichSpout
 from framework.topology.graph import (
     BoltDeclarer,
     Bolts,
@@ -18,6 +17,7 @@ from framework.topology.graph import (
     in_order,
     valid_id,
 )
+from framework.topology.rich_components import BaseRichBolt, BaseRichSpout
 from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spouts import DEAD_LETTER_STREAM
 from framework.topology.stateful import BaseStatefulBolt

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError
 
 if TYPE_CHECKING:
-    from framework.topology.reading import StateReading
+    from framework.topology.snapshots import StateReading
 
 FORMAT = 1
 #: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and

@@ -11,7 +11,6 @@ from typing import Any, Union
 
 from framework.errors import TopologyError
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, Committer, Input, OutputFieldsDeclarer
-from framework.topology.core import BaseRichSpout
 from framework.topology.fencing import FencedState
 from framework.topology.fields import Fields
 from framework.topology.groupings import (
@@ -24,6 +23,7 @@ from framework.topology.groupings import (
     PartialKeyGrouping,
     ShuffleGrouping,
 )
+from framework.topology.rich_components import BaseRichSpout
 from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spouts import Spout
 

@@ -23,8 +23,8 @@ from framework.errors import TopologyError
 from framework.operators.watermarks import Reading, Source
 from framework.topology.bolts import Input
 from framework.topology.context import TopologyContext
-from framework.topology.core import BaseRichBolt, BaseRichSpout
 from framework.topology.groupings import FieldsGrouping
+from framework.topology.rich_components import BaseRichBolt, BaseRichSpout
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -34,8 +34,8 @@ from functools import partial
 from framework.coordination.steps import Step, Steps, perform
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.execution.failures import TaskFailure
+from framework.execution.messages import AttemptHeader
 from framework.execution.ports import BatchExecutor, PhaseResult
-from framework.execution.records import AttemptHeader
 from framework.topology.fencing import PURGE_EVERY, ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
 from framework.transactions.plans import plan_digest
 

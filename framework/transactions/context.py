@@ -16,7 +16,7 @@ from framework.topology.builder import Topology
 
 if TYPE_CHECKING:
     from framework.observe.tracing import TransactionTraces
-    from framework.transactions.keeping import HistoryKeeper
+    from framework.transactions.history_archive import HistoryKeeper
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
 from framework.topology.fencing import PURGE_EVERY, Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
+from framework.transactions.code_version import lineage_of
 from framework.transactions.context import DriverContext, DriverStatus
-from framework.transactions.keeping import HistoryKeeper, HistoryTarget
-from framework.transactions.lineage import lineage_of
+from framework.transactions.history_archive import HistoryKeeper, HistoryTarget
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering
 from framework.transactions.term import Term

@@ -17,7 +17,7 @@ from framework.topology.spouts import (
     TransactionalSpoutEmitter,
     on_stream,
 )
-from framework.transactions.sources import planner_of
+from framework.transactions.spout_planners import planner_of
 
 #: How long a source that has nothing is asked again.
 _WAIT_S = 10.0

@@ -10,7 +10,7 @@ from typing import Any
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import ConfigError, CorruptStateError, DataLossError, RetryableError
-from framework.execution.records import AttemptHeader
+from framework.execution.messages import AttemptHeader
 from framework.observe.logs import get_logger
 from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
@@ -22,7 +22,7 @@ from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
-from framework.transactions.sources import CoordinatorPlanner, ImmutableSource, planner_of
+from framework.transactions.spout_planners import CoordinatorPlanner, ImmutableSource, planner_of
 
 _log = get_logger()
 

@@ -9,7 +9,7 @@ from framework.execution.failures import TaskFailure
 from framework.execution.ports import PhaseResult
 from framework.observe.journal import AttemptRecord
 from framework.observe.logs import get_logger
-from framework.observe.waits import Waits
+from framework.observe.wait_log import Waits
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Cancel
 

@@ -14,10 +14,10 @@ from framework.coordination.presence import Presence
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, TaskFailure
 from framework.observe import TransactionEvent, TransactionRecord
-from framework.observe.running import RunningThread
+from framework.observe.run_thread import RunningThread
 from framework.topology import Topology
 from framework.transactions.driver import Driver
-from framework.transactions.keeping import HistoryTarget
+from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.status import RunStatus
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
 from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader
 from framework.topology.fencing import Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.context import DriverContext
@@ -49,11 +49,11 @@ from framework.transactions.coordinator import (
     Tick,
 )
 from framework.transactions.narrowing import Narrowing
-from framework.transactions.planning import PlanningThread
+from framework.transactions.planner_thread import PlanningThread
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
 from framework.transactions.reporting import TermReport
-from framework.transactions.sources import processing_job, spout_kind_of
+from framework.transactions.spout_planners import processing_job, spout_kind_of
 
 T = TypeVar("T")
 

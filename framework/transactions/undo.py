@@ -38,7 +38,7 @@ from framework.transactions.documents import (
 )
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import rolling_back_opened
-from framework.transactions.sources import planner_of, spout_kind_of
+from framework.transactions.spout_planners import planner_of, spout_kind_of
 
 #: Partition -> the offsets of records that are not to be processed again.
 LeftOut = Mapping[str, Collection[int]]

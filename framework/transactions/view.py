@@ -9,12 +9,12 @@ from framework.config import Config
 from framework.coordination.others import Drivers
 from framework.coordination.presence import EVERY_S
 from framework.coordination.store import CoordinationStore
+from framework.observe.health import trouble_in, waits
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
-from framework.observe.standing import trouble_in, waits
 from framework.topology.builder import Topology
 from framework.transactions.documents import read_transaction
 from framework.transactions.driver import Driver
-from framework.transactions.history import HistoryReader
+from framework.transactions.history_reader import HistoryReader
 from framework.transactions.status import RunStatus
 from framework.ui import view
 from framework.ui.kept import Kept

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from framework import Config
-from framework.core import home_client
-from framework.core.home_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
-from framework.core.home_process import ensure_home, start_home
+from framework.core import worker_client
 from framework.core.plan import CorePlan
 from framework.core.rounds import HomeLostError, Round, RoundReport
 from framework.core.run import _round_executor
+from framework.core.worker_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
+from framework.core.worker_process import ensure_home, start_home
 from framework.execution.channels import STRANGERS_MAX, Credentials, connect
 from framework.execution.plan import plan_execution
 from tests.kit.certificates import new_pem
@@ -135,7 +135,7 @@ def test_silent_connections_do_not_block_a_home(
     listening: tuple[HomeSettings, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, home = listening
-    monkeypatch.setattr(home_client, "CONNECT_S", 5.0)
+    monkeypatch.setattr(worker_client, "CONNECT_S", 5.0)
     with contextlib.ExitStack() as silent:
         for _ in range(STRANGERS_MAX + 5):
             silent.enter_context(socket.create_connection(home.place))
@@ -186,7 +186,7 @@ def test_the_reason_why_a_home_cannot_be_reached_is_told(
 ) -> None:
     assert unreachable(home, settings.credentials) is None
     assert "does not reach home 0" in (unreachable(home, Credentials.new(None)) or "")
-    monkeypatch.setattr(home_client, "REACH_S", 0.5)
+    monkeypatch.setattr(worker_client, "REACH_S", 0.5)
     os.kill(home.pid, signal.SIGSTOP)
     try:
         assert "did not let anybody in for 0.5 s" in (unreachable(home, settings.credentials) or "")
@@ -219,7 +219,7 @@ def test_a_round_is_given_up_after_four_message_timeouts_and_a_minute_at_least(
 def test_a_home_that_hangs_counts_as_lost(
     settings: HomeSettings, home: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home_client, "CONNECT_S", 0.5)
+    monkeypatch.setattr(worker_client, "CONNECT_S", 0.5)
     os.kill(home.pid, signal.SIGSTOP)
     with pytest.raises(HomeLostError, match=r"did not let anybody in for 0\.5 s"):
         courier(settings, home).ask(0, "ping")
@@ -230,7 +230,7 @@ def test_a_home_that_hangs_counts_as_lost(
 def test_a_home_ends_with_the_process_that_it_belongs_to(settings: HomeSettings) -> None:
     """Here that is the parent of the process that starts it: there is no JVM above."""
     code = (
-        "import pickle, sys; from framework.core.home_process import start_home;"
+        "import pickle, sys; from framework.core.worker_process import start_home;"
         "print(start_home(pickle.load(sys.stdin.buffer), 0).pid, flush=True)"
     )
     command = [

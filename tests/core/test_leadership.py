@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from framework import Config, CoreRun, CoreTopology, Fields, TopologyBuilder, submit
-from framework.core import driver, stateful_run
-from framework.core.stateful_run import read_record, store_for
+from framework.core import driver, leader_loop
+from framework.core.leader_loop import read_record, store_for
 from framework.errors import DataLossError
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
@@ -106,7 +106,7 @@ def test_a_topology_whose_state_does_not_survive_is_elected_where_zookeeper_is_n
     monkeypatch: pytest.MonkeyPatch, stateful: bool
 ) -> None:
     key, named = f"l{uuid.uuid4().hex[:8]}", MemoryStore()
-    monkeypatch.setattr(stateful_run, "store_of", lambda _: named)
+    monkeypatch.setattr(leader_loop, "store_of", lambda _: named)
     built = counting(key, Log(key, [])) if stateful else topology(key, key)
     assert store_for(built, Config.of({"transactional.zookeeper.servers": "zk1"}), None) is named
     with structlog.testing.capture_logs() as logs:

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, Tuple, submit
-from framework.core import home_client
 from framework.core import spark as core_spark
+from framework.core import worker_client
 from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.spark import rounds as spark_rounds
-from framework.execution.spark.batches import python_part
-from framework.execution.spark.rounds import SparkJobs
+from framework.execution.spark import jobs as spark_rounds
+from framework.execution.spark.batch_executor import python_part
+from framework.execution.spark.jobs import SparkJobs
 from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
@@ -234,7 +234,7 @@ class Hangs(BaseBasicBolt):
 def test_a_component_that_hangs_is_ended_with_its_home(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home_client, "ANSWER_MIN_S", 8.0)
+    monkeypatch.setattr(worker_client, "ANSWER_MIN_S", 8.0)
     builder = TopologyBuilder("hangs")
     builder.set_spout("queue", Queue(tmp_path, 20))
     builder.set_bolt("hangs", Hangs(tmp_path)).shuffle_grouping("queue")

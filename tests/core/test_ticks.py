@@ -13,10 +13,10 @@ import pytest
 from framework import BaseBasicBolt, BaseRichBolt, CoreTopology, Fields, TopologyBuilder, Tuple, submit
 from framework.core.checkpoints import CheckpointRecord, Checkpoints
 from framework.core.driver import RoundDriver
-from framework.core.home_client import HomeSettings, close_home
-from framework.core.home_process import start_home
 from framework.core.plan import CorePlan
 from framework.core.run import ticks_of
+from framework.core.worker_client import HomeSettings, close_home
+from framework.core.worker_process import start_home
 from framework.errors import ConfigError
 from framework.execution.plan import plan_execution
 from framework.state import BaseWindowedBolt, TimeWindow, Window

@@ -27,7 +27,7 @@ from framework import (
 )
 from framework.errors import BadRecordError
 from framework.execution.failures import FailureKind, TaskFailure, is_users_file, kind_of
-from framework.execution.spark.shipping import make_archive
+from framework.execution.spark.code_archive import make_archive
 from framework.transactions import MemoryStore
 from spouts import MemoryTransactionalSpout
 from tests.kit.core_parts import ListSpout

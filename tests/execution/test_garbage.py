@@ -8,7 +8,7 @@ import sys
 _PROGRAM = """
 import gc
 import weakref
-from framework.execution.garbage import collect_rarely
+from framework.execution.gc_tuning import collect_rarely
 
 class Knot:
     def __init__(self):

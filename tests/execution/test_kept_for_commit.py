@@ -12,10 +12,10 @@ import pytest
 
 from framework import Fields, Topology, TopologyContext, TransactionalTopologyBuilder
 from framework.config import Config
-from framework.execution.collapsed import run_commit, run_processing
+from framework.execution.messages import AttemptHeader, CommitterState, TaskReport
 from framework.execution.plan import plan_execution
 from framework.execution.ports import ProcessingJob, seeds
-from framework.execution.records import AttemptHeader, CommitterState, TaskReport
+from framework.execution.single_task import run_commit, run_processing
 from framework.execution.tasks import PlannedTopology
 from framework.topology.fencing import OpenCommit
 from sinks import Count, Mean, OpaqueMapState, SqliteBackend, StateCommitter, Sum

@@ -20,9 +20,9 @@ from structlog.testing import capture_logs
 from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.errors import RetryableError
 from framework.execution import AttemptHeader, FailureKind, PhaseResult, ProcessingJob, plan_execution
-from framework.execution.spark import resident
-from framework.execution.spark.batches import SparkExecutor
-from framework.execution.spark.resident import ResidentTask
+from framework.execution.spark import resident_task
+from framework.execution.spark.batch_executor import SparkExecutor
+from framework.execution.spark.resident_task import ResidentTask
 from framework.execution.spark.session import Spark
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -269,7 +269,7 @@ def test_tasks_leave_when_there_are_fewer_slots(made: Any, monkeypatch: pytest.M
 def test_an_attempt_that_is_cancelled_while_its_task_starts_ends_that_task(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(resident, "JOB_S", PATIENCE_S)
+    monkeypatch.setattr(resident_task, "JOB_S", PATIENCE_S)
     task = made(prepare=HangsFirst(tmp_path), waits=False)
     wait_for(lambda: list(tmp_path.iterdir()), PATIENCE_S, what="the task to start")
     under_way = in_thread(lambda: task.run(1, "a"))

@@ -16,7 +16,7 @@ from pyspark import SparkContext, TaskContext
 from framework import Fields, TransactionalTopologyBuilder
 from framework.errors import InvariantViolation
 from framework.execution import AttemptHeader, FailureKind, ProcessingJob, plan_execution
-from framework.execution.spark.batches import WARM_UP_TRIES, SparkExecutor, _CollapsedFunction, _LevelFunction
+from framework.execution.spark.batch_executor import WARM_UP_TRIES, SparkExecutor, _CollapsedFunction, _LevelFunction
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount
 

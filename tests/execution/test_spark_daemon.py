@@ -49,7 +49,7 @@ from framework.execution.spark import daemon
 assert "pyspark" not in sys.modules  # else it would be too late to choose where from
 daemon.prefer_installed()
 daemon.preload()
-assert {"pyspark.worker", "spouts", "framework.execution.spark.batches"} <= sys.modules.keys()
+assert {"pyspark.worker", "spouts", "framework.execution.spark.batch_executor"} <= sys.modules.keys()
 assert "pandas" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

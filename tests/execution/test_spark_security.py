@@ -16,18 +16,18 @@ import cloudpickle
 import pytest
 
 from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
-from framework.core.home_client import HomeSettings
 from framework.core.plan import CorePlan
+from framework.core.worker_client import HomeSettings
 from framework.errors import ConfigError, InvariantViolation
 from framework.execution.channels import Credentials
-from framework.execution.collapsed import run_processing
 from framework.execution.encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
+from framework.execution.messages import AttemptHeader, CommitterState, Seed, TaskReport
 from framework.execution.plan import ExecutionPlan, plan_execution
-from framework.execution.records import AttemptHeader, CommitterState, Seed, TaskReport
-from framework.execution.spark import batches, session
-from framework.execution.spark.batches import SparkExecutor
+from framework.execution.single_task import run_processing
+from framework.execution.spark import batch_executor, session
+from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.certificate import new_certificate
-from framework.execution.spark.resident import StayingTask
+from framework.execution.spark.resident_task import StayingTask
 from framework.execution.tasks import PlannedTopology
 from integration import SparkCluster
 from integration.spark import descendants
@@ -106,8 +106,8 @@ def test_nothing_that_spark_is_given_contains_a_secret_of_a_component() -> None:
     plan = secretive()
     assert CANARY.encode() in cloudpickle.dumps(plan)
     executor = SparkExecutor(plan, {"app.password": CANARY}, {})
-    begins = batches._BeginToStay(executor._payload)
-    task = StayingTask(1, "place", Credentials.new(None), begins, batches._RunCollapsed(executor._payload))
+    begins = batch_executor._BeginToStay(executor._payload)
+    task = StayingTask(1, "place", Credentials.new(None), begins, batch_executor._RunCollapsed(executor._payload))
     homes = HomeSettings.of(cast(CorePlan, plan), 60.0, None)  # of any plan alike
     for given in (executor._payload, begins, task, homes):
         assert CANARY.encode() not in cloudpickle.dumps(given)

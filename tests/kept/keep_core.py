@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from framework import CoreTopology, submit
 from framework.core.checkpoints import CheckpointRecord
-from framework.core.stateful_run import _RecordLog
+from framework.core.leader_loop import _RecordLog
 from framework.transactions import MemoryStore
 from tests.kept.keep import HERE
 from tests.kit.state_parts import Log, counting, lmdb

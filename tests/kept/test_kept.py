@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from framework import submit
-from framework.core.stateful_run import read_record
-from framework.transactions.audit import verify
+from framework.core.leader_loop import read_record
+from framework.inspect.verify import verify
 from framework.transactions.documents import committed_txid, read_history
 from framework.transactions.undo import undo
 from sinks import ParquetTable

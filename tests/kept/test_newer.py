@@ -19,7 +19,7 @@ from framework import CoreTopologyFailed, Topology, submit
 from framework.commands.state import SNAPSHOT_FORMAT, _header
 from framework.coordination.transactional_state import FORMAT
 from framework.core.checkpoints import FORMAT as RECORD_FORMAT
-from framework.core.stateful_run import CHECKPOINT, read_record
+from framework.core.leader_loop import CHECKPOINT, read_record
 from framework.errors import ConfigError, CorruptStateError, RatchetError
 from framework.topology.fencing import FORMAT as HEADER_FORMAT
 from framework.transactions import MemoryStore

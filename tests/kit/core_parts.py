@@ -21,10 +21,10 @@ from framework import (
 )
 from framework.core.driver import RoundDriver
 from framework.core.event_times import paths_of
+from framework.core.leader_loop import stateful_components
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
 from framework.core.run import ticks_of
-from framework.core.stateful_run import stateful_components
 from framework.execution.plan import plan_execution
 
 

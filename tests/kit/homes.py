@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from framework import CoreRun
-from framework.core.home_client import Address, HomeClient, HomeSettings
 from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundRecord
 from framework.core.spark import SparkRounds
+from framework.core.worker_client import Address, HomeClient, HomeSettings
 
 
 def homes_of(run: CoreRun) -> list[int]:

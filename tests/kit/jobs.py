@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from framework.inspect.verify import verify
 from framework.topology import Topology
 from framework.transactions import ZooKeeperStore, committed_txid
-from framework.transactions.audit import verify
 from tests.kit.processes import RunProcess
 from tests.kit.stores import PARTITIONS, expected, found, topology
 from tests.kit.topics import Topics

@@ -239,7 +239,7 @@ def _used_s(pid: int) -> float:
 
 def _kill_a_home(chance: random.Random, executors: Callable[[], list[int]]) -> None:
     executors()  # waits for them; they start the homes
-    _killed(chance, [each.pid for each in psutil.process_iter() if "framework.core.home_process" in _command(each)])
+    _killed(chance, [each.pid for each in psutil.process_iter() if "framework.core.worker_process" in _command(each)])
 
 
 def _command(process: psutil.Process) -> list[str]:

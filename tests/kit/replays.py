@@ -30,10 +30,10 @@ from framework import (
 )
 from framework.commands import loading
 from framework.commands.replay import app as replay_app
+from framework.inspect.replay import ReplayReport, Watch, plan_to_replay, replay
 from framework.observe import TransactionRecord
 from framework.topology import Change, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
-from framework.transactions.replay import ReplayReport, Watch, plan_to_replay, replay
 from integration import EmbeddedServers
 from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TextCodec

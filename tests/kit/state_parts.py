@@ -27,8 +27,8 @@ from framework import (
 )
 from framework.config import Config
 from framework.core.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.core.leader_loop import read_record, retries_of, stateful_components
 from framework.core.rescaling import Namespaces, layout_of, namespace_of, rescaled
-from framework.core.stateful_run import read_record, retries_of, stateful_components
 from framework.state import LmdbKeyValueStateProvider
 from framework.state.settings import provider_of
 from framework.transactions import CoordinationStore

@@ -55,9 +55,7 @@ from framework import (
 from framework.coordination import MemoryStore
 from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoints import CheckpointRecord, Checkpoints
-from framework.core.reader import TopologyState
-from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
-from framework.core.stateful_run import (
+from framework.core.leader_loop import (
     CHECKPOINT,
     forget_state,
     read_record,
@@ -65,6 +63,8 @@ from framework.core.stateful_run import (
     retries_of,
     stateful_components,
 )
+from framework.core.reader import TopologyState
+from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
 from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.operators.assigners import micros
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window

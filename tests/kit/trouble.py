@@ -13,8 +13,8 @@ from framework.acking.ledger import LedgerPart
 from framework.core.checkpoints import CheckpointAction
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.errors import RetryableError
-from framework.execution.levels import delivered
-from framework.execution.records import Piece
+from framework.execution.messages import Piece
+from framework.execution.stages import delivered
 from tests.kit.core_parts import Stepped
 
 TROUBLES = (

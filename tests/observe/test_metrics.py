@@ -28,7 +28,7 @@ from framework.core.status import CoreStatus
 from framework.errors import ConfigError
 from framework.execution.failures import FailureKind
 from framework.observe import metrics
-from framework.observe.figures import CoreFiguresBuilder
+from framework.observe.counters import CoreFiguresBuilder
 from framework.observe.journal import Journal
 from framework.observe.metrics import (
     _CLIENTS_MAX,

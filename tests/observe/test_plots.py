@@ -11,8 +11,8 @@ import pytest
 from benchmarks.parts import PARTS, Trace, Used
 from benchmarks.plots import draw, draw_all
 from framework.errors import ConfigError
+from framework.observe.history_plot import plot_history
 from framework.observe.journal import AttemptRecord, TransactionRecord
-from framework.observe.plots import plot_history
 
 
 def record(txid: int, *, attempts: int = 1, rows: int = 100) -> TransactionRecord:

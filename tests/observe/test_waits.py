@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from framework.observe.waits import Waits
+from framework.observe.wait_log import Waits
 
 
 def test_a_cause_that_repeats_is_warned_of_once_and_its_end_once() -> None:

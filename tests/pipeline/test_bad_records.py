@@ -28,8 +28,8 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
+from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
-from framework.transactions.audit import verify
 from framework.transactions.undo import undo
 from integration import EmbeddedServers, RegistryServer
 from sinks import Count, DeadLetterTable, DeadLetterTopic, StateCommitter

@@ -16,8 +16,8 @@ from framework import Fields, Topology, TopologyFailed, TransactionalTopologyBui
 from framework.errors import ConfigError
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
+from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader
 from framework.transactions import Put, ZooKeeperStore, read_history, reset
 from integration import EmbeddedServers
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter

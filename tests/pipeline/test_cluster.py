@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from framework.errors import ConfigError
-from framework.execution.spark import shipping
+from framework.execution.spark import code_archive
 from integration import EmbeddedServers, PostgresServer, SparkCluster
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -133,7 +133,7 @@ def test_the_archive_holds_ratchet_and_the_users_packages_whole_and_nothing_inst
         importlib.import_module(module)
     (tmp_path / "out").mkdir()
     try:
-        names = set(zipfile.ZipFile(shipping.make_archive(tmp_path / "out")).namelist())
+        names = set(zipfile.ZipFile(code_archive.make_archive(tmp_path / "out")).namelist())
     finally:
         sys.modules.pop("words")
     assert {
@@ -152,12 +152,12 @@ def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
 ) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-    first, second = (shipping.make_archive(tmp_path / folder) for folder in ("a", "b"))
+    first, second = (code_archive.make_archive(tmp_path / folder) for folder in ("a", "b"))
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
-    monkeypatch.setattr(shipping, "SHIPPED_BYTES_MAX", 1000)
+    monkeypatch.setattr(code_archive, "SHIPPED_BYTES_MAX", 1000)
     with pytest.raises(ConfigError, match="modules to send to Spark's executors .* is the largest file"):
-        shipping.make_archive(tmp_path)
+        code_archive.make_archive(tmp_path)
 
 
 def test_a_master_that_is_not_there_is_reported_in_one_line(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from framework import (
 from framework.execution import BatchExecutor, plan_execution
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
+from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from sinks import Count, Max, OpaqueMapState, SqliteBackend, StateCommitter, Sum
@@ -190,7 +190,7 @@ def executors(kind: str, topology: Topology) -> BatchExecutor:
     plan = plan_execution(topology)
     if kind == "local":
         return LocalExecutor(plan, {})
-    from framework.execution.spark.batches import SparkExecutor
+    from framework.execution.spark.batch_executor import SparkExecutor
 
     return SparkExecutor(plan, {}, {}, collapse_records_max=0)
 

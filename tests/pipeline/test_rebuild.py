@@ -22,12 +22,13 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.commands.rebuild import app
 from framework.coordination.store import Delete
 from framework.errors import ConfigError, InvariantViolation, RetryableError
-from framework.transactions import MemoryStore, committed_txid, recompute
-from framework.transactions import rebuild as rebuild_module
-from framework.transactions.audit import verify
+from framework.inspect import rebuild as rebuild_module
+from framework.inspect import recompute
+from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, rebuild
+from framework.inspect.recompute import Unverifiable
+from framework.inspect.verify import verify
+from framework.transactions import MemoryStore, committed_txid
 from framework.transactions.documents import TopologyDocuments, read_transaction
-from framework.transactions.rebuild import RebuildProgress, RebuildReport, clean, rebuild
-from framework.transactions.recompute import Unverifiable
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import undo
 from integration import EmbeddedServers

@@ -26,8 +26,8 @@ from framework import (
     submit,
 )
 from framework.errors import BadRecordError
+from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
-from framework.transactions.audit import verify
 from framework.transactions.documents import read_history
 from framework.transactions.undo import undo
 from integration import EmbeddedServers

@@ -21,9 +21,9 @@ from framework import (
     submit,
 )
 from framework.errors import ConfigError, RetryableError
+from framework.inspect.replay import ReplayReport, Watch, differences, plan_to_replay, replay
 from framework.topology import Change, Committer, FencedState
 from framework.transactions import CoordinationStore, MemoryStore
-from framework.transactions.replay import ReplayReport, Watch, differences, plan_to_replay, replay
 from integration import EmbeddedServers
 from sinks import (
     AppendCommitter,

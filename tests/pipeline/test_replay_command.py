@@ -22,9 +22,9 @@ from framework import (
 )
 from framework.execution import LocalExecutor
 from framework.execution.failures import FrameFailed, TaskFailure
+from framework.inspect.replay import Watch
 from framework.topology.spouts import TransactionalSpout
 from framework.transactions import MemoryStore
-from framework.transactions.replay import Watch
 from sinks import Count, MemoryBackend, OpaqueMapState, SqliteBackend, StateCommitter, Sum
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Same, Sums, command, replayed, run, state_at, topology_of

@@ -11,10 +11,10 @@ import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError, RetryableError
+from framework.inspect import replay as replay_module
+from framework.inspect.replay import differences, plan_to_replay, replay
 from framework.topology import Header
 from framework.transactions import MemoryStore
-from framework.transactions import replay as replay_module
-from framework.transactions.replay import differences, plan_to_replay, replay
 from sinks import (
     AppendCommitter,
     Count,

@@ -13,12 +13,12 @@ import pytest
 
 from framework import BaseTransactionalBolt, Topology, TopologyFailed, TransactionalTopologyBuilder
 from framework.errors import ConfigError, RetryableError
+from framework.inspect.find_poison import find_poison
+from framework.inspect.replay import plan_to_replay, replay
+from framework.inspect.verify import verify
 from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
-from framework.transactions.audit import verify
 from framework.transactions.plans import plan_digest
-from framework.transactions.poison import find_poison
-from framework.transactions.replay import plan_to_replay, replay
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
 from sinks.backends import sqlite as sqlite_module
 from spouts import MemoryTransactionalSpout

@@ -23,16 +23,16 @@ from framework import (
     submit,
 )
 from framework.errors import BadRecordError, ConfigError
+from framework.inspect.explain import explain
+from framework.inspect.find_poison import find_poison
+from framework.inspect.rebuild import rebuild
+from framework.inspect.replay import plan_to_replay, replay
+from framework.inspect.verify import verify
 from framework.preflight import preflight
 from framework.testing import SimulationFailed, simulate
 from framework.testing.simulation.sample import read_sample, sample_from_source
 from framework.transactions import MemoryStore
-from framework.transactions.audit import verify
 from framework.transactions.documents import read_transaction
-from framework.transactions.explain import explain
-from framework.transactions.poison import find_poison
-from framework.transactions.rebuild import rebuild
-from framework.transactions.replay import plan_to_replay, replay
 from framework.transactions.undo import undo
 from sinks import Count, DeadLetterTable, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import AvroCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TopicStream

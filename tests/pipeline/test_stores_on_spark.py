@@ -12,8 +12,8 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError
+from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
-from framework.transactions.audit import verify
 from integration import PostgresServer, RedisServer
 from sinks import (
     AppendCommitter,

@@ -27,12 +27,12 @@ from framework.coordination import store_of
 from framework.coordination.election import leadership_of
 from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, RetryableError, StaleWriterError
+from framework.inspect.explain import explain
+from framework.inspect.verify import verify
 from framework.topology import CommitFence, TransactionalSpout
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import documents as documents_module
-from framework.transactions.audit import verify
-from framework.transactions.explain import explain
-from framework.transactions.history import HistoryReader
+from framework.transactions.history_reader import HistoryReader
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import describe_undo, undo
 from integration import EmbeddedServers

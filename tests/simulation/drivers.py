@@ -34,9 +34,9 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.messages import AttemptHeader
 from framework.execution.plan import Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob
-from framework.execution.records import AttemptHeader
 from framework.topology import Topology, TopologyContext, TransactionAttempt
 from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase

@@ -23,13 +23,13 @@ from framework import Fields, OutputFieldsDeclarer
 from framework.coordination.fenced import FencedLeadership, FenceMoved, ReplyLost, fence_of
 from framework.coordination.transactional_state import decode_document, encode_document
 from framework.errors import RetryableError, StaleWriterError
-from framework.execution.records import AttemptHeader
+from framework.execution.messages import AttemptHeader
+from framework.inspect.rebuild import EPOCH_OF_REBUILDS, with_closed_fence
 from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, Header, Stamp, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.topology.spouts import LEFT_OUT, REFUSED
 from framework.transactions import CoordinationStore, Put
 from framework.transactions.plans import plan_digest
-from framework.transactions.rebuild import EPOCH_OF_REBUILDS, with_closed_fence
 from sinks import MapState, MemoryBackend, OpaqueMapState, OpaqueValue, Row, TransactionalMapState, TransactionalValue
 from sinks.kafka.markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout

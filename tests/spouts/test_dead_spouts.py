@@ -16,9 +16,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
 from framework.core.driver import RoundDriver
-from framework.core.home_client import HomeSettings
-from framework.core.home_process import start_home
 from framework.core.plan import CorePlan
+from framework.core.worker_client import HomeSettings
+from framework.core.worker_process import start_home
 from framework.execution.plan import plan_execution
 from integration import RedisServer
 from integration.server import wait_until

@@ -22,9 +22,9 @@ from framework import (
     submit,
 )
 from framework.core.checkpoints import CheckpointRecord
+from framework.core.leader_loop import _RecordLog, forget_state, read_record, restore_state
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
-from framework.core.stateful_run import _RecordLog, forget_state, read_record, restore_state
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.state.lmdb import LmdbStore

@@ -22,7 +22,7 @@ from framework import (
     submit,
 )
 from framework.core import checkpoints
-from framework.core.stateful_run import read_record
+from framework.core.leader_loop import read_record
 from framework.errors import BadRecordError, RetryableError
 from framework.state import BaseWindowedBolt, TimeWindow, Window
 from framework.topology import DEAD_LETTER_STREAM

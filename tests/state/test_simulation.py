@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from framework.acking.ledger import Roots
-from framework.core import rescaling, stateful_run
+from framework.core import leader_loop, rescaling
 from framework.core.bolt_task import BoltTask, Inbox
-from framework.core.budget import Budget
 from framework.core.checkpoints import CheckpointMarker, Checkpoints
 from framework.core.component_task import ComponentTask
 from framework.core.driver import RoundDriver
+from framework.core.flow_control import Budget
 from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
@@ -343,11 +343,11 @@ def test_a_bolt_that_was_added_and_is_taken_for_one_with_state_is_caught(
 
 @pytest.mark.parametrize("what", ["positions stay", "keys stay"])
 def test_a_snapshot_that_is_not_put_back_whole_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int, what: str) -> None:
-    restore, layout_of = stateful_run.restore_state, stateful_run.layout_of
+    restore, layout_of = leader_loop.restore_state, leader_loop.layout_of
     numbers: dict[str, int] = {}
 
     def careless(topology: Any, config: Any, store: Any, *, document: Any, **more: Any) -> Any:
-        record = stateful_run.read_record(store, topology.id)
+        record = leader_loop.read_record(store, topology.id)
         assert record is not None
         numbers.update({each: layout.number for each, layout in record.layouts.items()})
         if what == "positions stay":
@@ -357,9 +357,9 @@ def test_a_snapshot_that_is_not_put_back_whole_is_caught(monkeypatch: pytest.Mon
     monkeypatch.setattr(state_world, "restore_state", careless)
     if what == "keys stay":  # those that the snapshot does not have
         monkeypatch.setattr(
-            stateful_run, "layout_of", lambda each, number: layout_of(each, numbers.get(each.id, number))
+            leader_loop, "layout_of", lambda each, number: layout_of(each, numbers.get(each.id, number))
         )
-        monkeypatch.setattr(stateful_run, "_drop", lambda namespaces, record: None)
+        monkeypatch.setattr(leader_loop, "_drop", lambda namespaces, record: None)
     assert _wrong(seed, True, ("driver dies",), ("state restored",))
 
 

@@ -33,11 +33,11 @@ from framework import (
 from framework.config import Config
 from framework.core.checkpoints import CheckpointRecord, Checkpoints
 from framework.core.driver import RoundDriver
-from framework.core.home_client import HomeSettings, close_home
-from framework.core.home_process import start_home
+from framework.core.leader_loop import stateful_components
 from framework.core.plan import CorePlan
 from framework.core.rescaling import layout_of
-from framework.core.stateful_run import stateful_components
+from framework.core.worker_client import HomeSettings, close_home
+from framework.core.worker_process import start_home
 from framework.execution.plan import plan_execution
 from framework.transactions import MemoryStore
 from integration.server import wait_until

@@ -30,9 +30,9 @@ from framework import (
     submit,
 )
 from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.leader_loop import stateful_components
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Namespaces, rescaled
-from framework.core.stateful_run import stateful_components
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.operators.assigners import MICROS, time_of
 from framework.state import (

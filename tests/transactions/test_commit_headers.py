@@ -10,8 +10,8 @@ from framework import TransactionAttempt
 from framework.coordination.steps import perform
 from framework.errors import ConfigError, RetryableError, StaleWriterError
 from framework.execution import FailureKind
+from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
-from framework.execution.records import AttemptHeader
 from framework.topology import Header, OpenCommit
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions.commit import FORGOTTEN, CommitPhase

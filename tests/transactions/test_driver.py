@@ -13,7 +13,7 @@ from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.coordination import Change, Put
 from framework.errors import RetryableError
 from framework.topology import Header
-from framework.transactions import MemoryStore, coordinator, planning
+from framework.transactions import MemoryStore, coordinator, planner_thread
 from framework.transactions.run import Run
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -110,7 +110,7 @@ def test_one_write_closes_a_transaction_and_emits_the_next_one(name: str, monkey
     """The planner makes a batch as soon as the one before it is committed, closed or not. The last
     one is closed when the run stops: nothing else comes, and it may wait for ever here."""
     monkeypatch.setattr(coordinator, "CLOSE_AFTER_MS", 10**9)
-    monkeypatch.setattr(planning, "BESIDE_S", 10**6)
+    monkeypatch.setattr(planner_thread, "BESIDE_S", 10**6)
     spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 20}, Fields(word=str), 5)
     builder = TransactionalTopologyBuilder(name, "spout", spout)
     state = OpaqueMapState(MemoryBackend())

@@ -18,9 +18,9 @@ from framework.errors import ConfigError, RatchetError, RetryableError, StaleWri
 from framework.preflight import preflight
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import documents as documents_module
-from framework.transactions import keeping as keeping_module
+from framework.transactions import history_archive as keeping_module
 from framework.transactions.documents import read_incarnation, read_transaction
-from framework.transactions.keeping import Copying, HistoryTarget, history_target
+from framework.transactions.history_archive import Copying, HistoryTarget, history_target
 from framework.transactions.reset import reset_everything
 from framework.transactions.undo import undo
 from integration import PostgresServer

@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from framework.transactions import MemoryStore
+from framework.transactions.code_version import code_digest, lineage_of
 from framework.transactions.documents import read_transaction
-from framework.transactions.lineage import code_digest, lineage_of
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from tests.kit.replays import Sums, run, state_at, topology_of
 

@@ -15,7 +15,7 @@ from framework.coordination.steps import Threads
 from framework.execution.failures import TaskFailure
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
-from framework.transactions.planning import BESIDE_S, PlanningThread
+from framework.transactions.planner_thread import BESIDE_S, PlanningThread
 from framework.transactions.plans import WIDE_PARTITIONS, Plan, plan_digest, plan_of, stored_plan
 from tests.kit.waiting import PATIENCE_S
 

@@ -17,7 +17,7 @@ from framework.config import HIDDEN
 from framework.coordination import Put
 from framework.errors import ConfigError, RetryableError
 from framework.transactions import MemoryStore
-from framework.transactions.history import HistoryReader
+from framework.transactions.history_reader import HistoryReader
 from framework.transactions.view import RunSource
 from framework.ui import view
 from framework.views import RootSource, shape_in, told_shape

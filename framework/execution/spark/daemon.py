@@ -16,11 +16,11 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from framework.execution.garbage import collect_rarely
-from framework.execution.spark.shipping import OWN_PACKAGES
+from framework.execution.gc_tuning import collect_rarely
+from framework.execution.spark.code_archive import OWN_PACKAGES
 
 #: PySpark's own part of a worker is last: without it, each worker reads it again, from an archive.
-_NEEDED = ("framework.execution.spark.batches", "framework.execution.spark.rounds", "pyspark.worker")
+_NEEDED = ("framework.execution.spark.batch_executor", "framework.execution.spark.jobs", "pyspark.worker")
 
 
 def prefer_installed() -> None:

@@ -33,8 +33,8 @@ from pyspark.java_gateway import launch_gateway
 from framework.config import is_secret
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.encryption import KEY_VARIABLE, shared_key
+from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.output import SparkOutput
-from framework.execution.spark.shipping import ship_code
 from framework.observe.logs import INHERITED, get_logger
 
 _log = get_logger()

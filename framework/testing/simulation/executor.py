@@ -6,9 +6,9 @@ import cloudpickle
 
 from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.messages import AttemptHeader, CommitterState, Record, TaskReport
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
-from framework.execution.records import AttemptHeader, CommitterState, Record, TaskReport
 from framework.execution.tasks import Addressed, PlannedTopology
 from framework.testing.simulation.fault_injector import BELOW, Execution, FaultInjector, Kept
 from framework.testing.simulation.schedule import Kind

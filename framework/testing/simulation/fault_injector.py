@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from framework.execution.messages import AttemptHeader, Record, TaskReport
 from framework.execution.plan import Phase
 from framework.execution.ports import ProcessingJob
-from framework.execution.records import AttemptHeader, Record, TaskReport
 from framework.testing.simulation.clock import Turns
 from framework.testing.simulation.external_effects import guarded
 from framework.testing.simulation.sample import Source, shown

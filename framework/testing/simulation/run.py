@@ -29,6 +29,7 @@ from framework.coordination.store import MemoryStore
 from framework.errors import ConfigError, InvariantViolation
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase, plan_execution
+from framework.inspect.sandbox import LeftOut, shadow_of, with_ends
 from framework.observe.logs import no_logs
 from framework.testing.simulation.executor import FaultyExecutor, OnceExecutor
 from framework.testing.simulation.external_effects import Outside, outsides_of
@@ -45,7 +46,6 @@ from framework.topology.graph import Component
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
-from framework.transactions.shadow import LeftOut, shadow_of, with_ends
 
 #: A driver that needs more steps than this makes no progress: a transaction takes some fifty, and a
 #: batch may be as small as a record.

@@ -35,7 +35,7 @@ from framework.topology.spouts import (
     Rows,
 )
 from framework.transactions.first_records import first_rows
-from framework.transactions.sources import shown_row
+from framework.transactions.spout_planners import shown_row
 
 #: One row and its stream.
 SampleRecord = tuple[str, pa.RecordBatch]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.execution.collapsed import expected_reports
 from framework.execution.failures import TaskFailure
-from framework.execution.levels import walk
+from framework.execution.messages import AttemptHeader, CommitterState, Piece, Record, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
 from framework.execution.ports import PhaseResult, ProcessingJob, is_even, seeds, summarise
-from framework.execution.records import AttemptHeader, CommitterState, Piece, Record, TaskReport
+from framework.execution.single_task import expected_reports
+from framework.execution.stages import walk
 from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
 #: (edge, task of the level) -> the rows that it emitted there, in order, each as a text.

@@ -26,9 +26,9 @@ from framework.errors import (
     RetryableError,
     TopologyError,
 )
+from framework.inspect.rebuild import rebuild
 from framework.topology import OpenCommit, Stamp
 from framework.transactions import MemoryStore
-from framework.transactions.rebuild import rebuild
 from framework.transactions.run import TopologyFailed
 from integration import RedisServer
 from sinks import Count, MapState, OpaqueMapState, RedisBackend, Row, StateCommitter, TransactionalMapState

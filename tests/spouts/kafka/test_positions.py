@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 import spouts.kafka.tail
 from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
-from framework.core.stateful_run import forget_state, read_record
+from framework.core.leader_loop import forget_state, read_record
 from framework.transactions import MemoryStore
 from spouts import KafkaSpout, TextCodec
 from spouts.kafka.tail import KafkaTail

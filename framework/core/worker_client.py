@@ -17,7 +17,7 @@ from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Channel, Credentials, Place, connect
 from framework.execution.encryption import encrypt
-from framework.execution.levels import delivered, walk
+from framework.execution.stages import delivered, walk
 
 #: How long a home may take for its part of a round, at least.
 ANSWER_MIN_S = 60.0

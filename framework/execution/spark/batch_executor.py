@@ -27,13 +27,10 @@ from pyspark import RDD, SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.collapsed import expected_reports, run_commit, run_processing
 from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
-from framework.execution.garbage import collect_rarely
-from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
-from framework.execution.records import (
+from framework.execution.gc_tuning import collect_rarely
+from framework.execution.messages import (
     AttemptHeader,
     CommitterState,
     FrameOutput,
@@ -43,8 +40,11 @@ from framework.execution.records import (
     Seed,
     TaskReport,
 )
-from framework.execution.spark.frames import SqlFrames
-from framework.execution.spark.resident import ResidentTask
+from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
+from framework.execution.single_task import expected_reports, run_commit, run_processing
+from framework.execution.spark.dataframes import SqlFrames
+from framework.execution.spark.resident_task import ResidentTask
 from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
 from framework.execution.tasks import PlannedTopology, run_level
 from framework.observe.logs import get_logger

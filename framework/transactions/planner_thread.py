@@ -16,7 +16,7 @@ from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
 from framework.transactions.plans import Plan, own_copy
-from framework.transactions.sources import CoordinatorPlanner
+from framework.transactions.spout_planners import CoordinatorPlanner
 
 _log = get_logger()
 

@@ -9,9 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 import pyarrow as pa
 
 from framework.errors import InvariantViolation
-from framework.execution.levels import walk
-from framework.execution.plan import Phase
-from framework.execution.records import (
+from framework.execution.messages import (
     AttemptHeader,
     Control,
     FrameOutput,
@@ -21,6 +19,8 @@ from framework.execution.records import (
     TaskReport,
     decode_batch,
 )
+from framework.execution.plan import Phase
+from framework.execution.stages import walk
 from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
 Report = Callable[[TaskReport], None]

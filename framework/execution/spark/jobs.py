@@ -15,7 +15,7 @@ from pyspark import RDD
 from pyspark.errors import PySparkException
 
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.spark.batches import by_partition, python_part, refuse_repetition
+from framework.execution.spark.batch_executor import by_partition, python_part, refuse_repetition
 from framework.execution.spark.session import PROCESSING_POOL, Spark
 
 T = TypeVar("T")

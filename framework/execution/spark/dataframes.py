@@ -20,8 +20,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from framework.errors import FailedException, TopologyError
 from framework.execution.failures import USER_ERRORS, FailureKind, FrameFailed, TaskFailure
+from framework.execution.messages import AttemptHeader, decode_batch, encode_batch
 from framework.execution.plan import ExecutionPlan
-from framework.execution.records import AttemptHeader, decode_batch, encode_batch
 from framework.execution.spark.session import Spark
 from framework.execution.tasks import PlannedTopology
 from framework.topology.bolts import DataFrameBolt

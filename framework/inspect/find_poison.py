@@ -19,7 +19,7 @@ from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import read_plan
 from framework.transactions.plans import plan_digest
-from framework.transactions.sources import planner_of, processing_job, rows_in
+from framework.transactions.spout_planners import planner_of, processing_job, rows_in
 
 #: How many rows of the smallest part are shown.
 ROWS_SHOWN = 5

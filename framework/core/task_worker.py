@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from framework.core.acker_task import AckerTask
-from framework.core.budget import ROUND_EXECUTE_S, Budget
 from framework.core.checkpoints import CheckpointAction
+from framework.core.flow_control import ROUND_EXECUTE_S, Budget
 from framework.core.plan import CorePlan
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.core.segment_task import SegmentTask

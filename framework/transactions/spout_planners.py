@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RatchetError, RetryableError
+from framework.execution.messages import AttemptHeader
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
-from framework.execution.records import AttemptHeader
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext

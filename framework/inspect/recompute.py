@@ -19,13 +19,13 @@ from typing import Any, Self
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_execution
+from framework.inspect.sandbox import SHADOW_ATTEMPT
 from framework.topology import Topology
 from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.shadow import SHADOW_ATTEMPT
-from framework.transactions.sources import planner_of, processing_job
+from framework.transactions.spout_planners import planner_of, processing_job
 
 #: Records of a batch, where the recorded batches are no longer kept.
 RECORDS_PER_BATCH = 500_000

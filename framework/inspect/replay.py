@@ -23,14 +23,14 @@ from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import GENERAL_PARTITION
+from framework.inspect.sandbox import SHADOW_ATTEMPT, LeftOut, shadow_of, with_ends
 from framework.topology import Bolt, Change, Topology, TransactionalSpout
 from framework.topology.canonical import equal
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.shadow import SHADOW_ATTEMPT, LeftOut, shadow_of, with_ends
-from framework.transactions.sources import planner_of, processing_job, shown_row
+from framework.transactions.spout_planners import planner_of, processing_job, shown_row
 
 #: Gets each row that an edge takes which is watched: the edge's label, and field -> value.
 RowSeen = Callable[[str, Mapping[str, Any]], None]

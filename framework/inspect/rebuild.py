@@ -27,10 +27,14 @@ from framework.coordination.election import ELECTION_TIMEOUT_S, identity_of_proc
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.coordination.transactional_state import TransactionalState
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
+from framework.inspect.recompute import RECORDS_PER_BATCH, Batch, Recomputation
+from framework.inspect.sandbox import shadow_of, with_what_it_needs
+from framework.inspect.state_lookup import state_named
+from framework.inspect.verify import StateReport
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.topology.spouts import LEFT_OUT
-from framework.transactions.audit import StateReport
+from framework.transactions.code_version import lineage_of
 from framework.transactions.documents import (
     committed_or_refused,
     committed_txid,
@@ -41,11 +45,7 @@ from framework.transactions.documents import (
     read_transaction,
     read_undone,
 )
-from framework.transactions.lineage import lineage_of
-from framework.transactions.named import state_named
 from framework.transactions.plans import Plan, plan_digest, plan_of, stored_plan
-from framework.transactions.recompute import RECORDS_PER_BATCH, Batch, Recomputation
-from framework.transactions.shadow import shadow_of, with_what_it_needs
 
 #: How long a rebuild that has caught up tries to take over from a topology that moves on.
 TAKE_OVER_TIMEOUT_S = 120.0

@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, MovedOnError
+from framework.inspect.state_lookup import state_named
 from framework.topology import Component, FencedState, Header, HeldFile, StateReading, Topology
 from framework.transactions.documents import committed_txid
-from framework.transactions.named import state_named
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.inspect.recompute import Recomputation
+from framework.inspect.sandbox import recounting, shadow_of
 from framework.topology import Difference, FencedState, Topology
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
-from framework.transactions.recompute import Recomputation
-from framework.transactions.shadow import recounting, shadow_of
 
 #: How many differences of one state are shown. All are counted.
 DIFFERENCES_SHOWN = 100

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RetryableError
+from framework.inspect.recompute import Batch, Recomputation
+from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
+from framework.inspect.state_lookup import state_named
 from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.topology import Bolt, Component, Difference, KeyedState, SourceRecord, Topology, ValueType
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
-from framework.transactions.named import state_named
 from framework.transactions.plans import Plan
-from framework.transactions.recompute import Batch, Recomputation
-from framework.transactions.shadow import recounting, shadow_of, with_what_it_needs
-from framework.transactions.sources import rows_in
+from framework.transactions.spout_planners import rows_in
 
 #: How many rows of a range are shown that is no single record.
 ROWS_SHOWN = 3

@@ -25,12 +25,12 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, cast
 
-from framework.core.home import Home
-from framework.core.home_client import CONNECT_S, Address, HomeClient, HomeSettings
+from framework.core.task_worker import Home
+from framework.core.worker_client import CONNECT_S, Address, HomeClient, HomeSettings
 from framework.errors import RetryableError
 from framework.execution.channels import Channel, ChannelServer, Place
 from framework.execution.encryption import decrypt
-from framework.execution.garbage import collect_rarely
+from framework.execution.gc_tuning import collect_rarely
 
 _WATCH_S = 1.0
 
@@ -51,7 +51,7 @@ def start_home(settings: HomeSettings, number: int) -> Address:
     """Start a process for a home. Raises ``RetryableError`` when it does not come up."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "framework.core.home_process"],
+        [sys.executable, "-m", "framework.core.worker_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -181,6 +181,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Classes that are pickled here must have the module's real name, not ``__main__``.
-    from framework.core import home_process
+    from framework.core import worker_process
 
-    home_process.main()
+    worker_process.main()

@@ -28,7 +28,7 @@ from framework.coordination.store import CoordinationStore
 from framework.errors import CorruptStateError, RatchetError, StaleWriterError
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.observe.logs import get_logger
-from framework.observe.waits import Waits
+from framework.observe.wait_log import Waits
 from framework.transactions.documents import committed_txid, read_incarnation, read_transaction, read_undone
 
 #: Records per write.

@@ -1,0 +1,1 @@
+"""Tools that read what a topology recorded: verify, explain, replay, rebuild, and others."""
