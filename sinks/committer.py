@@ -23,7 +23,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.canonical import canonical_column, form_of, has_nan
+from framework.topology.canonical import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.aggregates import EXACT, Aggregate
 from sinks.recount import Recount
@@ -276,7 +276,7 @@ class _Fold(Combiner):
         made = dict(zip((*self._key, *folded), grouped.columns, strict=True))  # the keys first, then as specified
         for name, each in folded.items():
             if functions[name] == "list":
-                values = table.column(columns[name] or places).to_pylist()
+                values = python_objects(table.column(columns[name] or places), columns[name] or "")
                 groups = ([values[place] for place in found] for found in made[name].to_pylist())
                 made[name] = self._array(name, [each.fold(group, partial=partial) for group in groups])
         for name, each in self._aggregates.items():

@@ -542,8 +542,8 @@ class MapState(KeyedState):
         """For backends without ``apply``: read, merge, put."""
         commit = self._begun()
         names = [name for name in deltas.schema.names if name not in aggregates]
-        keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in names), strict=True))
-        changes = list(zip(*(python_values(deltas.column(name)) for name in aggregates), strict=True))
+        keys: list[Key] = list(zip(*(python_values(deltas.column(name), name) for name in names), strict=True))
+        changes = list(zip(*(python_values(deltas.column(name), name) for name in aggregates), strict=True))
         self._load(commit, keys)
         if len(commit.found) != len(keys):
             raise InvariantViolation(f"{self.location}: deltas must hold each key once")

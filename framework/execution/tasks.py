@@ -186,8 +186,9 @@ class _Runner:
                 if kept is not None and isinstance(self.bolt, Committer):
                     self.bolt.take_for_commit(kept)
 
-    def guarded(self) -> _Guard:
-        return _Guard(self.component.id, self.index, self.task.watch)
+    def guarded(self, component_id: str | None = None) -> _Guard:
+        """``component_id``: of the bolt whose combiner runs here; None: this component."""
+        return _Guard(component_id or self.component.id, self.index, self.task.watch)
 
     def read(self, seed: Seed) -> None:
         """For a spout: read or emit what was planned for this task."""
@@ -258,9 +259,11 @@ class _Runner:
         with self.guarded():
             self.collector.flush()
             for (index, task), combiner in self._combiners.items():
-                combined = combiner.finish() if combiner is not None else None
+                edge = self.task.topology.plan.edges[index]
+                with self.guarded(edge.target):
+                    combined = combiner.finish() if combiner is not None else None
                 if combined is not None and combined.num_rows:
-                    self._send(self.task.topology.plan.edges[index], combined, task)
+                    self._send(edge, combined, task)
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:
@@ -298,7 +301,8 @@ class _Runner:
             if combiner is None:
                 self._send(edge, batch, task)
             else:
-                combiner.add(batch)
+                with self.guarded(edge.target):
+                    combiner.add(batch)
 
     def _send(self, edge: Edge, batch: pa.RecordBatch, task: int | None) -> None:
         if task is not None:

@@ -26,7 +26,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.errors import BadRecordError
 from framework.topology.fields import Fields
+from framework.topology.moments import holds_times, outside_python
 
 #: Stands for every NaN. It is one object, so that tuples and dictionaries find it.
 NAN = math.nan
@@ -55,12 +57,30 @@ def has_nan(column: pa.ChunkedArray) -> bool:
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
-def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values as Python objects, in canonical form."""
+def python_objects(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[Any]:
+    """A column's values as Python objects. ``name``: of the field. Raises ``BadRecordError`` for a
+    moment or a time of day that Python cannot hold: Arrow gives 24:00 as 00:00."""
+    try:
+        if holds_times(column.type):
+            chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+            if any(outside_python(chunk) is not None for chunk in chunks):
+                raise ValueError(f"the years 1 to 9999 and 00:00 to 23:59:59 are held, and a {column.type} is another")
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise BadRecordError(
+            f"{f'field {name!r}: ' if name else ''}Python cannot hold a value: {error}",
+            advice="take the field out, or to another type, in an ArrowBolt before this one",
+        ) from error
+    return values
+
+
+def python_values(column: pa.ChunkedArray, name: str = "") -> list[Any]:
+    """A column's values as Python objects, in canonical form. ``name``, and what is raised: as of
+    ``python_objects``."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
-    values: list[Any] = canonical_column(column).to_pylist()
+    values = python_objects(canonical_column(column), name)
     if has_nan(column):
         return [NAN if value != value else value for value in values]
     return values

@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from framework.topology.canonical import python_objects
+
 ALGORITHM = "fields-hash/1"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -61,7 +63,7 @@ def _hash_column(column: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_nested(column.type):
-        return np.fromiter((hash_value(value) for value in column.to_pylist()), dtype=np.uint64, count=len(column))
+        return np.fromiter((hash_value(value) for value in python_objects(column)), dtype=np.uint64, count=len(column))
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     distinct = np.fromiter(
         (hash_value(value) for value in _python_values(encoded.dictionary)),
@@ -82,8 +84,7 @@ def _python_values(values: pa.Array) -> list[Any]:
         nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[values.type.unit]
         counts = values.cast(pa.int64()).to_pylist()
         return [None if count is None else _Span(count * nanoseconds) for count in counts]
-    listed: list[Any] = values.to_pylist()
-    return listed
+    return python_objects(values)
 
 
 class _Span:

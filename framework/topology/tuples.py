@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from framework.errors import BadRecordError, UnknownFieldError
+from framework.errors import UnknownFieldError
 from framework.topology.attempt import TransactionAttempt
+from framework.topology.canonical import python_objects
 from framework.topology.fields import Fields
-from framework.topology.moments import holds_times, outside_python
 
 #: The component and the stream that ticks come from, as in Storm.
 SYSTEM_COMPONENT, TICK_STREAM = "__system", "__tick"
@@ -154,17 +154,4 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     or a time of day that Python cannot hold: Arrow gives 24:00 as 00:00."""
     if batch.num_columns == 0:
         return iter([()] * batch.num_rows)
-    return zip(*map(_python_values, batch.schema.names, batch.columns), strict=True)
-
-
-def _python_values(name: str, column: pa.Array) -> list[Any]:
-    try:
-        if holds_times(column.type) and outside_python(column) is not None:
-            raise ValueError(f"the years 1 to 9999 and 00:00 to 23:59:59 are held, and a {column.type} is another")
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise BadRecordError(
-            f"field {name!r}: Python cannot hold a value: {error}",
-            advice="take the field out, or to another type, in an ArrowBolt before this one",
-        ) from error
-    return values
+    return zip(*map(python_objects, batch.columns, batch.schema.names), strict=True)

@@ -624,20 +624,20 @@ class PostgresBackend(SqlBackend):
         arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in deltas.column_names)
         statement, changed = upsert.into(self.shape, f"(SELECT {arrays}) AS _given"), 0
         for start in range(0, deltas.num_rows, rows := self._rows_per_statement(deltas)):
-            columns = deltas.slice(start, rows).columns
-            changed += connection.execute(statement, (*stamp, *map(self._array, columns))).rowcount
+            columns = map(self._array, deltas.slice(start, rows).columns, deltas.column_names)
+            changed += connection.execute(statement, (*stamp, *columns)).rowcount
         return changed
 
     def _rows_per_statement(self, deltas: pa.Table) -> int:
         fitting: int = deltas.num_rows * _STATEMENT_BYTES // max(deltas.nbytes, 1)
         return max(min(fitting, _size.rows(self._dsn)), 1)
 
-    def _array(self, column: pa.ChunkedArray) -> str:
+    def _array(self, column: pa.ChunkedArray, name: str) -> str:
         """The column as the text of an array. Arrow makes those of large batches, and Python those
         of small ones."""
         if len(column) >= self._columnar_from_rows:
             return _array_text(column)
-        values = python_values(column)
+        values = python_values(column, name)
         return _array_of(None if value is None else self._stored(value, column.type) for value in values)
 
     def _select(self, connection: Any, statement: str) -> Any:

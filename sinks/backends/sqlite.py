@@ -318,7 +318,7 @@ class SqliteBackend(SqlBackend):
         if deltas.num_rows >= self._staged_from_rows:
             self._stage(connection, deltas)
             return connection.execute(upsert.into(self.shape, self.shape.stage), stamp).rowcount
-        columns = [self._stored_column(column) for column in deltas.columns]
+        columns = [self._stored_column(*each) for each in zip(deltas.columns, deltas.column_names, strict=True)]
         same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
         return connection.executemany(upsert.into(self.shape), zip(*columns, *same, strict=True)).rowcount
 
@@ -327,11 +327,11 @@ class SqliteBackend(SqlBackend):
         connection.execute(self.shape.stage_ddl())
         connection.execute(f"DELETE FROM {self.shape.stage}")
         marks = ", ".join("?" * deltas.num_columns)
-        columns = [self._stored_column(column) for column in deltas.columns]
+        columns = [self._stored_column(*each) for each in zip(deltas.columns, deltas.column_names, strict=True)]
         connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
 
-    def _stored_column(self, column: pa.ChunkedArray) -> list[Any]:
-        values = python_values(column)
+    def _stored_column(self, column: pa.ChunkedArray, name: str) -> list[Any]:
+        values = python_values(column, name)
         kind = column.type
         if not is_plain(kind):
             return [None if value is None else self._stored(value, kind) for value in values]

@@ -24,6 +24,7 @@ from framework.topology import (
     WrittenTopic,
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
+from framework.topology.tuples import rows_of
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import marker_of, markers_topic, writer_of
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
@@ -189,7 +190,9 @@ class KafkaSink(ArrowBolt, Committer):
             return lambda batch: [None] * batch.num_rows
         if callable(content):
             function = content
-            return lambda batch: [self._called(function, row) for row in batch.to_pylist()]
+            return lambda batch: [
+                self._called(function, dict(zip(batch.schema.names, row, strict=True))) for row in rows_of(batch)
+            ]
         if isinstance(content, str):
             name = content
             return lambda batch: [
@@ -199,7 +202,7 @@ class KafkaSink(ArrowBolt, Committer):
         columns = JsonColumns(chosen, "JSON")
 
         def objects(batch: pa.RecordBatch) -> Iterable[bytes]:
-            rows = zip(*(batch.column(each).to_pylist() for each in chosen), strict=True)
+            rows = rows_of(batch.select([*chosen]))
             return [self._json(dict(zip(chosen, columns.encode(row), strict=True))) for row in rows]
 
         return objects

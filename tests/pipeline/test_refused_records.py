@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,19 @@ from framework.transactions.documents import read_history
 from framework.transactions.undo import undo
 from integration import EmbeddedServers
 from sinks import (
+    Aggregate,
     AppendCommitter,
     Count,
     DeadLetterTable,
     DeadLetterTopic,
     MapState,
+    Max,
+    MemoryBackend,
+    Min,
     OpaqueMapState,
     ParquetTable,
     PostgresBackend,
+    Reduce,
     SqliteBackend,
     StateCommitter,
     Sum,
@@ -296,6 +301,57 @@ def test_a_moment_outside_of_pythons_years_that_a_bolt_reads_is_refused(tmp_path
         assert connection.execute("SELECT year, count FROM years").fetchall() == [(1970, 6)]
     ((place, reason),) = refused(store).items()
     assert place == ("0", 3) and reason.startswith("reads: field 'at': Python cannot hold a value: ")
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_what_a_combiner_refuses_is_refused_by_its_bolt_and_not_by_the_spout_before_it(
+    tmp_path: Path, tasks: int
+) -> None:
+    store = MemoryStore()
+    rows: list[list[Any]] = [["a", 1], [None, 1], ["b", 1], ["a", HUGE]]
+    spout = OpaqueMemoryTransactionalSpout({0: rows, 1: [["c", 1]]}, FIELDS, 7, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words"))
+    counting = StateCommitter(state, ["word"], {"count": Count(), "total": Sum("n")})
+    builder.set_bolt("words", counting, tasks).fields_grouping("spout", Fields("word"))
+    caught_up(builder.build(), store)
+    assert counts(tmp_path) == {"a": (1, 1), "b": (1, 1), "c": (1, 1)}
+    found = refused(store)
+    assert set(found) == {("0", 1), ("0", 3)} and all(reason.startswith("words: ") for reason in found.values())
+
+
+#: By what a time outside Python's years reaches a state: as a key, or in a fold.
+FOLDED: dict[str, tuple[str, Callable[[], Aggregate]]] = {
+    "key": ("at", Count),
+    "least": ("n", lambda: Min("at")),
+    "most": ("n", lambda: Max("at")),
+    "function": ("n", lambda: Reduce("at", lambda one, other: max(one, other))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", FOLDED)
+@pytest.mark.parametrize("where", ["file", "memory"])
+def test_a_time_that_python_cannot_hold_is_refused_by_a_state(
+    tmp_path: Path, kind: type[MapState], which: str, where: str
+) -> None:
+    store, (key, aggregate) = MemoryStore(), FOLDED[which]
+    spout = MemoryTransactionalSpout if kind is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    source = spout({0: [[n] for n in range(7)]}, Fields(n=int), 7, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", source)
+    builder.set_bolt("far", Far()).shuffle_grouping("spout")
+    state = kind(SqliteBackend(tmp_path / "x.db", "years") if where == "file" else MemoryBackend())
+    years = StateCommitter(state, [key], {"x": aggregate()})
+    builder.set_bolt("years", years, 2).fields_grouping("far", Fields(key))
+    topology = builder.build()
+    caught_up(topology, store)
+    ((place, reason),) = refused(store).items()
+    field = "x" if which in ("least", "most") else "at"
+    assert place == ("0", 3) and reason.startswith(f"years: field {field!r}: Python cannot hold a value: ")
+    bound = topology.components[-1].states[0]
+    assert isinstance(bound, MapState)
+    rows = {key[0]: row.value for key, row in bound.backend.scan()}
+    assert len(rows) == 6 and (which == "key" or set(rows) == {0, 1, 2, 4, 5, 6})
 
 
 # --- from Kafka -----------------------------------------------------------------------------------
