@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks import workload
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka.format import Parts
-from spouts.kafka.native_session import NativeSession, why_not_native
+from spouts.kafka.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.partitions import TopicPartition
-from spouts.kafka.session import KafkaSession, Range
+from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.record_format import Parts
 
 #: Records per range, over all partitions; and how many ranges of a size are read at most.
 SIZES = (1_000_000, 125_000, 25_000, 20)

@@ -15,7 +15,7 @@ from framework.observe import TransactionRecord
 from framework.overview import TopologyOverview, read_topologies, read_topology
 from framework.transactions.documents import META, read_transaction
 from framework.transactions.history_reader import HistoryReader
-from framework.ui import view
+from framework.ui import documents
 
 #: As ``Topology.outline`` writes an input.
 _INPUT = re.compile(r"([^/]+)/(.*?) by (.*)", re.DOTALL)
@@ -34,41 +34,41 @@ class RootSource:
         self._store = store
         self._root = root
         self._readers: dict[str, HistoryReader] = {}
-        self._flows: dict[str, view.Flow] = {}
+        self._flows: dict[str, documents.Flow] = {}
         self._lock = threading.Lock()
 
     @property
     def title(self) -> str:
         return self._root
 
-    def topologies(self) -> list[view.Document]:
+    def topologies(self) -> list[documents.Document]:
         return [_document(each) for each in read_topologies(self._store)]
 
-    def topology(self, topology_id: str) -> view.View | None:
+    def topology(self, topology_id: str) -> documents.View | None:
         found = read_topology(self._store, topology_id)
         if found is None:
             return None
         status = found.leader.status if found.leader is not None else {}
-        live: dict[str, Any] = {**_document(found), "at": view.now()}
+        live: dict[str, Any] = {**_document(found), "at": documents.now()}
         parts: dict[str, Any] = {"live": live}
         closed: list[TransactionRecord] = []
         if found.kind == "transactional":
             reader = self._kept(self._readers, topology_id, lambda: HistoryReader(self._store, topology_id))
             closed = reader.read()
-            live["in_flight"] = view.in_flight(_mapping(status.get("in_flight")))
-            live["edges"] = view.edges(closed)
+            live["in_flight"] = documents.in_flight(_mapping(status.get("in_flight")))
+            live["edges"] = documents.edges(closed)
             live["trouble"] = live["trouble"] or reader.unreadable
-            parts["failures"] = view.failures(closed)
+            parts["failures"] = documents.failures(closed)
             meta = TransactionalState(self._store, topology_id).get_data(META)
             parts["about"] = {"graph": shape_in(meta.get("outline") if isinstance(meta, dict) else None)}
         elif found.kind == "core":
-            live["edges"] = self._kept(self._flows, topology_id, view.Flow).look(status)
+            live["edges"] = self._kept(self._flows, topology_id, documents.Flow).look(status)
             parts["about"] = {"graph": told_shape(status.get("graph"))}
-        return view.View(parts, closed)
+        return documents.View(parts, closed)
 
-    def transaction(self, topology_id: str, txid: int) -> view.Document | None:
+    def transaction(self, topology_id: str, txid: int) -> documents.Document | None:
         found = read_transaction(self._store, topology_id, txid)
-        return None if found is None else view.transaction_document(found)
+        return None if found is None else documents.transaction_document(found)
 
     def _kept(self, kept: dict[str, T], topology_id: str, make: Callable[[], T]) -> T:
         """The one that was made before, or a new one. The one that was used longest ago goes."""
@@ -124,7 +124,7 @@ def told_shape(graph: Any) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _document(found: TopologyOverview) -> view.Document:
+def _document(found: TopologyOverview) -> documents.Document:
     return {**found.document(), "drivers": [document_of(each) for each in found.drivers]}
 
 

@@ -10,9 +10,9 @@ from sinks.backends.backend import MapBackend, Row
 from sinks.backends.memory import MemoryBackend
 from sinks.backends.sqlite import SqliteBackend
 from sinks.committer import StateCommitter
+from sinks.consistent_read import Together, common_txid, read_together
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
 from sinks.kafka.sink import KafkaSink
-from sinks.reading import Together, common_txid, read_together
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.tables.append import AppendCommitter
 from sinks.tables.parquet import ParquetTable

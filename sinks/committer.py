@@ -26,7 +26,7 @@ from framework.topology import (
 from framework.topology.canonical import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.aggregates import EXACT, Aggregate
-from sinks.recount import Recount
+from sinks.reference_aggregates import Recount
 from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.

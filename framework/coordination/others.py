@@ -9,8 +9,8 @@ from typing import Any
 
 from framework.coordination.presence import EVERY_S, LiveDriver, read_drivers
 from framework.coordination.store import CoordinationStore
-from framework.ui.kept import Kept
-from framework.ui.view import driver_document
+from framework.ui.cached_reads import Kept
+from framework.ui.documents import driver_document
 
 
 class Drivers:

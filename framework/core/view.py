@@ -12,7 +12,7 @@ from framework.core.driver import RoundDriver
 from framework.core.status import CoreStatus
 from framework.observe.health import trouble_in, waits
 from framework.topology import CoreTopology
-from framework.ui import view
+from framework.ui import documents
 
 
 class CoreSource:
@@ -33,17 +33,17 @@ class CoreSource:
         self._driver = driver
         self._status = status
         self._drivers = None if store is None else Drivers(store, topology.id)
-        self._flow = view.Flow()
-        self._about = {"graph": topology.shape(), "configuration": view.configuration(config)}
+        self._flow = documents.Flow()
+        self._about = {"graph": topology.shape(), "configuration": documents.configuration(config)}
 
     @property
     def title(self) -> str:
         return self._topology.id
 
-    def topologies(self) -> list[view.Document]:
+    def topologies(self) -> list[documents.Document]:
         return [self._document()]
 
-    def topology(self, topology_id: str) -> view.View | None:
+    def topology(self, topology_id: str) -> documents.View | None:
         if topology_id != self._topology.id:
             return None
         failures = [
@@ -52,16 +52,16 @@ class CoreSource:
                 "task": error.task,
                 "at": round(at, 3),
                 "outcome": error.kind.value,
-                "reason": view.shortened(error.message, view.REASON_MAX),
-                "trace": error.trace[-view.REASON_MAX * 4 :],
+                "reason": documents.shortened(error.message, documents.REASON_MAX),
+                "trace": error.trace[-documents.REASON_MAX * 4 :],
             }
             for at, error in reversed(list(self._driver.recent_errors))
         ]
-        live = {**self._document(), "at": view.now(), "in_flight": []}
+        live = {**self._document(), "at": documents.now(), "in_flight": []}
         live["edges"] = self._flow.look(live["status"])
-        return view.View({"about": self._about, "live": live, "failures": failures})
+        return documents.View({"about": self._about, "live": live, "failures": failures})
 
-    def transaction(self, topology_id: str, txid: int) -> view.Document | None:
+    def transaction(self, topology_id: str, txid: int) -> documents.Document | None:
         return None
 
     def _document(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from framework.transactions.documents import read_transaction
 from framework.transactions.driver import Driver
 from framework.transactions.history_reader import HistoryReader
 from framework.transactions.status import RunStatus
-from framework.ui import view
-from framework.ui.kept import Kept
+from framework.ui import documents
+from framework.ui.cached_reads import Kept
 
 
 class RunSource:
@@ -39,7 +39,7 @@ class RunSource:
         self._store = store
         self._status = status
         self._drivers = Drivers(store, topology.id)
-        self._about = {"graph": topology.shape(), "configuration": view.configuration(config)}
+        self._about = {"graph": topology.shape(), "configuration": documents.configuration(config)}
         self._history = HistoryReader(store, topology.id)
         self._read: list[TransactionRecord] | None = None
         self._others: Kept[list[TransactionRecord]] = Kept("history", self._read_others, EVERY_S)
@@ -48,11 +48,11 @@ class RunSource:
     def title(self) -> str:
         return self._topology.id
 
-    def topologies(self) -> list[view.Document]:
+    def topologies(self) -> list[documents.Document]:
         status, closed = self._status(), self._closed()
         return [self._document(status, closed)]
 
-    def topology(self, topology_id: str) -> view.View | None:
+    def topology(self, topology_id: str) -> documents.View | None:
         if topology_id != self._topology.id:
             return None
         journal, status = self._driver.journal, self._status()
@@ -66,9 +66,9 @@ class RunSource:
         }
         live = {
             **self._document(status, closed),
-            "at": view.now(),
-            "in_flight": view.in_flight(status.in_flight, elapsed),
-            "edges": view.edges(closed),
+            "at": documents.now(),
+            "in_flight": documents.in_flight(status.in_flight, elapsed),
+            "edges": documents.edges(closed),
         }
         headers = [
             {
@@ -82,19 +82,19 @@ class RunSource:
         parts = {
             "about": self._about,
             "live": live,
-            "partitions": view.partitions(lags),
-            "failures": view.failures(closed, running),
+            "partitions": documents.partitions(lags),
+            "failures": documents.failures(closed, running),
             "headers": headers,
         }
-        return view.View(parts, closed)
+        return documents.View(parts, closed)
 
-    def transaction(self, topology_id: str, txid: int) -> view.Document | None:
+    def transaction(self, topology_id: str, txid: int) -> documents.Document | None:
         if topology_id != self._topology.id:
             return None
         journal = self._driver.journal
         found = next((each for each in reversed(journal.records()) if each.txid == txid), None)
         found = found or read_transaction(self._store, topology_id, txid)
-        return None if found is None else view.transaction_document(found, journal.traces(txid))
+        return None if found is None else documents.transaction_document(found, journal.traces(txid))
 
     def _closed(self) -> list[TransactionRecord]:
         """Those that this process closed, and those of other leaders, which the store keeps."""

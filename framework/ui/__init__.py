@@ -4,7 +4,7 @@ This package serves, guards and draws. What there is to see comes from a ``Sourc
 the coordination store. Nothing here knows a topology, a store or a driver.
 """
 
-from framework.ui.kept import Kept
-from framework.ui.view import Source, View
+from framework.ui.cached_reads import Kept
+from framework.ui.documents import Source, View
 
 __all__ = ["Kept", "Source", "View"]

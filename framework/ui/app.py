@@ -18,10 +18,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from framework.observe.logs import get_logger
+from framework.ui.cached_reads import Answer, Kept
+from framework.ui.documents import ROW, Source, View, now, row
 from framework.ui.guard import Buckets, Token, too_many_wrong
-from framework.ui.kept import Answer, Kept
 from framework.ui.messages import Encoded, Viewer, encode
-from framework.ui.view import ROW, Source, View, now, row
 
 STATIC = Path(__file__).parent / "static"
 #: Browsers that get events at once.

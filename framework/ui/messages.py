@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right
 from typing import Any
 
-from framework.ui.view import ROW, View, row
+from framework.ui.documents import ROW, View, row
 
 
 class Encoded:

@@ -17,13 +17,13 @@ from framework.config import Config
 from framework.errors import ConfigError
 from framework.observe.hosts import is_loopback
 from framework.observe.logs import get_logger
-from framework.ui.view import Source
+from framework.ui.documents import Source
 
 try:
     import uvicorn
 
     from framework.ui.app import Page
-    from framework.ui.door import CONNECTIONS_MAX, Door, PromptProtocol
+    from framework.ui.connection_limits import CONNECTIONS_MAX, Door, PromptProtocol
     from framework.ui.guard import Guard, Token
 except ImportError as error:  # an extra
     raise ConfigError(

@@ -50,7 +50,7 @@ from framework.errors import (
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backends.backend import Key, MapBackend, Row
-from sinks.places import somebody_elses
+from sinks.paths import somebody_elses
 from sinks.plain_values import JsonColumns
 
 try:

@@ -41,7 +41,7 @@ from sinks.backends.sql_schema import (
     header_values,
     identifier,
 )
-from sinks.places import somebody_elses
+from sinks.paths import somebody_elses
 
 #: The longest name of a table.
 NAME_MAX = 63

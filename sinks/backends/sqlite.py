@@ -35,7 +35,7 @@ from framework.topology.canonical import python_values
 from sinks.backends.backend import Key, MapBackend
 from sinks.backends.sql import SqlBackend, SqlRollBack, Upsert
 from sinks.backends.sql_schema import Dialect
-from sinks.places import check_can_be_made
+from sinks.paths import check_can_be_made
 from sinks.plain_values import check_storable, is_plain, plain, restored
 
 #: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently

@@ -53,7 +53,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header, Stamp
-from sinks.places import somebody_elses
+from sinks.paths import somebody_elses
 from sinks.tables.folders import (
     check_inside,
     check_no_link,

@@ -61,7 +61,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical import comparable, python_values
-from sinks.places import check_can_be_made
+from sinks.paths import check_can_be_made
 from sinks.tables.folders import (
     HeaderChain,
     check_data_file,

@@ -16,7 +16,7 @@ from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.times import decoded, decoded_good
 from spouts.kafka.chunk import RecordChunk
-from spouts.kafka.format import Parts
+from spouts.kafka.record_format import Parts
 from spouts.kafka.streams import StreamFormat, Streams
 
 C = TypeVar("C", bound=RecordChunk)

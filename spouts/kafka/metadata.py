@@ -35,7 +35,7 @@ from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.partitions import Position, partition_id, topic_and_number
-from spouts.kafka.session import NOT_IN_LOG
+from spouts.kafka.range_consumer import NOT_IN_LOG
 
 _log = get_logger()
 

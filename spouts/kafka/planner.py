@@ -33,16 +33,16 @@ from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, 
 from framework.topology.spouts import LEFT_OUT, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
+from spouts.kafka.arrival_watcher import KafkaWatch
 from spouts.kafka.damage import Damage, find_damage
-from spouts.kafka.group import GroupOffsets
+from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka.looking import RecordViewer
 from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.open_transactions import OpenTransactions
 from spouts.kafka.partitions import SAME_LOG, Position, position_after, position_of, reaches, topic_and_number
+from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
-from spouts.kafka.watch import KafkaWatch
 
 _log = get_logger()
 

@@ -14,8 +14,8 @@ from framework.errors import ConfigError
 from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, DEFAULT_STREAM, Fields, OutputFieldsDeclarer
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
-from spouts.kafka.arguments import at_least_1, checked_format, checked_topics, fields_of
-from spouts.kafka.format import RecordFormat
+from spouts.kafka.options import at_least_1, checked_format, checked_topics, fields_of
+from spouts.kafka.record_format import RecordFormat
 
 #: A value that is larger is a bad record. Compressed, it may be a few bytes on the broker.
 RECORD_BYTES_MAX = 64 << 20

@@ -22,14 +22,14 @@ from framework.topology import (
 )
 from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
 from spouts.codecs.codec import Codec
-from spouts.kafka.arguments import above_0, at_least_1, checked_group, checked_start
-from spouts.kafka.group import GroupOffsets
+from spouts.kafka.consumer_pool import reader_of, say_fallback, say_reader, sessions
+from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.limits import KafkaLimits
 from spouts.kafka.loops import OwnTopics
-from spouts.kafka.native_session import why_not_native
+from spouts.kafka.native_range_consumer import why_not_native
+from spouts.kafka.options import above_0, at_least_1, checked_group, checked_start
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.sessions import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a

@@ -19,7 +19,7 @@ from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import EmbeddedServers, KafkaBroker
 from integration.server import free_port
-from spouts.kafka.group import GroupOffsets
+from spouts.kafka.group_offsets import GroupOffsets
 from tests.kit.kafka_runs import KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics

@@ -20,12 +20,12 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
-from spouts.kafka import native_session
-from spouts.kafka import session as kafka_session
+from spouts.kafka import native_range_consumer
+from spouts.kafka import range_consumer as kafka_session
 from spouts.kafka.chunk import MessageChunk
-from spouts.kafka.format import EVERYTHING
-from spouts.kafka.native_session import NativeSession
-from spouts.kafka.session import KafkaSession, Range
+from spouts.kafka.native_range_consumer import NativeSession
+from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.record_format import EVERYTHING
 
 PARTITIONS = 2
 BATCHES = 12
@@ -350,7 +350,7 @@ def instead_of_kafka(consumer: Any, world: SessionsWorld) -> Iterator[None]:
     clock = SimpleNamespace(monotonic=lambda: world.now)
     ours: dict[Any, dict[str, Any]] = {
         kafka_session: {"Consumer": consumer, "Message": SimMessage, "time": clock, "SILENCE_MAX_S": SILENCE_S},
-        native_session: {
+        native_range_consumer: {
             "native": lambda: SimpleNamespace(Consumer=consumer),
             "why_not_native": lambda: None,
             "time": clock,

@@ -11,7 +11,7 @@ from typing import Any
 
 from framework.config import Config
 from framework.observe.journal import AttemptRecord, TransactionRecord
-from framework.ui import view
+from framework.ui import documents
 from framework.ui.server import serve_page
 from integration.server import free_port
 from tests.kit.waiting import PATIENCE_S
@@ -63,22 +63,24 @@ class Told:
         self.hangs = 0.0
         self.looks = 0
 
-    def topologies(self) -> list[view.Document]:
+    def topologies(self) -> list[documents.Document]:
         self._answer()
         return [self.live]
 
-    def topology(self, topology_id: str) -> view.View | None:
+    def topology(self, topology_id: str) -> documents.View | None:
         self.looks += 1
         self._answer()
         if topology_id != self.name:
             return None
-        live = {**self.live, "at": 1e9, "edges": view.edges(self.closed)}
-        return view.View({"live": live, "failures": view.failures(self.closed), **self.parts}, list(self.closed))
+        live = {**self.live, "at": 1e9, "edges": documents.edges(self.closed)}
+        return documents.View(
+            {"live": live, "failures": documents.failures(self.closed), **self.parts}, list(self.closed)
+        )
 
-    def transaction(self, topology_id: str, txid: int) -> view.Document | None:
+    def transaction(self, topology_id: str, txid: int) -> documents.Document | None:
         self._answer()
         found = next((each for each in self.closed if each.txid == txid), None)
-        return None if found is None else view.transaction_document(found, {1: "Traceback: here"})
+        return None if found is None else documents.transaction_document(found, {1: "Traceback: here"})
 
     def _answer(self) -> None:
         if self.hangs:
@@ -88,7 +90,7 @@ class Told:
 
 
 @contextmanager
-def served(source: view.Source, port: int | None = None, **settings: Any) -> Iterator[int]:
+def served(source: documents.Source, port: int | None = None, **settings: Any) -> Iterator[int]:
     """The page over a source on a port of this machine."""
     port = port or free_port()
     config = Config.of({"ui.port": port, **{f"ui.{key.replace('_', '.')}": value for key, value in settings.items()}})

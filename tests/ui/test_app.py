@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from framework.config import Config
 from framework.errors import ConfigError
-from framework.ui import app, view
+from framework.ui import app, documents
 from framework.ui.server import serve_page
 from tests.kit.waiting import wait_for
 from tests.ui.sources import Events, Told, get, record, served
@@ -135,7 +135,7 @@ def test_a_document_is_made_once_for_all_who_ask_between_two_looks(monkeypatch: 
 
     def rows(record: Any) -> Any:
         made.append(record.txid)
-        return view.row(record)
+        return documents.row(record)
 
     monkeypatch.setattr(source, "every_s", 60.0)
     monkeypatch.setattr(app, "row", rows)

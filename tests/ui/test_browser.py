@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from framework import submit
-from framework.ui import view
+from framework.ui import documents
 from integration import EmbeddedServers
 from integration.server import free_port
 from tests.kit.waiting import PATIENCE_S, wait_for
@@ -277,7 +277,7 @@ class Many(Told):
     lag = 100
     turn = 0
 
-    def topologies(self) -> list[view.Document]:
+    def topologies(self) -> list[documents.Document]:
         states = ["running", "running", "waiting", "stopped", "running"]
         return [
             {

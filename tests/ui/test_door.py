@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from framework.ui import door, server
-from framework.ui.door import Door
+from framework.ui import connection_limits, server
+from framework.ui.connection_limits import Door
 from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import Told, get, served
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour("6.4")
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    monkeypatch.setattr(door, "_SHUT_S", 0.0)
+    monkeypatch.setattr(connection_limits, "_SHUT_S", 0.0)
     with Door(socket.create_server(("127.0.0.1", 0)), most=4) as found:
         yield found
 
@@ -63,7 +63,7 @@ def test_one_address_gets_half_of_the_places_and_a_place_that_is_left_is_free(op
 
 def test_connections_that_come_too_fast_are_closed(opened: Door) -> None:
     refused = 0
-    for _ in range(2 * door.BURST):
+    for _ in range(2 * connection_limits.BURST):
         with come(opened):
             try:
                 opened.accept()[0].close()
@@ -97,7 +97,7 @@ def test_a_page_takes_a_quarter_of_the_files_at_most(monkeypatch: pytest.MonkeyP
         assert found._most == 25
     monkeypatch.setattr(server.resource, "getrlimit", lambda _: (1_000_000, 1_000_000))
     with server._listen("127.0.0.1", 0) as found:
-        assert found._most == door.CONNECTIONS_MAX
+        assert found._most == connection_limits.CONNECTIONS_MAX
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"], ids=["nothing", "half a request"])
@@ -105,7 +105,7 @@ def test_those_who_ask_nothing_make_room_and_the_page_is_there_again(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 8)
-    monkeypatch.setattr(door, "SILENT_S", 0.3)
+    monkeypatch.setattr(connection_limits, "SILENT_S", 0.3)
     with served(Told()) as port, ExitStack() as stack:
         before = len(os.listdir("/proc/self/fd"))
         silent = []
@@ -127,7 +127,7 @@ def test_those_who_ask_nothing_make_room_and_the_page_is_there_again(
 
 
 def test_an_answer_that_is_long_in_coming_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SILENT_S", 0.05)
+    monkeypatch.setattr(connection_limits, "SILENT_S", 0.05)
     source = Told()
     source.hangs = 0.5
     with served(source) as port:

@@ -19,7 +19,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.transactions import MemoryStore
 from framework.transactions.history_reader import HistoryReader
 from framework.transactions.view import RunSource
-from framework.ui import view
+from framework.ui import documents
 from framework.views import RootSource, shape_in, told_shape
 from integration import EmbeddedServers
 from integration.server import free_port
@@ -211,7 +211,7 @@ def test_the_root_shows_the_graph_of_a_core_topology_that_runs() -> None:
     built, store = builder.build(), MemoryStore()
     source = RootSource(store, "/ratchet")
 
-    def shown() -> view.View:
+    def shown() -> documents.View:
         found = source.topology("numbers")
         assert found is not None
         return found

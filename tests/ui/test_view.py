@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from framework.ui import view
-from framework.ui.kept import Kept
+from framework.ui import documents
+from framework.ui.cached_reads import Kept
 from framework.ui.messages import Encoded, Viewer, encode
 from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import record
@@ -25,7 +25,7 @@ def told(news: bytes) -> dict[str, Any]:
 
 def test_a_row_of_the_time_line_says_what_its_columns_promise() -> None:
     closed = record(7, attempts=3, reason="away", bad_records=2, oldest_ms=1_000_000_006_850)
-    found = dict(zip(view.ROW, view.row(closed), strict=True))
+    found = dict(zip(documents.ROW, documents.row(closed), strict=True))
     assert found == {
         "txid": 7,
         "closed_at": 1e9 + 7.1,
@@ -38,25 +38,25 @@ def test_a_row_of_the_time_line_says_what_its_columns_promise() -> None:
         "oldest_age_ms": 250,
         "reason": "away",
     }
-    assert view.row(record(7, oldest_ms=0))[view.ROW.index("oldest_age_ms")] is None
-    assert view.row(record(7, oldest_ms=2_000_000_000_000))[view.ROW.index("oldest_age_ms")] == 0
+    assert documents.row(record(7, oldest_ms=0))[documents.ROW.index("oldest_age_ms")] is None
+    assert documents.row(record(7, oldest_ms=2_000_000_000_000))[documents.ROW.index("oldest_age_ms")] == 0
 
 
 def test_edges_add_up_the_last_transactions_and_name_the_rows_of_the_last() -> None:
     closed = [replace(record(txid)) for txid in range(1, 151)]
-    assert view.edges(closed) == {
+    assert documents.edges(closed) == {
         "rows": {"lines->count": [10, 1000]},
         "busy_ms": {"count": [2.5, 250.0]},
         "transactions": 100,
         "seconds": 99.1,
     }
-    assert view.edges([]) == {"rows": {}, "busy_ms": {}, "transactions": 0, "seconds": 0.0}
+    assert documents.edges([]) == {"rows": {}, "busy_ms": {}, "transactions": 0, "seconds": 0.0}
 
 
 def test_the_flow_of_a_core_topology_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(view.time, "monotonic", lambda: now)
-    flow = view.Flow()
+    monkeypatch.setattr(documents.time, "monotonic", lambda: now)
+    flow = documents.Flow()
 
     def look(at: float, rows: int, busy_s: float) -> Any:
         nonlocal now
@@ -81,69 +81,71 @@ def test_the_flow_of_a_core_topology_is_that_of_the_last_half_minute(monkeypatch
 
 def test_failures_are_listed_with_the_latest_first_shortened_and_bounded() -> None:
     closed = [record(txid, attempts=3, reason="x" * 1_000) for txid in range(1, 101)]
-    found = view.failures(closed)
-    assert len(found) == view.FAILURES_SHOWN
+    found = documents.failures(closed)
+    assert len(found) == documents.FAILURES_SHOWN
     assert (found[0]["txid"], found[0]["attempt"], found[0]["attempts"]) == (100, 2, 2)
-    assert len(found[0]["reason"]) == view.REASON_MAX
+    assert len(found[0]["reason"]) == documents.REASON_MAX
 
 
 def test_attempts_that_failed_for_other_reasons_are_listed_apart_and_cancelled_ones_not() -> None:
     one = record(1, attempts=4, reason="away")
     first, second, third, last = one.attempts
     other, cancelled = replace(second, reason="broken"), replace(third, outcome="cancelled", reason="txid 0 failed")
-    found = view.failures([replace(one, attempts=(first, other, cancelled, last))])
+    found = documents.failures([replace(one, attempts=(first, other, cancelled, last))])
     assert [(each["reason"], each["attempt"], each["attempts"]) for each in found] == [("broken", 2, 1), ("away", 1, 1)]
 
 
 def test_a_transaction_shows_traces_and_a_bounded_plan() -> None:
     plan = {f"words-{number}": {"first_offset": 1, "next_offset": 9} for number in range(3_000)}
-    found = view.transaction_document(record(1, attempts=2, reason="why", plan=plan), {1: "Traceback"})
+    found = documents.transaction_document(record(1, attempts=2, reason="why", plan=plan), {1: "Traceback"})
     assert [each["trace"] for each in found["attempts"]] == ["Traceback", ""]
-    assert (found["partitions"], len(found["plan"])) == (3_000, view.PLAN_SHOWN)
+    assert (found["partitions"], len(found["plan"])) == (3_000, documents.PLAN_SHOWN)
     json.loads(encode(found))
 
 
 def test_all_partitions_are_drawn_in_their_order_and_the_worst_listed() -> None:
     lags = {f"words/{number}": (number * 10, number, 0, 0) for number in range(1_000)}
-    found = view.partitions({**lags, "other/1": (None, 5, 0, 0)})
+    found = documents.partitions({**lags, "other/1": (None, 5, 0, 0)})
     assert found["total"] == 1_001
     assert found["all"][0] == ["other/1", None] and found["all"][11] == ["words/10", 100]
     assert [each[0] for each in found["worst"]][:2] == ["words/999", "words/998"]
-    assert len(found["worst"]) == view.WORST_SHOWN
+    assert len(found["worst"]) == documents.WORST_SHOWN
     assert len(encode(found)) < 30_000
 
 
 def test_a_thousand_transactions_are_sent_in_a_hundred_bytes_each() -> None:
-    encoded = Encoded(1, view.View({}, [record(txid) for txid in range(1, 1_001)]))
+    encoded = Encoded(1, documents.View({}, [record(txid) for txid in range(1, 1_001)]))
     assert len(encoded.transactions_since(-2)) < 100_000
 
 
 def test_a_viewer_gets_everything_once_and_then_what_has_changed() -> None:
     viewer, closed = Viewer(), [record(1), record(2)]
-    first = told(viewer.news(Encoded(1, view.View({"live": {"a": 1}, "about": {"b": 2}}, closed))))
+    first = told(viewer.news(Encoded(1, documents.View({"live": {"a": 1}, "about": {"b": 2}}, closed))))
     assert first["live"] == {"a": 1} and first["about"] == {"b": 2}
     assert first["transactions"]["anew"] and [each[0] for each in first["transactions"]["rows"]] == [1, 2]
     closed = [*closed, record(3)]
-    second = told(viewer.news(Encoded(2, view.View({"live": {"a": 5}, "about": {"b": 2}}, closed))))
+    second = told(viewer.news(Encoded(2, documents.View({"live": {"a": 5}, "about": {"b": 2}}, closed))))
     assert set(second) == {"live", "transactions"}
     assert not second["transactions"]["anew"] and [each[0] for each in second["transactions"]["rows"]] == [3]
-    assert viewer.news(Encoded(3, view.View({"live": {"a": 5}, "about": {"b": 2}}, closed))) == b""
+    assert viewer.news(Encoded(3, documents.View({"live": {"a": 5}, "about": {"b": 2}}, closed))) == b""
 
 
 def test_a_viewer_whose_transactions_are_gone_gets_all_anew() -> None:
     viewer = Viewer()
-    viewer.news(Encoded(1, view.View({}, [record(txid) for txid in range(50, 60)])))
-    begun_anew = told(viewer.news(Encoded(2, view.View({}, [record(1)]))))["transactions"]
+    viewer.news(Encoded(1, documents.View({}, [record(txid) for txid in range(50, 60)])))
+    begun_anew = told(viewer.news(Encoded(2, documents.View({}, [record(1)]))))["transactions"]
     assert begun_anew["anew"] and [each[0] for each in begun_anew["rows"]] == [1]
-    far_on = told(viewer.news(Encoded(3, view.View({}, [record(txid) for txid in range(500, 503)]))))["transactions"]
+    far_on = told(viewer.news(Encoded(3, documents.View({}, [record(txid) for txid in range(500, 503)]))))[
+        "transactions"
+    ]
     assert far_on["anew"] and len(far_on["rows"]) == 3
 
 
 def test_earlier_transactions_that_are_found_later_are_sent() -> None:
     """What the store kept of the runs before comes after what the run knows itself."""
     viewer = Viewer()
-    viewer.news(Encoded(1, view.View({}, [record(9)])))
-    news = told(viewer.news(Encoded(2, view.View({}, [record(8), record(9)]))))["transactions"]
+    viewer.news(Encoded(1, documents.View({}, [record(9)])))
+    news = told(viewer.news(Encoded(2, documents.View({}, [record(8), record(9)]))))["transactions"]
     assert news["anew"] and len(news["rows"]) == 2
 
 

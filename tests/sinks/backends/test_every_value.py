@@ -41,7 +41,7 @@ from sinks import (
     TransactionalMapState,
 )
 from sinks.contract.parts import finish, open_attempt
-from sinks.recount import Recount
+from sinks.reference_aggregates import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 from tests.kit.targets import Often
 

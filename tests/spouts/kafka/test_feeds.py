@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-import spouts.kafka.feeds as feeds
+import spouts.kafka.tailing_consumers as feeds
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaSpout
-from spouts.kafka import native_session
+from spouts.kafka import native_range_consumer
 from spouts.kafka.assignment import Assignment
 from spouts.kafka.chunk import RecordChunk
-from spouts.kafka.feeds import ColumnFeed, Event, Feed, MessageFeed
-from spouts.kafka.format import EVERYTHING, METADATA_TYPES
-from spouts.kafka.group import GroupOffsets
-from spouts.kafka.native_session import QUEUES_MIN, NativeConsumer, why_not_native
+from spouts.kafka.group_offsets import GroupOffsets
+from spouts.kafka.native_range_consumer import QUEUES_MIN, NativeConsumer, why_not_native
 from spouts.kafka.partitions import Position, TopicPartition
+from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES
+from spouts.kafka.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
 from tests.kit.kafka_runs import tail_of
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
@@ -225,7 +225,7 @@ def test_an_offset_that_is_not_in_the_log_is_an_event_after_the_records_before_i
 
     wait_for(both)
     assert [(each.tp, each.offset) for each in events] == [((name, 0), 500)]
-    assert events[0].error.code() in native_session.NOT_IN_LOG
+    assert events[0].error.code() in native_range_consumer.NOT_IN_LOG
 
 
 def test_after_any_steps_each_partition_goes_on_where_it_was(
@@ -344,14 +344,14 @@ def test_what_was_read_before_a_queue_failed_is_handed_out(
         topics.send(name, [b"x"] * 5, number)
     with opened(ColumnFeed, topics, name) as feed:
         feed.begin({(name, 0): START, (name, 1): START})
-        fill, fails = native_session.ChunkBuilder.fill, True
+        fill, fails = native_range_consumer.ChunkBuilder.fill, True
 
         def failing(self: Any, tp: TopicPartition, *args: Any, **kwargs: Any) -> Any:
             if fails and tp == (name, 1):
                 raise KafkaException(KafkaError(KafkaError._STATE))
             return fill(self, tp, *args, **kwargs)
 
-        monkeypatch.setattr(native_session.ChunkBuilder, "fill", failing)
+        monkeypatch.setattr(native_range_consumer.ChunkBuilder, "fill", failing)
         rows: list[tuple[Any, ...]] = []
         events: list[Event] = []
 
@@ -407,7 +407,7 @@ def test_the_reader_of_a_task_is_chosen_as_that_of_transactional_spouts(
 def test_a_spout_that_must_read_natively_and_cannot_is_refused_before_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.sessions.why_not_native", lambda: "the compiled part was not built")
+    monkeypatch.setattr("spouts.kafka.consumer_pool.why_not_native", lambda: "the compiled part was not built")
     spout = KafkaSpout(["a"], bootstrap_servers="h:1", settings={"reader": "native"})
     with pytest.raises(ConfigError, match="kafka.reader is 'native', but the compiled part was not built"):
         spout.check_before_start({})
@@ -415,5 +415,5 @@ def test_a_spout_that_must_read_natively_and_cannot_is_refused_before_the_start(
 
 def test_a_compiled_part_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in (SimpleNamespace(Consumer=None), SimpleNamespace(Consumer=None, INTERFACE=1)):
-        monkeypatch.setattr(native_session, "native", lambda other=other: other)
+        monkeypatch.setattr(native_range_consumer, "native", lambda other=other: other)
         assert why_not_native.__wrapped__() == "the compiled part of the spouts is of another version"

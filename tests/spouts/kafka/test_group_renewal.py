@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka import group as module
-from spouts.kafka.group import GroupOffsets
+from spouts.kafka import group_offsets as module
+from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partitions import Position
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.topics import Topics

@@ -11,11 +11,11 @@ import pytest
 from framework.clients.kafka import KafkaSettings
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import RetryableError
-from spouts.kafka import session as limits
-from spouts.kafka.format import EVERYTHING
-from spouts.kafka.native_session import NativeSession
+from spouts.kafka import range_consumer as limits
+from spouts.kafka.native_range_consumer import NativeSession
 from spouts.kafka.pace import FetchPace
-from spouts.kafka.session import KafkaSession, Range
+from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.record_format import EVERYTHING
 from tests.kit.quotas import limit_client
 from tests.kit.topics import Topics
 

@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from framework.errors import DataLossError, RetryableError
-from spouts.kafka.native_session import NativeSession
+from spouts.kafka.native_range_consumer import NativeSession
 from spouts.kafka.pace import FetchPace
-from spouts.kafka.session import PLACED_AGAIN_MAX, KafkaSession, Range
+from spouts.kafka.range_consumer import PLACED_AGAIN_MAX, KafkaSession, Range
 
 TP = ("orders", 3)
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET

@@ -42,15 +42,15 @@ from integration import KafkaBroker
 from integration.server import free_port
 from spouts import BytesCodec, Codec, JsonCodec, KafkaTransactionalSpout, TextCodec
 from spouts.compiled import native
-from spouts.kafka import native_session
-from spouts.kafka import session as python_session
+from spouts.kafka import native_range_consumer
+from spouts.kafka import range_consumer as python_session
 from spouts.kafka.chunk import ColumnChunk, RecordChunk
-from spouts.kafka.format import EVERYTHING, METADATA_TYPES, Parts
-from spouts.kafka.native_session import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
+from spouts.kafka.consumer_pool import KafkaSessions, reader_of, say_reader
+from spouts.kafka.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
 from spouts.kafka.pace import FetchPace
 from spouts.kafka.partitions import Position, TopicPartition
-from spouts.kafka.session import KafkaSession, Range
-from spouts.kafka.sessions import KafkaSessions, reader_of, say_reader
+from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
@@ -150,8 +150,8 @@ def limits(chunk_records: int, chunk_bytes: int, side_by_side: int) -> Iterator[
     with (
         patch.object(python_session, "CHUNK_RECORDS", chunk_records),
         patch.object(python_session, "SIDE_BY_SIDE_RECORDS_MAX", side_by_side),
-        patch.object(native_session, "CHUNK_BYTES", chunk_bytes),
-        patch.object(native_session, "FETCHED_TOGETHER_MAX", 2),
+        patch.object(native_range_consumer, "CHUNK_BYTES", chunk_bytes),
+        patch.object(native_range_consumer, "FETCHED_TOGETHER_MAX", 2),
     ):
         yield
 
@@ -361,7 +361,7 @@ def test_a_consumer_that_cannot_be_made_anew_leaves_the_former_one_with_its_boun
         raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "no more threads"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(native_session, "NativeConsumer", refused)
+        patch.setattr(native_range_consumer, "NativeConsumer", refused)
         wanted = {("t", number): Range(0, 1) for number in range(QUEUES_MIN + 1)}
         with pytest.raises(RetryableError, match="127.0.0.1:1: no more threads; see the limits"):
             list(session.read(wanted, EVERYTHING))
@@ -441,7 +441,7 @@ def test_the_memory_of_a_reader_is_bounded_while_a_backlog_waits(topics: Topics,
 @pytest.fixture
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.reset_defaults()
-    monkeypatch.setattr("spouts.kafka.sessions._said", set())
+    monkeypatch.setattr("spouts.kafka.consumer_pool._said", set())
 
 
 @needs_native
@@ -479,7 +479,7 @@ def test_what_only_the_python_reader_can_do_goes_to_it_with_a_reason_and_what_it
 
 
 def test_where_the_compiled_part_is_missing_the_python_reader_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.kafka.sessions.why_not_native", lambda: "the compiled part was not built")
+    monkeypatch.setattr("spouts.kafka.consumer_pool.why_not_native", lambda: "the compiled part was not built")
     plain = KafkaSettings("127.0.0.1:1", None)
     assert reader_of(plain) == ("python", "the compiled part was not built")
     with pytest.raises(ConfigError, match="kafka.reader is 'native', but the compiled part was not built"):
@@ -504,7 +504,7 @@ def test_a_worker_that_cannot_read_natively_says_so_once_where_the_driver_can(
     where = "spouts.kafka.transactional.why_not_native"
     monkeypatch.setattr(where, lambda: None if native_on_driver else absent)
     sent, chosen = pickle.loads(pickle.dumps(spout)), pickle.loads(pickle.dumps(by_choice))
-    for name in (where, "spouts.kafka.sessions.why_not_native"):
+    for name in (where, "spouts.kafka.consumer_pool.why_not_native"):
         monkeypatch.setattr(name, lambda: absent)
     with structlog.testing.capture_logs() as logs:
         for each in (chosen, sent, sent):
@@ -580,7 +580,7 @@ def test_settings_that_contradict_each_other_are_named_as_the_python_reader_name
 
 @needs_native
 def test_brokers_that_are_away_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.kafka.session.SILENCE_MAX_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.range_consumer.SILENCE_MAX_S", 0.5)
     address = f"127.0.0.1:{free_port()}"
     session = NativeSession(KafkaSettings(address, None), "g")
     with pytest.raises(RetryableError, match=f"nothing answers at {address}"):
@@ -823,7 +823,7 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
     oauth_broker: KafkaBroker, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the one that asks for the group's offsets, which it does seldom."""
-    monkeypatch.setattr("spouts.kafka.tail.LOOK_UP_EVERY_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.partition_follower.LOOK_UP_EVERY_S", 0.5)
     lifetime_s = 3.0
     expired = time.monotonic() + lifetime_s + 1.0  # then the first tokens have expired
 
@@ -862,7 +862,7 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
 
 @needs_native
 def test_an_oauth_cb_that_fails_is_the_reason_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.kafka.session.SILENCE_MAX_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.range_consumer.SILENCE_MAX_S", 0.5)
 
     def oauth(config: str) -> tuple[str, float]:
         raise OSError("the identity provider is away")

@@ -35,9 +35,9 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import MessageChunk
-from spouts.kafka.format import EVERYTHING, Parts
 from spouts.kafka.pace import FetchPace
 from spouts.kafka.partitions import TopicPartition, partition_id
+from spouts.kafka.record_format import EVERYTHING, Parts
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000

@@ -23,9 +23,9 @@ from confluent_kafka import TopicPartition as ClientPartition
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
-from spouts.kafka.format import Parts
-from spouts.kafka.native_session import ChunkBuilder, NativeConsumer, event_error, queues_for
+from spouts.kafka.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
 from spouts.kafka.partitions import Position, TopicPartition
+from spouts.kafka.record_format import Parts
 
 #: Records of one chunk.
 CHUNK_RECORDS = 2_000

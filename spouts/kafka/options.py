@@ -11,7 +11,7 @@ from framework.clients.kafka import checked_topic
 from framework.errors import ConfigError
 from framework.topology import Fields
 from spouts.codecs.codec import BytesCodec, Codec
-from spouts.kafka.format import RecordFormat
+from spouts.kafka.record_format import RecordFormat
 
 _GROUP = re.compile(r"\S.{0,254}")
 

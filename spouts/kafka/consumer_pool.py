@@ -21,10 +21,10 @@ from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError
 from framework.observe.logs import get_logger
 from spouts.kafka.chunk import RecordChunk
-from spouts.kafka.format import Parts
-from spouts.kafka.native_session import NativeSession, not_carried, why_not_native
+from spouts.kafka.native_range_consumer import NativeSession, not_carried, why_not_native
 from spouts.kafka.partitions import TopicPartition
-from spouts.kafka.session import KafkaSession, Range
+from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.record_format import Parts
 
 _log = get_logger()
 
