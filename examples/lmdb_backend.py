@@ -27,7 +27,7 @@ import lmdb
 
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
 from framework.topology import Fields, Header, Reach, Stamp
-from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backend import Key, MapBackend, Row
 from sinks.plain_values import JsonColumns
 
 _HEADER, _ROW = b"header", b"row:"

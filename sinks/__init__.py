@@ -6,27 +6,27 @@ Database backends are imported on first use, because each needs the extra of its
 from typing import TYPE_CHECKING, Any
 
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
-from sinks.backends.backend import MapBackend, Row
-from sinks.backends.memory import MemoryBackend
-from sinks.backends.sqlite import SqliteBackend
+from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
 from sinks.kafka.sink import KafkaSink
+from sinks.lake.append import AppendCommitter
+from sinks.lake.parquet import ParquetTable
+from sinks.memory import MemoryBackend
+from sinks.sql.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
-from sinks.tables.append import AppendCommitter
-from sinks.tables.parquet import ParquetTable
 from sinks.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
-    from sinks.backends.postgres import PostgresBackend
-    from sinks.backends.redis import RedisBackend
-    from sinks.tables.delta import DeltaLakeTable
+    from sinks.lake.delta import DeltaLakeTable
+    from sinks.redis import RedisBackend
+    from sinks.sql.postgres import PostgresBackend
 
 _LAZY = {
-    "DeltaLakeTable": "sinks.tables.delta",
-    "PostgresBackend": "sinks.backends.postgres",
-    "RedisBackend": "sinks.backends.redis",
+    "DeltaLakeTable": "sinks.lake.delta",
+    "PostgresBackend": "sinks.sql.postgres",
+    "RedisBackend": "sinks.redis",
 }
 
 

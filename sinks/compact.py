@@ -12,15 +12,15 @@ import typer
 from framework.commands.exits import exit_codes
 from framework.errors import ConfigError
 from framework.paths import local_path
-from sinks.tables.parquet import GRACE_S, ParquetTable
-from sinks.tables.table import TARGET_BYTES, FileTable, FileTableShape, described
+from sinks.lake.parquet import GRACE_S, ParquetTable
+from sinks.lake.table import TARGET_BYTES, FileTable, FileTableShape, described
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:
     """The table in a folder, as an object of its kind."""
     held = FileTableShape.read(path)
     if held is not None and held.kind == "DeltaLakeTable":
-        from sinks.tables.delta import DeltaLakeTable  # an extra
+        from sinks.lake.delta import DeltaLakeTable  # an extra
 
         return DeltaLakeTable(path, target_bytes=target_bytes)
     return ParquetTable(path, target_bytes=target_bytes)

@@ -28,8 +28,8 @@ from framework.errors import ConfigError, CorruptStateError, StaleWriterError
 from framework.observe.journal import TransactionRecord
 from framework.topology import Fields, Header, OpenCommit
 from framework.transactions.history_archive import HistoryTarget, KeptRecord
-from sinks.backends.backend import Key, MapBackend, Row
-from sinks.backends.sqlite import SqliteBackend
+from sinks.backend import Key, MapBackend, Row
+from sinks.sql.sqlite import SqliteBackend
 
 KEY = Fields(incarnation=str, txid=int)
 VALUE = Fields.of(
@@ -58,7 +58,7 @@ def history_table(url: str, topology_id: str) -> HistoryTarget:
         if path and not path.startswith("//"):
             return HistoryTable(SqliteBackend(path, table, KEY, VALUE))
     elif address.startswith(("postgresql://", "postgres://")):
-        from sinks.backends.postgres import PostgresBackend  # an extra
+        from sinks.sql.postgres import PostgresBackend  # an extra
 
         return HistoryTable(PostgresBackend(address, table, KEY, VALUE))
     raise ConfigError(

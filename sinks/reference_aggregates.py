@@ -33,8 +33,8 @@ from framework.topology import (
 )
 from framework.topology.canonical import RowForm, canonical_column, python_values
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
-from sinks.backends.backend import Key, Row, Value
-from sinks.backends.sqlite import SqliteBackend
+from sinks.backend import Key, Row, Value
+from sinks.sql.sqlite import SqliteBackend
 from sinks.states import Expected, OpaqueMapState
 
 #: Two sums of the same floats, up to millions of them, added in different orders, differ by less

@@ -44,8 +44,8 @@ from framework.topology import (
 )
 from framework.topology.canonical import RowForm, equal, python_values
 from sinks.aggregates import Aggregate, row_merger
-from sinks.backends.backend import SWEPT, Key, MapBackend, Row, Value
-from sinks.backends.scratch import InSink, ReplayBackend, scratch_backend
+from sinks.backend import SWEPT, Key, MapBackend, Row, Value
+from sinks.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
@@ -625,7 +625,7 @@ class OpaqueMapState(MapState):
     """Starts again from the previous value when a transaction is replayed. Correct even if the
     replay differs.
 
-    >>> from sinks.backends.memory import MemoryBackend
+    >>> from sinks.memory import MemoryBackend
     >>> state = OpaqueMapState(MemoryBackend())
     >>> for attempt, amount in ((TransactionAttempt(1, 1), 5), (TransactionAttempt(2, 1), 7), (TransactionAttempt(2, 2), 1)):
     ...     state.begin_commit(attempt)

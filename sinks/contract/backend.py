@@ -52,7 +52,7 @@ from framework.topology import (
     ValueType,
 )
 from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Max, Mean, Min, Reduce, Sum
-from sinks.backends.backend import MapBackend, Row
+from sinks.backend import MapBackend, Row
 from sinks.contract.parts import (
     AGGREGATES,
     AWKWARD,
@@ -1210,6 +1210,6 @@ class BackendContract:
 
 def _untyped() -> type[MapBackend]:
     """The only backend without columns: it stores values of any type."""
-    from sinks.backends.memory import MemoryBackend
+    from sinks.memory import MemoryBackend
 
     return MemoryBackend

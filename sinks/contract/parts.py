@@ -14,7 +14,7 @@ import pyarrow as pa
 from framework.errors import CommitOutcomeUnknown, RetryableError
 from framework.topology import CommitFence, Fields, Header, OpenCommit, Reach, TransactionAttempt
 from sinks.aggregates import Aggregate, Count, Max, Min, Sum
-from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backend import Key, MapBackend, Row
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 
 DIGEST = "digest"

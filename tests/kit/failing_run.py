@@ -17,7 +17,7 @@ import framework
 import framework.commands.run
 from framework.coordination import zookeeper
 from sinks import StateCommitter
-from sinks.backends.backend import MapBackend
+from sinks.backend import MapBackend
 
 EXIT = 9
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from framework.topology import CommitFence, Header, OpenCommit, TransactionAttempt
-from sinks.tables.folders import HeaderChain, overwrite, write_once
-from sinks.tables.table import FileTable
+from sinks.lake.folders import HeaderChain, overwrite, write_once
+from sinks.lake.table import FileTable
 
 
 def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:

@@ -140,7 +140,7 @@ def test_the_archive_holds_ratchet_and_the_users_packages_whole_and_nothing_inst
         "framework/run.py",
         "framework/topology/bolts.py",
         "spouts/kafka/reader.py",
-        "sinks/backends/sql.py",
+        "sinks/sql/backend.py",
     } <= names
     assert {"words/__init__.py", "words/tools.py", "words/mark.txt"} <= names
     assert not [each for each in names if each.startswith(("pyarrow", "pyspark", "json", "pytest"))]

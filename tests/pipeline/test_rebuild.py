@@ -47,8 +47,8 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.tables import folders as folders_module
-from sinks.tables import parquet as parquet_module
+from sinks.lake import folders as folders_module
+from sinks.lake import parquet as parquet_module
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call
 from tests.kit.processes import RunProcess

@@ -28,7 +28,7 @@ from sinks import (
     StateCommitter,
     Sum,
 )
-from sinks.backends.backend import MapBackend
+from sinks.backend import MapBackend
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, replayed, run, state_at, told, topology_of
 from tests.kit.waiting import PATIENCE_S

@@ -20,7 +20,7 @@ from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
 from framework.transactions.plans import plan_digest
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
-from sinks.backends import sqlite as sqlite_module
+from sinks.sql import sqlite as sqlite_module
 from spouts import MemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Same, Sums, replayed, run, state_at, topology_of
 

@@ -26,7 +26,7 @@ from framework.transactions.coordinator import Coordinator, SpoutKind, Transacti
 from framework.transactions.documents import TopologyDocuments, forget_everything
 from framework.transactions.plans import plan_digest
 from sinks import MemoryBackend, Row, values
-from sinks.backends.backend import MapBackend
+from sinks.backend import MapBackend
 from sinks.kafka.markers import Marker
 from sinks.kafka.writer import MarkedWriter
 from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit

@@ -24,8 +24,8 @@ from sinks import (
     common_txid,
     read_together,
 )
-from sinks.backends.memory import MemoryBackend
 from sinks.contract.parts import KEY, VALUE, finish, open_attempt, transact
+from sinks.memory import MemoryBackend
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
 

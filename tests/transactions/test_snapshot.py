@@ -41,7 +41,7 @@ from sinks import (
     Sum,
 )
 from sinks.contract.parts import transact
-from sinks.tables.table import FileTable
+from sinks.lake.table import FileTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, command, kafka_topology
 from tests.kit.topics import Topics

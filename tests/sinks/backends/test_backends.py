@@ -13,8 +13,8 @@ from examples.lmdb_backend import LmdbBackend
 from framework import Fields, TransactionAttempt
 from integration import PostgresServer, RedisServer
 from sinks import MapBackend, MemoryBackend, OpaqueMapState, PostgresBackend, RedisBackend, SqliteBackend
-from sinks.backends.scratch import PickledBackend
 from sinks.contract import BackendContract
+from sinks.scratch import PickledBackend
 from tests.kit.targets import Often
 
 pytestmark = pytest.mark.behaviour("3.1", "3.2", "3.3")

@@ -29,8 +29,8 @@ from framework.errors import (
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
-from sinks.backends import postgres as postgres_module
-from sinks.backends.postgres_limits import LimitReached
+from sinks.sql import postgres as postgres_module
+from sinks.sql.postgres_limits import LimitReached
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]

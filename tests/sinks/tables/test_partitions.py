@@ -22,9 +22,9 @@ import pytest
 from framework import Fields
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, TopologyError
 from sinks import DeltaLakeTable, ParquetTable
-from sinks.tables.folders import overwrite, read_document
-from sinks.tables.partitions import expression_of
-from sinks.tables.table import FileTable
+from sinks.lake.folders import overwrite, read_document
+from sinks.lake.partitions import expression_of
+from sinks.lake.table import FileTable
 from tests.kit.file_tables import append, old_partitioned_table
 from tests.kit.processes import ROOT
 

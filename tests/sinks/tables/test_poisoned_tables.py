@@ -19,9 +19,9 @@ from framework import Fields
 from framework.errors import CorruptStateError, RatchetError
 from framework.topology import FORMER
 from sinks import DeltaLakeTable, ParquetTable
-from sinks.tables import folders
-from sinks.tables.folders import overwrite, read_document
-from sinks.tables.table import FileTable
+from sinks.lake import folders
+from sinks.lake.folders import overwrite, read_document
+from sinks.lake.table import FileTable
 from tests.kit.file_tables import append, opened
 
 pytestmark = pytest.mark.behaviour("3.5")

@@ -49,7 +49,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
-from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backend import Key, MapBackend, Row
 from sinks.paths import somebody_elses
 from sinks.plain_values import JsonColumns
 

@@ -53,8 +53,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header, Stamp
-from sinks.paths import somebody_elses
-from sinks.tables.folders import (
+from sinks.lake.folders import (
     check_inside,
     check_no_link,
     discard,
@@ -67,8 +66,9 @@ from sinks.tables.folders import (
     sync,
     write_once,
 )
-from sinks.tables.partitions import Texts, folder_of
-from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, may_be_open
+from sinks.lake.partitions import Texts, folder_of
+from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, may_be_open
+from sinks.paths import somebody_elses
 
 _COMPACTED = ".compacted.json"
 #: Where data files are. Their names have no ending that a program would look for.

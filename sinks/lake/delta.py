@@ -31,16 +31,16 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import Fields, Header
-from sinks.tables.folders import inner_path, is_passing, remove_file
-from sinks.tables.partitions import NULL_FOLDER, is_moment, is_text, texts_of
-from sinks.tables.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
+from sinks.lake.folders import inner_path, is_passing, remove_file
+from sinks.lake.partitions import NULL_FOLDER, is_moment, is_text, texts_of
+from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
 try:
     import deltalake
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
 
-    from sinks.tables.delta_protocol import check_known, check_readable, check_writable
+    from sinks.lake.delta_protocol import check_known, check_readable, check_writable
 except ImportError as error:  # an extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 

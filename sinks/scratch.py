@@ -12,9 +12,9 @@ import pyarrow as pa
 from framework.errors import InvariantViolation, TopologyError
 from framework.topology import Fields, Header, Reach, Stamp
 from framework.topology.canonical import RowForm
-from sinks.backends.backend import Key, MapBackend, Row, Value
-from sinks.backends.memory import MemoryBackend
-from sinks.backends.sqlite import SqliteBackend
+from sinks.backend import Key, MapBackend, Row, Value
+from sinks.memory import MemoryBackend
+from sinks.sql.sqlite import SqliteBackend
 
 
 def scratch_backend(folder: Path, key: Fields, value: Fields) -> MapBackend:

@@ -32,7 +32,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields, Header, OpenCommit, ValueType
 from framework.topology.fencing import check_format
 from sinks.aggregates import Aggregate
-from sinks.backends.backend import ROLLED_BACK, SWEPT
+from sinks.backend import ROLLED_BACK, SWEPT
 
 HEADERS_TABLE = "_ratchet_headers"
 HEADER_COLUMNS = "format, topology_id, incarnation, epoch, open_txid, open_attempt, open_digest, done"

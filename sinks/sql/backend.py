@@ -29,9 +29,10 @@ from framework.errors import (
 from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical import has_nan, python_values
 from sinks.aggregates import Aggregate
-from sinks.backends.backend import SWEPT, Key, MapBackend, Row
-from sinks.backends.refusals import explained, refused_delta, refused_row
-from sinks.backends.sql_schema import (
+from sinks.backend import SWEPT, Key, MapBackend, Row
+from sinks.paths import somebody_elses
+from sinks.refusals import explained, refused_delta, refused_row
+from sinks.sql.schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
     Dialect,
@@ -41,7 +42,6 @@ from sinks.backends.sql_schema import (
     header_values,
     identifier,
 )
-from sinks.paths import somebody_elses
 
 #: The longest name of a table.
 NAME_MAX = 63

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError, TopologyError
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from framework.topology.fencing import check_format
-from sinks.backends.backend import Key, MapBackend, Row
+from sinks.backend import Key, MapBackend, Row
 
 
 class _Rows:

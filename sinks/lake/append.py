@@ -17,7 +17,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from sinks.tables.table import FileTable
+from sinks.lake.table import FileTable
 
 
 class AppendCommitter(ArrowBolt, Committer):

@@ -61,8 +61,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical import comparable, python_values
-from sinks.paths import check_can_be_made
-from sinks.tables.folders import (
+from sinks.lake.folders import (
     HeaderChain,
     check_data_file,
     check_inside,
@@ -75,7 +74,8 @@ from sinks.tables.folders import (
     read_document,
     sync,
 )
-from sinks.tables.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
+from sinks.lake.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
+from sinks.paths import check_can_be_made
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

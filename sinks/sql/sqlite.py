@@ -32,11 +32,11 @@ from framework.errors import (
 from framework.paths import local_path
 from framework.topology import Fields, Header, Reach
 from framework.topology.canonical import python_values
-from sinks.backends.backend import Key, MapBackend
-from sinks.backends.sql import SqlBackend, SqlRollBack, Upsert
-from sinks.backends.sql_schema import Dialect
+from sinks.backend import Key, MapBackend
 from sinks.paths import check_can_be_made
 from sinks.plain_values import check_storable, is_plain, plain, restored
+from sinks.sql.backend import SqlBackend, SqlRollBack, Upsert
+from sinks.sql.schema import Dialect
 
 #: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently
 #: becomes a float.

@@ -35,12 +35,12 @@ from framework.errors import (
 from framework.topology import REBUILT, Fields, Header, Reach, Stamp, ValueType
 from framework.topology.canonical import NAN, python_values
 from sinks.aggregates import Aggregate
-from sinks.backends.backend import Key, MapBackend, Row
-from sinks.backends.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
-from sinks.backends.postgres_server import identity, losses
-from sinks.backends.sql import SqlBackend, Upsert
-from sinks.backends.sql_schema import HEADERS_TABLE, Dialect, identifier, qualified
+from sinks.backend import Key, MapBackend, Row
 from sinks.plain_values import check_storable
+from sinks.sql.backend import SqlBackend, Upsert
+from sinks.sql.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
+from sinks.sql.postgres_server import identity, losses
+from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
 
 try:
     import psycopg

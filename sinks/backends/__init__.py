@@ -1,1 +1,0 @@
-"""Stores of rows, each behind one header: memory, SQLite, PostgreSQL, Redis."""

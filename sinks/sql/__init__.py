@@ -1,0 +1,1 @@
+"""Stores with SQL, each behind one header: SQLite and PostgreSQL."""
