@@ -24,6 +24,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.columns import column_of
 from framework.topology.spouts import LEFT_OUT, Meta, leaving_out_too
 
 Values = Sequence[Any]
@@ -299,7 +300,7 @@ class _MemoryReader(PartitionReader):
         if rows:
             columns = zip(*rows, strict=True)
             arrays = [
-                pa.array(list(column), type=self._fields.type_of(name))
+                column_of(column, self._fields.type_of(name))
                 for name, column in zip(self._fields, columns, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=list(self._fields))

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology.bolts import DEFAULT_STREAM
+from framework.topology.columns import cast_column, column_of
 from framework.topology.fields import Fields
 
 #: This many rows are held as Python values before they become a record batch.
@@ -86,8 +87,8 @@ class Streams:
         arrays = []
         for position, name in enumerate(fields):
             try:
-                arrays.append(pa.array(values[position :: len(fields)], type=fields.type_of(name)))
-            except (pa.ArrowException, OverflowError) as error:
+                arrays.append(column_of(values[position :: len(fields)], fields.type_of(name)))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 declared = fields.type_of(name) or "one type"
                 raise TopologyError(
                     f"component {self.component_id!r}, stream {stream!r}: field {name!r} does not take every value "
@@ -97,8 +98,8 @@ class Streams:
 
     def typed(self, batch: pa.RecordBatch, stream: str, task: int | None) -> pa.RecordBatch:
         """Return a batch that is emitted, each column cast to its declared type where they differ.
-        The cast is safe: it never loses data silently. Raises ``TopologyError`` when it is no batch
-        of the declared fields, and as ``fields`` does."""
+        Nothing is cut off: see ``framework.topology.columns``. Raises ``TopologyError`` when it is
+        no batch of the declared fields, and as ``fields`` does."""
         fields = self.fields(stream, task)
         if not isinstance(batch, pa.RecordBatch):
             raise TopologyError(
@@ -117,8 +118,8 @@ class Streams:
                 columns.append(column)
                 continue
             try:
-                columns.append(column.cast(declared))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                columns.append(cast_column(column, declared))
+            except (pa.ArrowNotImplementedError, ValueError) as error:
                 raise TopologyError(
                     f"component {self.component_id!r}, stream {stream!r}: field {name!r} is declared {declared}, and "
                     f"{column.type} does not fit: {error}"

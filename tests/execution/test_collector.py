@@ -209,3 +209,20 @@ def test_rows_that_are_wider_together_than_an_array_can_be_leave_in_several_batc
         made.emit([wide, [wide]])
     assert sum(rows) == BUFFERED_ROWS_MAX
     assert len(rows) >= 16
+
+
+@pytest.mark.parametrize(("value", "declared"), [(1.5, int), ("\ud800", str)])
+def test_a_row_that_does_not_fit_names_its_field(value: object, declared: type) -> None:
+    made = collector({"default": Fields(n=declared)})
+    sent = Sent(made)
+    made.emit([value])
+    with pytest.raises(TopologyError, match="field 'n' does not take every value"):
+        made.flush()
+    assert sent.batches == []
+
+
+def test_rows_in_columns_are_not_cut_off() -> None:
+    made = collector({"default": Fields.of({"small": pa.float32()})})
+    Sent(made)
+    with pytest.raises(TopologyError, match="field 'small' is declared float"):
+        made.emit_arrow(pa.record_batch({"small": [1e300]}))
