@@ -183,7 +183,7 @@ class DeadLetterTopic(_DeadLetters):
         if not letters or self._merged is None:
             return  # nothing to write, so a replay cannot write it twice
         marker = marker_of(attempt, context)
-        bytes_max = writers.record_bytes_max(self._merged, self._topic)
+        bytes_max = writers.limits(self._merged, self._topic).record_bytes_max
         marked = writers.marked(self._merged, context, self._marker_topic)
         marked.write(self._topic, [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
 

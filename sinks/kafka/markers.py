@@ -29,7 +29,7 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger
 from framework.topology import Standing, TopologyContext, TransactionAttempt
-from sinks.kafka.record_size import CLIENT_BYTES_MAX
+from sinks.kafka.limits import CLIENT_BYTES_MAX
 
 _log = get_logger()
 #: The logger of transactional clients, without output of its own. Their log adds nothing: they

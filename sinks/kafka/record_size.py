@@ -1,49 +1,15 @@
-"""How large a record may be, and how a record is cut to that size."""
+"""How a record is cut to the size that a topic takes."""
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
-
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from framework.clients.kafka_errors import passes
 from sinks.kafka.delivery import KafkaRecord
 
 #: The header that names the parts of a record that were cut, with their sizes before.
 CUT_HEADER = "ratchet.cut"
-#: librdkafka's ``message.max.bytes`` where it is not set.
-CLIENT_BYTES_MAX = 1_000_000
 #: What the protocol adds to a record and its batch, at most, and to each header.
 _OVERHEAD_BYTES, _HEADER_BYTES = 256, 10
 #: Smaller parts are not cut. So much of a header's name is shown, and so many headers are cut.
 _CUT_MIN, _NAME_SHOWN, _HEADERS_CUT_MAX = 200, 60, 10
-_ANSWER_S = 10.0
-
-
-def record_bytes_max(settings: KafkaSettings, topic: str) -> int:
-    """The size up to which a producer with these settings and the topic take a record. Raises
-    ``RetryableError`` while the brokers do not answer."""
-    client = int(settings.producer().get("message.max.bytes", CLIENT_BYTES_MAX))
-    errors = ConnectionErrors(settings.bootstrap_servers)
-    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
-    try:
-        found = topic_bytes_max(admin, topic)
-    except KafkaException as error:
-        raise errors.explain(error, admin) from error
-    return client if found is None else min(client, found)
-
-
-def topic_bytes_max(admin: AdminClient, topic: str) -> int | None:
-    """``max.message.bytes`` of a topic, which bounds its batches. None if it cannot be read: that
-    needs the permission ``DescribeConfigs``. Raises ``KafkaException`` for errors that pass."""
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    try:
-        found = admin.describe_configs([resource], request_timeout=_ANSWER_S)[resource].result()
-        return int(found["max.message.bytes"].value)
-    except KafkaException as error:
-        if passes(error):
-            raise
-        return None
 
 
 def fitted(record: KafkaRecord, bytes_max: int) -> KafkaRecord:

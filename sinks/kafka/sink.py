@@ -4,11 +4,12 @@ at least once."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Union
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from framework.clients.kafka import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, RetryableError, TopologyError
@@ -26,15 +27,16 @@ from framework.topology import (
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.tuples import rows_of
 from sinks.kafka.delivery import KafkaRecord
+from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import marker_of, markers_topic, writer_of
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
 from sinks.plain_values import JsonColumns
 
 RowDict = Mapping[str, Any]
+_BYTES = pa.large_binary()  # a batch may have more than 2 GB
 #: The source of a key or a value: one field as it is, several fields as a JSON object, or a
 #: function of the row.
 Content = Union[str, Sequence[str], Callable[[RowDict], "bytes | None"]]
-Maker = Callable[[pa.RecordBatch], Iterable["bytes | None"]]
 
 
 class KafkaSink(ArrowBolt, Committer):
@@ -61,6 +63,10 @@ class KafkaSink(ArrowBolt, Committer):
 
     ``at_least_once=True``: plain producers, no markers, any grouping. A replay writes the records
     again. Give ``at_least_once=True`` to the builder, too.
+
+    A record without a key for a compacted topic is a bad record. So is one that is larger than
+    ``message.max.bytes`` of the client or, where the client does not compress,
+    ``max.message.bytes`` of the topic. Both are found before the commit is opened.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.
@@ -162,50 +168,57 @@ class KafkaSink(ArrowBolt, Committer):
         self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        self._batches.append(batch)
+        if not batch.num_rows:
+            return
+        records = self._encoded(batch)
+        self._check_sizes(records)
+        self._batches.append(records)
 
     def finish_batch(self) -> None:
         attempt, context, merged = self._attempt, self._context, self._merged
         if attempt is None or context is None or merged is None:
             raise TopologyError("a KafkaSink was used outside a topology")
-        if not any(batch.num_rows for batch in self._batches):
+        if not self._batches:
             return  # nothing to write, so a replay cannot write it twice
         if not self.exactly_once:
             batch = f"{attempt.txid} {marker_of(attempt, context).plan_digest}"
             writer = f"{context.topology_id}/{writer_of(context)}"
-            writers.plain(merged).write(self._topic, self._records(), writer, batch)
+            writers.plain(merged).write(self._topic, _Records(self._batches), writer, batch)
             return
         marker = marker_of(attempt, context)
-        writers.marked(merged, context, self._marker_topic).write(self._topic, self._records(), marker)
+        writers.marked(merged, context, self._marker_topic).write(self._topic, _Records(self._batches), marker)
 
-    def _records(self) -> _Records:
+    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of a batch: a column of keys and one of values. They are made in the
+        processing phase, so that bad ones are found before the commit is opened."""
         if self._fields is None:
             raise TopologyError("a KafkaSink was used outside a topology")
-        value = self._maker(self._value if self._value is not None else self._fields.names, self._fields)
-        return _Records(self._batches, self._maker(self._key, self._fields), value)
+        value = self._value if self._value is not None else self._fields.names
+        columns = [self._column(content, self._fields, batch) for content in (self._key, value)]
+        return pa.RecordBatch.from_arrays(columns, ["key", "value"])
 
-    def _maker(self, content: Content | None, fields: Fields) -> Maker:
-        """A function from a record batch to the keys, or to the values, of its records."""
+    def _column(self, content: Content | None, fields: Fields, batch: pa.RecordBatch) -> pa.Array:
         if content is None:
-            return lambda batch: [None] * batch.num_rows
-        if callable(content):
-            function = content
-            return lambda batch: [
-                self._called(function, dict(zip(batch.schema.names, row, strict=True))) for row in rows_of(batch)
-            ]
+            return pa.nulls(batch.num_rows, _BYTES)
         if isinstance(content, str):
-            name = content
-            return lambda batch: [
-                item.encode() if isinstance(item, str) else item for item in batch.column(name).to_pylist()
-            ]
+            return batch.column(content).cast(pa.binary()).cast(_BYTES)
+        if callable(content):
+            rows = (dict(zip(batch.schema.names, row, strict=True)) for row in rows_of(batch))
+            return pa.array([self._called(content, row) for row in rows], _BYTES)
         chosen = fields.select(content)
         columns = JsonColumns(chosen, "JSON")
+        encoded = map(columns.encode, rows_of(batch.select([*chosen])))
+        return pa.array([self._json(dict(zip(chosen, row, strict=True))) for row in encoded], _BYTES)
 
-        def objects(batch: pa.RecordBatch) -> Iterable[bytes]:
-            rows = rows_of(batch.select([*chosen]))
-            return [self._json(dict(zip(chosen, columns.encode(row), strict=True))) for row in rows]
-
-        return objects
+    def _check_sizes(self, records: pa.RecordBatch) -> None:
+        """Raise ``BadRecordError`` for a record that the topic or the client certainly refuses."""
+        if self._merged is None:
+            raise TopologyError("a KafkaSink was used outside a topology")
+        refusal = _refusal(records, writers.limits(self._merged, self._topic))
+        if refusal is not None:  # the topic may have been changed since it was asked
+            refusal = _refusal(records, writers.limits(self._merged, self._topic, fresh=True))
+        if refusal is not None:
+            raise BadRecordError(f"topic {self._topic!r}: {refusal}")
 
     def _json(self, document: RowDict) -> bytes:
         try:
@@ -227,10 +240,16 @@ class KafkaSink(ArrowBolt, Committer):
 class _Records:
     """The records of a batch. Can be iterated several times."""
 
-    def __init__(self, batches: Sequence[pa.RecordBatch], key: Maker, value: Maker) -> None:
-        self._batches, self._key, self._value = batches, key, value
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._batches = batches
 
     def __iter__(self) -> Iterator[KafkaRecord]:
         for batch in self._batches:
-            for key, value in zip(self._key(batch), self._value(batch), strict=True):
-                yield KafkaRecord(key, value)
+            yield from map(KafkaRecord, *(column.to_pylist() for column in batch.columns))
+
+
+def _refusal(records: pa.RecordBatch, limits: TopicLimits) -> str | None:
+    """Why one of the records is refused; None if nothing is known against them."""
+    keys, values = (pc.binary_length(column).to_pylist() for column in records.columns)
+    refusals = (limits.refusal(*sizes) for sizes in set(zip(keys, values, strict=True)))
+    return next(filter(None, refusals), None)

@@ -41,6 +41,7 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Standing, TopologyContext
 from sinks.kafka.delivery import Delivery, KafkaRecord
+from sinks.kafka.limits import TopicLimits, limits_of, topic_bytes_max
 from sinks.kafka.markers import (
     STEP_TIMEOUT_S,
     Marker,
@@ -52,7 +53,6 @@ from sinks.kafka.markers import (
     transactional_id_of,
     writer_of,
 )
-from sinks.kafka.record_size import record_bytes_max, topic_bytes_max
 
 PROBE_TIMEOUT_S = 10.0
 #: A new producer reads all markers, so compaction must remove outdated ones soon.
@@ -317,16 +317,6 @@ def _digest(record: KafkaRecord) -> bytes:
     return hashlib.blake2b(repr(record).encode(), digest_size=16).digest()
 
 
-class RecordLimit:
-    """The size up to which a record is taken, as found when this was made."""
-
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
-        self.bytes_max = record_bytes_max(settings, topic)
-
-    def close(self) -> None:
-        pass
-
-
 class Writers:
     """The writers of this process. Keeping them saves initialising their ids for every batch."""
 
@@ -350,9 +340,13 @@ class Writers:
         """A writer without transactions."""
         return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
 
-    def record_bytes_max(self, settings: KafkaSettings, topic: str) -> int:
-        """The size up to which a record is taken. The topic is asked once."""
-        return self._get((settings.fingerprint(), topic, "bytes"), lambda: RecordLimit(settings, topic)).bytes_max
+    def limits(self, settings: KafkaSettings, topic: str, *, fresh: bool = False) -> TopicLimits:
+        """What is taken. The topic is asked once, and again if ``fresh``."""
+        key = settings.fingerprint(), topic, "limits"
+        if fresh:
+            with self._lock:
+                self._kept.pop(key, None)
+        return self._get(key, lambda: limits_of(settings, topic))
 
     def _get(self, key: tuple[str, ...], make: Callable[[], W]) -> W:
         with self._lock:

@@ -1,4 +1,5 @@
-"""A topology over Kafka whose bolt refuses some values; they become dead letters in a table."""
+"""A topology over Kafka whose bolt refuses some values; they become dead letters in a table. And
+what plans say of refused records."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any
 
 from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError
+from framework.transactions import MemoryStore
+from framework.transactions.documents import read_history
 from sinks import Count, DeadLetterTable, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 
@@ -40,3 +43,13 @@ def topology(app: Mapping[str, Any]) -> Topology:
     counts = StateCommitter(state(SqliteBackend(app["app.file"], "counts")), ["value"], {"n": Count()})
     builder.set_bolt("counts", counts).global_grouping("picky")
     return builder.build()
+
+
+def refused(store: MemoryStore, topology_id: str = "refusing") -> dict[tuple[str, int], str]:
+    """Partition and offset of the records that plans say were refused, with the reasons."""
+    return {
+        (partition, int(offset)): reason
+        for record in read_history(store, topology_id)
+        for partition, meta in record.plan.items()
+        for offset, reason in meta.get("refused", {}).items()
+    }

@@ -55,6 +55,7 @@ from tests.kit import refusing
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
+from tests.kit.refusing import refused
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -115,16 +116,6 @@ def counts(folder: Path) -> dict[str, tuple[int, int]]:
 
 def kept(folder: Path) -> list[int]:
     return sorted(ParquetTable(folder / "rows").to_table().column("n").to_pylist())
-
-
-def refused(store: MemoryStore) -> dict[tuple[str, int], str]:
-    """Partition and offset of the records that plans say were refused, with the reasons."""
-    return {
-        (partition, int(offset)): reason
-        for record in read_history(store, "refusing")
-        for partition, meta in record.plan.items()
-        for offset, reason in meta.get("refused", {}).items()
-    }
 
 
 def words(count: int) -> list[list[Any]]:

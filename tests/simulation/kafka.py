@@ -21,6 +21,7 @@ from framework.errors import RetryableError
 from framework.topology import DEAD_LETTER_FIELDS, Standing, TopologyContext, TransactionAttempt
 from sinks import DeadLetterTopic, dead_letters
 from sinks.kafka.delivery import KafkaRecord
+from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import Marker, writer_of
 from sinks.kafka.writer import MarkedWriter
 
@@ -88,8 +89,8 @@ class SimKafka:
     def marked(self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None) -> SimWriter:
         return self._writer(writer_of(context))
 
-    def record_bytes_max(self, settings: KafkaSettings, topic: str) -> int:
-        return 1_000_000
+    def limits(self, settings: KafkaSettings, topic: str) -> TopicLimits:
+        return TopicLimits(1_000_000)
 
     def _writer(self, name: str) -> SimWriter:
         """The writer that a random worker keeps; the worker may have died meanwhile.

@@ -11,7 +11,8 @@ from framework import Fields
 from framework.clients.kafka import KafkaSettings
 from sinks import DeadLetterTopic
 from sinks.kafka.delivery import KafkaRecord
-from sinks.kafka.record_size import CUT_HEADER, fitted, record_bytes_max
+from sinks.kafka.limits import limits_of
+from sinks.kafka.record_size import CUT_HEADER, fitted
 from spouts import JsonCodec
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
@@ -81,5 +82,5 @@ def test_letters_near_the_limit_of_client_or_topic(topics: Topics, name: str, tm
 def test_the_smaller_of_two_limits_counts(topics: Topics, name: str) -> None:
     topics.create(name, max_message_bytes="5000")
     settings = KafkaSettings(topics.bootstrap_servers, {"message.max.bytes": 4_000})
-    assert record_bytes_max(settings, name) == 4_000
-    assert record_bytes_max(KafkaSettings(topics.bootstrap_servers, None), name) == 5_000
+    assert limits_of(settings, name).record_bytes_max == 4_000
+    assert limits_of(KafkaSettings(topics.bootstrap_servers, None), name).record_bytes_max == 5_000

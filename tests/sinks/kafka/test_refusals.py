@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, RatchetError
 from framework.transactions import MemoryStore
-from sinks import DeadLetterTopic, KafkaSink
-from spouts import MemoryTransactionalSpout
+from sinks import Count, DeadLetterTopic, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
+from sinks.kafka.limits import limits_of
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.oracle import read_topics
+from tests.kit.refusing import refused
 from tests.kit.topics import Topics
 
 pytestmark = pytest.mark.integration
@@ -45,6 +55,76 @@ def test_a_record_that_is_too_large_for_the_topic(topics: Topics, name: str, at_
     sink = KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers, at_least_once=at_least_once)
     with pytest.raises(RatchetError, match=f"{topic}.*max.message.bytes"):
         ran(name, sink, [["x" * 5_000, 1]])
+
+
+@pytest.mark.rule("C51")
+@pytest.mark.parametrize("at_least_once", [False, True])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_what_a_topic_never_takes_is_left_out(
+    topics: Topics, name: str, tmp_path: Path, at_least_once: bool, tasks: int
+) -> None:
+    """Also beside a state: it is found before the commit is opened."""
+    topic = topics.create(name, 1, cleanup_policy="compact", max_message_bytes="2000")
+    rows: list[list[Any]] = [[f"k{number}", number] for number in range(40)]
+    rows[7:7] = [[None, -1]]
+    rows[20:20] = [["x" * 1_990, -2]]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, FIELDS, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder(name, "spout", spout, at_least_once=at_least_once)
+    sink = KafkaSink(
+        topic, key="k", value=["n"], bootstrap_servers=topics.bootstrap_servers, at_least_once=at_least_once
+    )
+    builder.set_bolt("out", sink, tasks).fields_grouping("spout", Fields("k"))
+    counting = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "n")), ["n"], {"count": Count()})
+    builder.set_bolt("counts", counting).global_grouping("spout")
+    store = MemoryStore()
+    with submit(builder.build(), {}, store, "local") as run:
+        run.wait_until_caught_up(120)
+    assert set(refused(store, name)) == {("0", 7), ("0", 20)}
+    found: list[Any] = []
+    read_topics(topics.bootstrap_servers, [topic], found.append)
+    assert sorted(json.loads(each.value())["n"] for each in found) == list(range(40))
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        counted = connection.execute("SELECT n, count FROM n WHERE NOT _deleted ORDER BY n").fetchall()
+    assert counted == [(number, 1) for number in range(40)]
+
+
+@pytest.mark.rule("C51")
+def test_a_limit_that_was_raised_meanwhile_refuses_nothing(topics: Topics, name: str) -> None:
+    topic = topics.create(name, max_message_bytes="2000")
+    sink = KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers)
+    ran(f"{name}-1", sink, [["a", 1]])
+    change = ConfigResource(ResourceType.TOPIC, topic)
+    change.add_incremental_config(
+        ConfigEntry("max.message.bytes", "20000", incremental_operation=AlterConfigOpType.SET)
+    )
+    topics.admin.incremental_alter_configs([change])[change].result()
+    ran(f"{name}-2", KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers), [["x" * 5_000, 1]])
+
+
+@pytest.mark.parametrize("key", [b"k", b"", None])
+@pytest.mark.parametrize("limit", ["client", "topic"])
+def test_a_record_is_refused_from_the_byte_at_which_kafka_refuses_it(
+    topics: Topics, name: str, key: bytes | None, limit: str
+) -> None:
+    topics.create(name, max_message_bytes="1000" if limit == "topic" else "5000")
+    settings = {"message.max.bytes": 1_000} if limit == "client" else {}
+    limits = limits_of(KafkaSettings(topics.bootstrap_servers, settings), name)
+    producer = Producer({"bootstrap.servers": topics.bootstrap_servers, "linger.ms": 0, "acks": "all", **settings})
+    taken = {}
+    for size in range(900, 1_000):
+        reports: list[Any] = []
+        try:
+            producer.produce(name, b"x" * size, key, on_delivery=partial(_noted, reports))
+        except KafkaException as error:
+            reports.append(error)
+        assert producer.flush(60) == 0
+        taken[size] = all(each is None for each in reports)
+    assert {size: limits.refusal(None if key is None else len(key), size) is None for size in taken} == taken
+    assert set(taken.values()) == {True, False}
+
+
+def _noted(reports: list[Any], error: Any, message: Any) -> None:
+    reports.append(error)
 
 
 def test_topologies_whose_topics_of_markers_collide(topics: Topics, name: str) -> None:

@@ -1,0 +1,108 @@
+"""What a topic and its client never take, known before a record is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_errors import passes
+
+#: librdkafka's ``message.max.bytes`` where it is not set, and what it adds to key and value before
+#: it compares.
+CLIENT_BYTES_MAX, _CLIENT_ADDS = 1_000_000, 36
+#: The header of a batch of records, and the parts of a record that have one byte.
+_BATCH_ADDS, _RECORD_ADDS = 61, 4
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True)
+class TopicLimits:
+    """``client_bytes``: ``message.max.bytes`` of the client. ``topic_bytes``: ``max.message.bytes``
+    of the topic, which bounds its batches; None if it is not known. ``compresses``: the client
+    compresses, so the size of a batch is not known before. ``needs_key``: the topic is
+    compacted."""
+
+    client_bytes: int
+    topic_bytes: int | None = None
+    compresses: bool = False
+    needs_key: bool = False
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The size up to which a record is taken, compressed or not."""
+        return self.client_bytes if self.topic_bytes is None else min(self.client_bytes, self.topic_bytes)
+
+    def refusal(self, key_bytes: int | None, value_bytes: int | None) -> str | None:
+        """Why a record without headers is certainly refused. ``key_bytes``, ``value_bytes``: the
+        sizes of its parts; None for null.
+
+        >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, 130)
+        >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, 150).split(":")[0]
+        'a record of 150 bytes is larger than max.message.bytes of the topic (200)'
+        """
+        if key_bytes is None and self.needs_key:
+            return "the topic is compacted, and takes no record without a key: give each a key, or change the topic"
+        size = (key_bytes or 0) + (value_bytes or 0)
+        if size + _CLIENT_ADDS > self.client_bytes:
+            return (
+                f"a record of {size:,} bytes is larger than message.max.bytes of the client ({self.client_bytes:,}): raise it, "
+                "or write smaller records"
+            )
+        if self.topic_bytes is None or self.compresses:
+            return None
+        body = _RECORD_ADDS + size + sum(_varint(-1 if each is None else each) for each in (key_bytes, value_bytes))
+        if _BATCH_ADDS + _varint(body) + body > self.topic_bytes:
+            return (
+                f"a record of {size:,} bytes is larger than max.message.bytes of the topic ({self.topic_bytes:,}): raise it, or "
+                "write smaller records"
+            )
+        return None
+
+    def close(self) -> None:
+        """Nothing: it is kept as writers are."""
+
+
+def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
+    """Ask the brokers. Raises ``RetryableError`` while they do not answer."""
+    given = settings.producer()
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
+    try:
+        found = _configuration(admin, topic)
+    except KafkaException as error:
+        raise errors.explain(error, admin) from error
+    return TopicLimits(
+        int(given.get("message.max.bytes", CLIENT_BYTES_MAX)),
+        _bytes_max(found),
+        compresses=any(given.get(name, "none") != "none" for name in ("compression.type", "compression.codec")),
+        needs_key="compact" in found.get("cleanup.policy", ""),
+    )
+
+
+def topic_bytes_max(admin: AdminClient, topic: str) -> int | None:
+    """``max.message.bytes`` of a topic, which bounds its batches. None if it cannot be read: that
+    needs the permission ``DescribeConfigs``. Raises ``KafkaException`` for errors that pass."""
+    return _bytes_max(_configuration(admin, topic))
+
+
+def _configuration(admin: AdminClient, topic: str) -> dict[str, str]:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        found = admin.describe_configs([resource], request_timeout=_ANSWER_S)[resource].result()
+    except KafkaException as error:
+        if passes(error):
+            raise
+        return {}
+    return {name: each.value for name, each in found.items() if each.value is not None}
+
+
+def _bytes_max(found: dict[str, str]) -> int | None:
+    return int(found["max.message.bytes"]) if "max.message.bytes" in found else None
+
+
+def _varint(number: int) -> int:
+    """How many bytes a number takes in a record."""
+    return (((number << 1) ^ (number >> 63)).bit_length() + 6) // 7 or 1
