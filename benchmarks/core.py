@@ -3,8 +3,8 @@
 All topologies read the same topic of sentences, split them by a per-tuple bolt, and count the
 words: a core topology with each kind of guarantee, and a transactional topology into SQLite. They
 run in turn, on Spark, in one run. For each: messages per second, and the CPU time per message by
-part: the driver, Spark's JVM and workers, the homes, and the broker. ``--peers storm bytewax`` runs
-the same word count there, in turn with the others. Then: the gain from two rounds at once, the
+part: the driver, Spark's JVM and workers, the workers, and the broker. ``--peers storm bytewax``
+runs the same word count there, in turn with the others. Then: the gain from two rounds at once, the
 bytes that an acker holds per pending tree, the memory of a process whose bolt is slower than its
 spout, and the cost of an idle topology.
 """
@@ -282,7 +282,7 @@ def memory_of_a_slow_bolt(seconds: float) -> dict[str, float]:
 
 
 def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
-    """CPU seconds per second of a topology whose topic is empty: driver, JVM, workers and homes
+    """CPU seconds per second of a topology whose topic is empty: driver, JVM, workers and workers
     together."""
     topic = f"empty-{uuid.uuid4().hex[:6]}"
     create_topic(servers.bootstrap_servers, topic)
@@ -296,19 +296,20 @@ def idle_cpu(servers: EmbeddedServers, seconds: float) -> float:
 
 
 def _cpu_by_part(run: CoreRun) -> dict[str, float]:
-    """CPU seconds so far of this process, of those that it has started, and of the run's homes."""
+    """CPU seconds so far of this process, of those that it has started, and of the run's
+    workers."""
     executor = run._executor
-    homes = {each.pid for each in executor._addresses} if isinstance(executor, SparkRounds) else set()
-    spent = {"driver": _cpu_s(psutil.Process()), "jvm": 0.0, "workers": 0.0, "homes": 0.0, "broker": 0.0}
+    workers = {each.pid for each in executor._addresses} if isinstance(executor, SparkRounds) else set()
+    spent = {"driver": _cpu_s(psutil.Process()), "jvm": 0.0, "workers": 0.0, "task workers": 0.0, "broker": 0.0}
     started = {each.pid: each for each in psutil.Process().children(recursive=True)}
-    for pid in {*started, *homes}:
+    for pid in {*started, *workers}:
         try:
             each = started.get(pid) or psutil.Process(pid)
         except psutil.Error:
             continue
         command = " ".join(_command(each))
-        if pid in homes:
-            part = "homes"
+        if pid in workers:
+            part = "task workers"
         elif "kafka.Kafka" in command:
             part = "broker"
         else:

@@ -34,12 +34,12 @@ from framework.core.rounds import (
     Counts,
     Decisions,
     ErrorKind,
-    HomeLostError,
     Round,
     RoundExecutor,
     RoundRecord,
     RoundReport,
     TreeOutcomes,
+    WorkerLostError,
 )
 from framework.core.status import CoreStatus
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
@@ -299,7 +299,7 @@ class RoundDriver:
             follows_lost = round_.follows and round_.follows == self._lost
             self._lost = round_.number
             if self._checkpoints is not None:
-                self._checkpoints.lost(str(error), ended=isinstance(error, HomeLostError))
+                self._checkpoints.lost(str(error), ended=isinstance(error, WorkerLostError))
                 self._end_for_good(self._checkpoints)
             self._show(rounds=1, rounds_lost=1, last_error=None if follows_lost else str(error))
             return False

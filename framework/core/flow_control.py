@@ -5,8 +5,8 @@ Invariants:
 
 1. A tuple that a round has no time for waits in the task that it came to. The next rounds execute
    it, in order.
-2. In every round each home executes at least one of its waiting tuples: any bolt that returns makes
-   progress.
+2. In every round each worker executes at least one of its waiting tuples: any bolt that returns
+makes progress.
 3. While tuples wait, spouts give nothing: at most what was made of one round's share waits, or of
    two when rounds overlap.
 """
@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable
 
 from framework.core.rounds import ROUND_TUPLES_MAX, Counts
 
-#: How long the tasks of a home execute tuples, on each level of a round.
+#: How long the tasks of a task worker execute tuples, on each level of a round.
 ROUND_EXECUTE_S = 1.0
 #: By how much the share grows again, from round to round.
 _GROWTH = 1.25
 
 
 class Budget:
-    """The time that the tasks of a home have on one level of a round. ``seconds``: None for no
+    """The time that the tasks of a worker have on one level of a round. ``seconds``: None for no
     limit. ``until``: when it is over, by ``clock``."""
 
     def __init__(self, clock: Callable[[], float], seconds: float | None = ROUND_EXECUTE_S) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundRecord, walk_round
-from framework.core.task_worker import Home
+from framework.core.task_worker import TaskWorker
 
 
 class LocalRounds:
@@ -15,7 +15,7 @@ class LocalRounds:
 
     def __init__(self, plan: CorePlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
-        self._home = Home(plan, encode=False, clock=clock)
+        self._worker = TaskWorker(plan, encode=False, clock=clock)
 
     rounds_max = 1
 
@@ -23,10 +23,10 @@ class LocalRounds:
         """Nothing to prepare."""
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
-        return walk_round(round_, self._plan.widths, self._home.run_task)
+        return walk_round(round_, self._plan.widths, self._worker.run_task)
 
     def wake(self) -> None:
-        self._home.wake(0)
+        self._worker.wake(0)
 
     def close(self) -> None:
-        self._home.close()
+        self._worker.close()

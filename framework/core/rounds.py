@@ -118,7 +118,7 @@ class Counts:
                 setattr(self, name, getattr(self, name) + more)
 
 
-class HomeLostError(RetryableError):
+class WorkerLostError(RetryableError):
     """A process with tasks has ended, or does not answer. The message says what it ran."""
 
 

@@ -1,9 +1,9 @@
-"""Rounds on Spark. Tasks live in homes beside the executors.
+"""Rounds on Spark. Tasks live in task workers beside the executors.
 
-The driver carries the rows of a small round itself: it asks all homes of a level at once (ADR 60).
-A large round, on a cluster, is a Spark job: a chain of levels with shuffles between them, so that
-no single process carries everything. Where the driver cannot reach the homes, a small round is a
-Spark job, too: its one task does what the driver would do.
+The driver carries the rows of a small round itself: it asks all workers of a level at once (ADR
+60). A large round, on a cluster, is a Spark job: a chain of levels with shuffles between them, so
+that no single process carries everything. Where the driver cannot reach the workers, a small round
+is a Spark job, too: its one task does what the driver would do.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, HomeLostError, Round, RoundRecord, RoundReport
-from framework.core.worker_client import Address, Channels, HomeClient, HomeSettings, close_home, unreachable
-from framework.core.worker_process import ensure_home
+from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport, WorkerLostError
+from framework.core.worker_client import Address, Channels, WorkerClient, WorkerSettings, close_worker, unreachable
+from framework.core.worker_process import ensure_worker
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.channels import Credentials
 from framework.execution.spark.certificate import new_certificate
@@ -28,7 +28,7 @@ _log = get_logger()
 
 
 class SparkRounds:
-    """The ``RoundExecutor`` on Spark. ``answer_s``: a home that does not answer for this long is
+    """The ``RoundExecutor`` on Spark. ``answer_s``: a worker that does not answer for this long is
     ended."""
 
     def __init__(
@@ -38,13 +38,13 @@ class SparkRounds:
         self._jobs = SparkJobs(f"ratchet {plan.plan.topology_id}", settings)
         self._collapse_tuples_max = collapse_tuples_max
         self._answer_s = answer_s
-        self._settings: HomeSettings | None = None
+        self._settings: WorkerSettings | None = None
         self._addresses: list[Address] = []
         self._placed: dict[tuple[int, int], int] = {}
         self._names: dict[tuple[int, int], str] = {}
         self._suspect = False
         self._finding = threading.Lock()
-        self._direct = False  # whether the driver reaches every home
+        self._direct = False  # whether the driver reaches every task worker
         self._said_so = False
         self._channels: list[Channels] = []  # open, and used by no round
         self._tuples = 0
@@ -58,20 +58,20 @@ class SparkRounds:
     def start(self) -> None:
         self._jobs.start()
         if self._jobs.local:
-            self._settings = HomeSettings.of(self._plan, self._answer_s, None)
+            self._settings = WorkerSettings.of(self._plan, self._answer_s, None)
         else:
             certificate = new_certificate()
-            self._settings = HomeSettings.of(self._plan, self._answer_s, self._jobs.driver_host, certificate)
+            self._settings = WorkerSettings.of(self._plan, self._answer_s, self._jobs.driver_host, certificate)
         tasks = [(level, partition) for level, width in enumerate(self._plan.widths) for partition in range(width)]
-        homes = min(self._jobs.slots, len(tasks))
-        self._placed = {task: number % homes for number, task in enumerate(tasks)}
+        workers = min(self._jobs.slots, len(tasks))
+        self._placed = {task: number % workers for number, task in enumerate(tasks)}
         self._names = self._plan.names()
-        self._addresses = self._jobs.each(list(range(homes)), _Ensure(self._settings, {}))
-        self._reach_homes()
+        self._addresses = self._jobs.each(list(range(workers)), _Ensure(self._settings, {}))
+        self._reach_workers()
 
     @property
-    def _homes(self) -> HomeSettings:
-        """The settings of every home. Raises ``InvariantViolation`` before the start."""
+    def _workers(self) -> WorkerSettings:
+        """The settings of every task worker. Raises ``InvariantViolation`` before the start."""
         if self._settings is None:
             raise InvariantViolation("a round was begun before Spark was started")
         return self._settings
@@ -80,7 +80,7 @@ class SparkRounds:
         try:
             with self._finding:
                 if self._suspect:
-                    self._find_homes()
+                    self._find_workers()
             if self._direct and not self._chains:
                 with self._lent_channels() as channels:
                     records = self._client(channels).walk(round_, self._plan.widths)
@@ -90,8 +90,8 @@ class SparkRounds:
                 records = self._jobs.one(_Walk(self._client(), round_, self._plan.widths))
         except RetryableError as error:
             self._suspect = True
-            if HomeLostError.__name__ in str(error):  # of an error in a Spark task, only the text is left
-                raise HomeLostError(str(error)) from error
+            if WorkerLostError.__name__ in str(error):  # of an error in a Spark task, only the text is left
+                raise WorkerLostError(str(error)) from error
             raise
         self._tuples = sum(
             counts.emitted for record in records if isinstance(record, RoundReport) for counts in record.counts.values()
@@ -100,7 +100,7 @@ class SparkRounds:
 
     def wake(self) -> None:
         if self._settings is not None:
-            HomeClient(self._addresses, self._settings.credentials, {}, self._settings.answer_s).wake(0)
+            WorkerClient(self._addresses, self._settings.credentials, {}, self._settings.answer_s).wake(0)
 
     def close(self) -> None:
         addresses, self._addresses = self._addresses, []
@@ -110,14 +110,14 @@ class SparkRounds:
                 with ThreadPoolExecutor(len(addresses)) as pool:
                     list(pool.map(close, addresses))
             else:
-                with contextlib.suppress(RetryableError):  # a home that cannot be told to close ends by itself
+                with contextlib.suppress(RetryableError):  # a task worker that cannot be told to close ends by itself
                     self._jobs.each(addresses, close)
         self._close_channels()
         self._jobs.close()
 
-    def _client(self, channels: Channels | None = None) -> HomeClient:
-        settings = self._homes
-        return HomeClient(
+    def _client(self, channels: Channels | None = None) -> WorkerClient:
+        settings = self._workers
+        return WorkerClient(
             self._addresses, settings.credentials, self._placed, settings.answer_s, names=self._names, channels=channels
         )
 
@@ -139,7 +139,7 @@ class SparkRounds:
         while self._channels:
             self._channels.pop().close()
 
-    def _reach_homes(self) -> None:
+    def _reach_workers(self) -> None:
         """Find out whether the driver can carry rounds by itself. It does not where executors come
         and go with Spark's jobs: without jobs, Spark would end them."""
         reason = None
@@ -147,7 +147,7 @@ class SparkRounds:
             reason = "spark.dynamicAllocation.enabled is true"
         else:
             for address in self._addresses:
-                reason = reason or unreachable(address, self._homes.credentials)
+                reason = reason or unreachable(address, self._workers.credentials)
         self._direct = reason is None
         if reason is not None and not self._said_so:
             self._said_so = True
@@ -158,31 +158,31 @@ class SparkRounds:
         """Whether rounds are large, judged by the last one."""
         return not self._jobs.local and self._tuples > self._collapse_tuples_max
 
-    def _find_homes(self) -> None:
-        """Find out which homes still answer, and start new ones in place of the others."""
+    def _find_workers(self) -> None:
+        """Find out which task workers still answer, and start new ones in place of the others."""
         known = {each.number: each for each in self._addresses}
-        found = self._jobs.each(sorted(known), _Ensure(self._homes, known))
+        found = self._jobs.each(sorted(known), _Ensure(self._workers, known))
         for address in found:
             if address != known[address.number]:
-                _log.warning("home.started_anew", home=address.number, pid=address.pid)
+                _log.warning("task_worker.restarted", worker=address.number, pid=address.pid)
         self._addresses = found
         self._close_channels()
-        self._reach_homes()
+        self._reach_workers()
         self._suspect = False
 
 
 @dataclass(frozen=True)
 class _Ensure:
-    settings: HomeSettings
+    settings: WorkerSettings
     known: Mapping[int, Address]
 
     def __call__(self, number: int) -> Address:
-        return ensure_home(self.settings, number, self.known.get(number))
+        return ensure_worker(self.settings, number, self.known.get(number))
 
 
 @dataclass(frozen=True)
 class _Walk:
-    courier: HomeClient
+    courier: WorkerClient
     round_: Round
     widths: Sequence[int]
 
@@ -192,7 +192,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Carry:
-    courier: HomeClient
+    courier: WorkerClient
     round_: Round
 
     def __call__(self, level: int, partition: int, records: Sequence[RoundRecord]) -> Sequence[Addressed]:
@@ -204,4 +204,4 @@ class _Close:
     credentials: Credentials
 
     def __call__(self, address: Address) -> None:
-        close_home(address, self.credentials)
+        close_worker(address, self.credentials)

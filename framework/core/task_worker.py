@@ -1,8 +1,8 @@
-"""A home: the place where tasks of a core topology live, and where their part of every round is
-run.
+"""A task worker: the place where tasks of a core topology live, and where their part of every round
+is run.
 
-A home holds whole tasks: a segment of fused components, or an acker. It does not decide which tasks
-it gets. A task that it does not have yet starts with its first round.
+A worker holds whole tasks: a segment of fused components, or an acker. It does not decide which
+tasks it gets. A task that it does not have yet starts with its first round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from framework.state.settings import provider_of
 _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 
 
-class Home:
+class TaskWorker:
     """Where tasks live. ``encode``: encode rows, because they leave the process between levels.
     Several threads may run tasks."""
 

@@ -1,13 +1,13 @@
-"""Homes in processes of their own, next to Spark's executors.
+"""Task workers in processes of their own, next to Spark's executors.
 
 Spark gives a task to whichever worker process is free, and ends workers as it likes. A spout that
-holds a connection and pending tuples needs a place that stays. So each home is a process on the
+holds a connection and pending tuples needs a place that stays. So each worker is a process on the
 executor's host, started by a Spark task. The tasks of the rounds carry its input to it, and its
-output away (``home_client.py``). A home ends when it is told to, when its executor is gone, and
+output away (``worker_client.py``). A worker ends when it is told to, when its executor is gone, and
 when nobody has asked it anything for too long. It is told to end when its part of a round takes too
 long, since a component may have hung.
 
-A home answers the messages of a channel one after the other, and a task does one round after the
+A worker answers the messages of a channel one after the other, and a task does one round after the
 other. Nobody is admitted without the run's key (``channels.py``).
 """
 
@@ -25,8 +25,8 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, cast
 
-from framework.core.task_worker import Home
-from framework.core.worker_client import CONNECT_S, Address, HomeClient, HomeSettings
+from framework.core.task_worker import TaskWorker
+from framework.core.worker_client import CONNECT_S, Address, WorkerClient, WorkerSettings
 from framework.errors import RetryableError
 from framework.execution.channels import Channel, ChannelServer, Place
 from framework.execution.encryption import decrypt
@@ -35,20 +35,20 @@ from framework.execution.gc_tuning import collect_rarely
 _WATCH_S = 1.0
 
 
-def ensure_home(settings: HomeSettings, number: int, known: Address | None) -> Address:
-    """The home's address if it answers; otherwise the address of a new one on this host. Called in
-    a Spark task."""
+def ensure_worker(settings: WorkerSettings, number: int, known: Address | None) -> Address:
+    """The worker's address if it answers; otherwise the address of a new one on this host. Called
+    in a Spark task."""
     if known is not None:
         try:
-            HomeClient([known], settings.credentials, {}, CONNECT_S).ask(number, "ping")
+            WorkerClient([known], settings.credentials, {}, CONNECT_S).ask(number, "ping")
             return known
         except RetryableError:
             pass
-    return start_home(settings, number)
+    return start_worker(settings, number)
 
 
-def start_home(settings: HomeSettings, number: int) -> Address:
-    """Start a process for a home. Raises ``RetryableError`` when it does not come up."""
+def start_worker(settings: WorkerSettings, number: int) -> Address:
+    """Start a process for a task worker. Raises ``RetryableError`` when it does not come up."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-m", "framework.core.worker_process"],
@@ -64,7 +64,7 @@ def start_home(settings: HomeSettings, number: int) -> Address:
             return pickle.load(answer)  # type: ignore[no-any-return]
     except (OSError, EOFError) as error:
         process.kill()
-        raise RetryableError(f"home {number} did not start: see the executor's stderr") from error
+        raise RetryableError(f"task worker {number} did not start: see the executor's stderr") from error
 
 
 def _executor_pid() -> int:
@@ -83,15 +83,15 @@ def _executor_pid() -> int:
     return os.getppid()
 
 
-class HomeServer:
-    """Serves one home. ``serve`` returns when the home is to end."""
+class WorkerServer:
+    """Serves one task worker. ``serve`` returns when the task worker is to end."""
 
-    def __init__(self, settings: HomeSettings, number: int, executor_pid: int) -> None:
-        self._home = Home(pickle.loads(decrypt(settings.plan)), encode=True)
+    def __init__(self, settings: WorkerSettings, number: int, executor_pid: int) -> None:
+        self._worker = TaskWorker(pickle.loads(decrypt(settings.plan)), encode=True)
         self._settings = settings
         self._executor_pid = executor_pid
-        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-home-")
-        place: Place = f"{self._folder.name}/home"
+        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-worker-")
+        place: Place = f"{self._folder.name}/worker"
         if settings.driver_host is not None:
             place = (_own_host(settings.driver_host), 0)
         self._server = ChannelServer(place, settings.credentials, self._answer, CONNECT_S)
@@ -109,7 +109,7 @@ class HomeServer:
             with self._lock:
                 silent = not self._working and time.monotonic() - self._heard_at > self._settings.lease_s
             if silent or not _alive(self._executor_pid):
-                self._home.close()
+                self._worker.close()
                 break
         self._server.close()
         self._folder.cleanup()
@@ -134,15 +134,15 @@ class HomeServer:
                 if message[0] == "close":
                     self._ended.set()
         except (OSError, EOFError):
-            channel.close()  # the worker is gone, or was told of another home
+            channel.close()  # the worker is gone, or was told of another task worker
 
     def _do(self, what: str, *arguments: Any) -> Any:
         if what == "run":
-            return self._home.run_tasks(*arguments)
+            return self._worker.run_tasks(*arguments)
         if what == "wake":
-            self._home.wake(*arguments)
+            self._worker.wake(*arguments)
         elif what == "close":
-            self._home.close()
+            self._worker.close()
         elif what == "die":
             os._exit(1)
         return None
@@ -170,7 +170,7 @@ def _alive(pid: int) -> bool:
 
 def main() -> None:
     settings, number, executor_pid = pickle.load(sys.stdin.buffer)
-    server = HomeServer(settings, number, executor_pid)
+    server = WorkerServer(settings, number, executor_pid)
     collect_rarely()
     pickle.dump(server.address, sys.stdout.buffer)
     sys.stdout.flush()

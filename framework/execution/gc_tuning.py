@@ -15,7 +15,7 @@ _THRESHOLDS = (20_000, 5, 5)
 
 def collect_rarely() -> None:
     """Leave all objects that live now out of later collections, and collect less often. Called in
-    homes, in Spark's workers and by ``ratchet run``, whenever they have loaded what they will keep;
-    never in a process that is the user's own."""
+    workers, in Spark's workers and by ``ratchet run``, whenever they have loaded what they will
+    keep; never in a process that is the user's own."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)

@@ -319,40 +319,40 @@ def _fuse(
     which gathers its input on one level and emits on the next.
     """
     members: list[list[str]] = []
-    home: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     level: list[int] = []
     gathering: dict[str, int] = {}
     for component_id in ids:
         component = topology[component_id]
         frame = isinstance(component.instance, DataFrameBolt)
         sources = [] if component_id in starts else list(component.subscriptions)
-        homes = {home.get(sub.component_id, -1) for sub in sources}
+        sources_stages = {stage_of.get(sub.component_id, -1) for sub in sources}
         local = all(
             topology[sub.component_id].parallelism == component.parallelism
             and (component.parallelism == 1 or _stays(sub, spread))
             for sub in sources
         )
         below_frame = any(sub.component_id in gathering for sub in sources)
-        if len(homes) == 1 and -1 not in homes and local and not frame and not below_frame:
-            home[component_id] = homes.pop()
-            members[home[component_id]].append(component_id)
+        if len(sources_stages) == 1 and -1 not in sources_stages and local and not frame and not below_frame:
+            stage_of[component_id] = sources_stages.pop()
+            members[stage_of[component_id]].append(component_id)
             continue
-        home[component_id] = len(members)
+        stage_of[component_id] = len(members)
         members.append([component_id])
-        inside = [level[home[sub.component_id]] + 1 for sub in sources if sub.component_id in home]
+        inside = [level[stage_of[sub.component_id]] + 1 for sub in sources if sub.component_id in stage_of]
         # Rows from the processing phase arrive at level 0 of the commit phase and are read from
         # level 1 on.
         level.append(max(inside, default=0 if component_id in starts or not sources else 1))
         if frame:
-            gathering[component_id] = home[component_id]
-            home[component_id] = len(members)
+            gathering[component_id] = stage_of[component_id]
+            stage_of[component_id] = len(members)
             members.append([component_id])
             level.append(level[-1] + 1)
     built = [
         Segment(tuple(each), topology[each[0]].parallelism, level[position]) for position, each in enumerate(members)
     ]
-    receiving = {(phase, each): built[gathering.get(each, home[each])] for each in ids}
-    return receiving, {(phase, each): built[home[each]] for each in gathering}
+    receiving = {(phase, each): built[gathering.get(each, stage_of[each])] for each in ids}
+    return receiving, {(phase, each): built[stage_of[each]] for each in gathering}
 
 
 def _stays(sub: Subscription, spread: frozenset[str]) -> bool:

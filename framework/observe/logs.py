@@ -1,8 +1,8 @@
 """Structured logs: one event per line, on standard error, and nothing before somebody asks.
 
 A program that embeds Ratchet hears nothing of it until it calls ``configure_logging``, or
-configures structlog itself. Workers and homes of Spark print as the command that started them does.
-"""
+configures structlog itself. Spark executors and workers print as the command that started them
+does."""
 
 from __future__ import annotations
 

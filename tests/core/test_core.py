@@ -326,7 +326,7 @@ def test_a_bolt_that_dies_starts_afresh_and_the_tuples_it_held_come_again(key: s
 def test_trees_that_a_dead_acker_tracked_are_replayed(key: str) -> None:
     held = seen(key).held
     stepped = Stepped(built(key, [1, 2], Rich(key, hold))).step(1)
-    tasks = stepped.rounds._home._tasks
+    tasks = stepped.rounds._worker._tasks
     del tasks[next(place for place, task in tasks.items() if isinstance(task, AckerTask))]
     for collector, tup in held:
         collector.ack(tup)

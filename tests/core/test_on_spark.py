@@ -1,4 +1,4 @@
-"""Core topologies on Spark: components live in homes, whatever worker Spark uses;
+"""Core topologies on Spark: components live in task workers, whatever worker Spark uses;
 dead ones are replaced.
 """
 
@@ -22,10 +22,10 @@ from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark import jobs as spark_rounds
 from framework.execution.spark.batch_executor import python_part
 from framework.execution.spark.jobs import SparkJobs
-from tests.kit.homes import homes_of
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
 from tests.kit.targets import Often
+from tests.kit.task_workers import workers_of
 from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.spark
@@ -44,7 +44,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
     with submit(word_count(tmp_path, 300), conf) as run:
         run.wait_until_idle(PATIENCE_S)
         assert run.status().rounds >= (5 if ackers else 1)
-        pids = homes_of(run)
+        pids = workers_of(run)
         assert len(pids) == 2
     wait_for(lambda: not any(map(alive, pids)))
     assert check_every_word_was_seen(tmp_path, 300) == 0
@@ -55,7 +55,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
 
 
 @pytest.mark.behaviour("4.1")
-def test_small_rounds_go_from_the_driver_to_the_homes_without_a_spark_job(
+def test_small_rounds_go_from_the_driver_to_the_workers_without_a_spark_job(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: SparkJobs, *_: object) -> Any:
@@ -83,7 +83,7 @@ def test_where_the_driver_cannot_carry_rounds_they_are_spark_jobs(
     monkeypatch.setattr(SparkJobs, "one", counted)
     if why == "unreachable":
         monkeypatch.setattr(
-            core_spark, "unreachable", lambda address, credentials: f"home {address.number} is far away"
+            core_spark, "unreachable", lambda address, credentials: f"task worker {address.number} is far away"
         )
     else:
         monkeypatch.setattr(SparkJobs, "executors_follow_jobs", True)
@@ -98,21 +98,21 @@ def test_where_the_driver_cannot_carry_rounds_they_are_spark_jobs(
 @pytest.mark.dies("core 1", "core 3")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
-def test_tuples_that_a_killed_home_held_are_replayed(tmp_path: Path, spark: str, seed: int) -> None:
+def test_tuples_that_a_killed_worker_held_are_replayed(tmp_path: Path, spark: str, seed: int) -> None:
     which = seed % 2
     conf = {"spark.master": spark, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 2}
     with submit(word_count(tmp_path, 2_000), conf) as run:
         wait_for(lambda: len(noted(tmp_path, "acked")) > 200)
-        first = homes_of(run)
+        first = workers_of(run)
         os.kill(first[which], signal.SIGKILL)
-        wait_for(lambda: homes_of(run) != first)
+        wait_for(lambda: workers_of(run) != first)
         run.wait_until_idle(PATIENCE_S)
         status = run.status()
         assert status.rounds_lost >= 1
-        assert homes_of(run)[1 - which] == first[1 - which]
+        assert workers_of(run)[1 - which] == first[1 - which]
         assert status.components["queue"].died == 0
     check_every_word_was_seen(tmp_path, 2_000)
-    assert len(noted(tmp_path, "opened")) == 3  # each home has one of the two spout tasks
+    assert len(noted(tmp_path, "opened")) == 3  # each task worker has one of the two spout tasks
 
 
 @pytest.mark.behaviour("4.1")
@@ -131,14 +131,14 @@ def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster:
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
 @pytest.mark.slow
-def test_a_killed_executor_takes_its_homes_with_it_and_the_next_round_finds_new_ones(
+def test_a_killed_executor_takes_its_workers_with_it_and_the_next_round_finds_new_ones(
     tmp_path: Path, cluster: str
 ) -> None:
-    """There are two executors, with one home each."""
+    """There are two executors, with one task worker each."""
     conf = {"spark.master": cluster, "topology.max.spout.pending": 20, "topology.message.timeout.secs": 5}
     with submit(word_count(tmp_path, 600), conf) as run:
         wait_for(lambda: len(noted(tmp_path, "acked")) > 100)
-        first = homes_of(run)
+        first = workers_of(run)
         executor = next(
             each.pid
             for each in psutil.Process(first[0]).parents()
@@ -146,17 +146,17 @@ def test_a_killed_executor_takes_its_homes_with_it_and_the_next_round_finds_new_
         )
         os.kill(executor, signal.SIGKILL)
         wait_for(lambda: not alive(first[0]))
-        wait_for(lambda: homes_of(run)[0] != first[0])
+        wait_for(lambda: workers_of(run)[0] != first[0])
         run.wait_until_idle(PATIENCE_S)
         assert run.status().rounds_lost >= 1
-        assert homes_of(run)[1] == first[1]
+        assert workers_of(run)[1] == first[1]
     check_every_word_was_seen(tmp_path, 600)
 
 
 @pytest.mark.dies("core 6")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
-def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_workers_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> None:
     settings = {
         "app.folder": tmp_path,
         "app.count": 300,
@@ -182,9 +182,9 @@ def test_homes_end_with_the_driver_and_the_next_one_goes_on(tmp_path: Path) -> N
     ("text", "last"),
     [
         (
-            "An error occurred.\n: PythonException: thrown:\nTraceback:\n  File ...\nHomeLostError: home 0 is gone: reset\n"
+            "An error occurred.\n: PythonException:\nTraceback:\n  File ...\nWorkerLostError: task worker 0 is gone: reset\n"
             " SQLSTATE: 38000\n\tat org.apache.spark.api.python(PythonRunner.scala:1)\n",
-            "HomeLostError: home 0 is gone: reset",
+            "WorkerLostError: task worker 0 is gone: reset",
         ),
         (
             "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited) Reason: exit code 137\n"
@@ -231,7 +231,7 @@ class Hangs(BaseBasicBolt):
 
 @pytest.mark.dies("core 4")
 @pytest.mark.behaviour("4.6")
-def test_a_component_that_hangs_is_ended_with_its_home(
+def test_a_component_that_hangs_is_ended_with_its_worker(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_client, "ANSWER_MIN_S", 8.0)

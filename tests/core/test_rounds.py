@@ -217,16 +217,16 @@ def lose_from(stepped: Stepped, level: int) -> None:
     """Run a round that is lost from ``level`` on: the driver gets no report,
     and those levels get no records.
     """
-    run_task = stepped.rounds._home.run_task
+    run_task = stepped.rounds._worker.run_task
 
     def lossy(round_: Round, at: int, partition: int, records: Sequence[RoundRecord]) -> Sequence[Addressed]:
         if at >= level:
-            raise RetryableError("a home is gone")
+            raise RetryableError("a task worker is gone")
         return run_task(round_, at, partition, records)
 
-    stepped.rounds._home.run_task = lossy  # type: ignore[method-assign]
+    stepped.rounds._worker.run_task = lossy  # type: ignore[method-assign]
     assert not stepped.driver.step()
-    stepped.rounds._home.run_task = run_task  # type: ignore[method-assign]
+    stepped.rounds._worker.run_task = run_task  # type: ignore[method-assign]
 
 
 def holding(key: str, *, again: bool = True) -> Stepped:
@@ -259,8 +259,8 @@ def test_tuples_of_a_lost_round_come_again_without_a_fail(key: str, before: int)
         before, seconds=16
     )  # the acker hears of them before time goes on, so its timeout comes first
     lose_from(stepped, 1)
-    tasks = stepped.rounds._home._tasks
-    for place in [place for place in tasks if place[0] == 1]:  # the bolt's home is gone
+    tasks = stepped.rounds._worker._tasks
+    for place in [place for place in tasks if place[0] == 1]:  # the bolt's task worker is gone
         del tasks[place]
     seen(key).held.clear()
     assert until_held(stepped, key, 3) == [1, 2, 3]

@@ -15,16 +15,16 @@ from framework.core.checkpoints import CheckpointRecord, Checkpoints
 from framework.core.driver import RoundDriver
 from framework.core.plan import CorePlan
 from framework.core.run import ticks_of
-from framework.core.worker_client import HomeSettings, close_home
-from framework.core.worker_process import start_home
+from framework.core.worker_client import WorkerSettings, close_worker
+from framework.core.worker_process import start_worker
 from framework.errors import ConfigError
 from framework.execution.plan import plan_execution
 from framework.state import BaseWindowedBolt, TimeWindow, Window
 from integration.server import wait_until
 from tests.kit.core_parts import ListSpout, Rich, Stepped, ack, seen
-from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.state_parts import Count, Log, SteppedState, journal
+from tests.kit.task_workers import InATaskWorker
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -285,16 +285,16 @@ class Notes(BaseBasicBolt):
         note(str(self.folder), "fired", f"{tup['word']} {tup['count']}")
 
 
-def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str, tmp_path: Path) -> None:
+def test_windows_by_processing_time_fire_in_a_worker_while_nothing_comes(key: str, tmp_path: Path) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a", "b", "a"]], per_call=3))
     builder.set_bolt("windows", Windows()).fields_grouping("words", Fields("word"))
     builder.set_bolt("notes", Notes(tmp_path)).shuffle_grouping("windows")
     plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=100, stateful=frozenset({"windows"}))
-    settings = HomeSettings.of(plan, 60.0, None)
-    home = start_home(settings, 0)
+    settings = WorkerSettings.of(plan, 60.0, None)
+    worker = start_worker(settings, 0)
     try:
-        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=PATIENCE_S, attempts_max=5)
+        driver = RoundDriver(plan, InATaskWorker(plan, settings, worker), timeout_s=PATIENCE_S, attempts_max=5)
         checkpoints = Checkpoints(
             CheckpointRecord(),
             {"windows": 1},
@@ -316,4 +316,4 @@ def test_windows_by_processing_time_fire_in_a_home_while_nothing_comes(key: str,
         running.join(PATIENCE_S)
         assert (driver.status().phase, checkpoints.status().recoveries) == ("stopped", 0)
     finally:
-        close_home(home, settings.credentials)
+        close_worker(worker, settings.credentials)

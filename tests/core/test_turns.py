@@ -88,7 +88,7 @@ class Jittery(LocalRounds):
         time.sleep(self.chance.random() * 0.01)
         if level == 1 and round_.number in self.lose:
             raise RetryableError("lost")
-        return self._home.run_task(round_, level, partition, records)
+        return self._worker.run_task(round_, level, partition, records)
 
 
 def run_to_the_end(key: str, count: int, lose: Sequence[int] = ()) -> Jittery:
@@ -98,7 +98,7 @@ def run_to_the_end(key: str, count: int, lose: Sequence[int] = ()) -> Jittery:
     builder.set_bolt("last", Rich(key, ack)).global_grouping("first")
     plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=7)
     rounds = Jittery(plan, lose)
-    rounds._home._overtake_s = 0.2
+    rounds._worker._overtake_s = 0.2
     driver = RoundDriver(plan, rounds, timeout_s=4, attempts_max=5)
     thread = threading.Thread(target=driver.run)
     thread.start()

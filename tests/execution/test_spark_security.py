@@ -17,7 +17,7 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.core.plan import CorePlan
-from framework.core.worker_client import HomeSettings
+from framework.core.worker_client import WorkerSettings
 from framework.errors import ConfigError, InvariantViolation
 from framework.execution.channels import Credentials
 from framework.execution.encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
@@ -108,8 +108,8 @@ def test_nothing_that_spark_is_given_contains_a_secret_of_a_component() -> None:
     executor = SparkExecutor(plan, {"app.password": CANARY}, {})
     begins = batch_executor._BeginToStay(executor._payload)
     task = StayingTask(1, "place", Credentials.new(None), begins, batch_executor._RunCollapsed(executor._payload))
-    homes = HomeSettings.of(cast(CorePlan, plan), 60.0, None)  # of any plan alike
-    for given in (executor._payload, begins, task, homes):
+    workers = WorkerSettings.of(cast(CorePlan, plan), 60.0, None)  # of any plan alike
+    for given in (executor._payload, begins, task, workers):
         assert CANARY.encode() not in cloudpickle.dumps(given)
 
 

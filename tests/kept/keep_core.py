@@ -26,7 +26,7 @@ WORDS = [[f"w{number % 7}" for number in range(part, part + 30)] for part in (0,
 
 
 class Gone(BaseException):
-    """The driver's process dies, and its homes with it."""
+    """The driver's process dies, and its task workers with it."""
 
 
 def topology(words: list[list[str]] = WORDS) -> CoreTopology:

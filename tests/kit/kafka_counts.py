@@ -6,7 +6,7 @@ results are added up, and in windows by the numbers of the records, which fire a
 late; a bolt keeps what each of these fired.
 
 ``python -m tests.kit.kafka_counts --kills 50`` runs this on a Spark cluster. It kills executors,
-their workers, homes, the driver, the broker, ZooKeeper and Redis at random, freezes servers for
+their workers, workers, the driver, the broker, ZooKeeper and Redis at random, freezes servers for
 some seconds, and changes the number of tasks now and then. Then it compares all states with a fold
 over the records. ``--seed`` repeats the choice of kills. ``--plot FILE`` draws what the processes
 held meanwhile, as ``python -m benchmarks.soak`` does.
@@ -47,7 +47,7 @@ from tests.kit.topics import Topics
 KINDS = (
     "executor",
     "worker",
-    "home",
+    "task worker",
     "driver",
     "broker",
     "broker paused",

@@ -77,7 +77,7 @@ def kill_often(
     risen by ``rises_by``.
 
     A kind is "executor", "worker" (a Python worker), "working" (the Python worker that uses most of
-    the processor at the moment), "driver", "broker", "zookeeper", "home", "broker paused",
+    the processor at the moment), "driver", "broker", "zookeeper", "task worker", "broker paused",
     "zookeeper paused", "rescale" or one of ``more``. "rescale" kills the driver or tells it to
     stop; the next driver gets a new ``app.tasks``. A share ``overlapping`` of the kills is not
     waited for: the next kill meets the topology in mid-recovery.
@@ -145,7 +145,7 @@ def kill_often(
             "rescale": rescale,
             "broker": lambda: restarted(servers.kafka),
             "zookeeper": lambda: restarted(servers.zookeeper_server),
-            "home": lambda: _kill_a_home(chance, executors),
+            "task worker": lambda: _kill_a_worker(chance, executors),
             "broker paused": lambda: paused(servers.kafka, chance),
             "zookeeper paused": lambda: paused(servers.zookeeper_server, chance),
             **(more or {}),
@@ -237,8 +237,8 @@ def _used_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
-def _kill_a_home(chance: random.Random, executors: Callable[[], list[int]]) -> None:
-    executors()  # waits for them; they start the homes
+def _kill_a_worker(chance: random.Random, executors: Callable[[], list[int]]) -> None:
+    executors()  # waits for them; they start the task workers
     _killed(chance, [each.pid for each in psutil.process_iter() if "framework.core.worker_process" in _command(each)])
 
 

@@ -287,7 +287,7 @@ def open_spans(kept: Mapping[Any, Any]) -> Counter[str]:
 
 
 class DriverDies(BaseException):
-    """The driver dies, and its homes with it, in the middle of a step."""
+    """The driver dies, and its task workers with it, in the middle of a step."""
 
 
 #: How a step may go wrong.
@@ -617,7 +617,7 @@ class NamedSpout(ReplayableSpout):
 
 
 class Drives:
-    """One driver, and the home of its tasks.
+    """One driver, and the task worker of its tasks.
 
     The constructor raises what the driver's first steps raise.
     """

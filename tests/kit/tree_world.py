@@ -202,5 +202,5 @@ def simulate(
 
 def _tracked(stepped: Stepped) -> int:
     """The trees that the ackers track."""
-    tasks = stepped.rounds._home._tasks.values()
+    tasks = stepped.rounds._worker._tasks.values()
     return sum(task._acker.pending for task in tasks if isinstance(task, AckerTask))

@@ -99,13 +99,13 @@ class Walk:
 
 
 class TroubledRounds:
-    """Rounds around a home, two at once, with trouble."""
+    """Rounds around a task worker, two at once, with trouble."""
 
     def __init__(self, world: Chances, stepped: Stepped) -> None:
         self.world = world
         self._stepped = stepped
-        self._home = stepped.rounds._home
-        self._home._overtake_s = 0.0  # whether a round may wait is decided here
+        self._worker = stepped.rounds._worker
+        self._worker._overtake_s = 0.0  # whether a round may wait is decided here
         self.widths = stepped.plan.widths
         self._late: dict[tuple[int, int], list[RoundRecord]] = defaultdict(list)
         self._walks: list[Walk] = []
@@ -131,8 +131,8 @@ class TroubledRounds:
         while not self._walks or self._walks[0].at is not None:
             more = len(self._walks) == 1 and not self._settling and not driver._alone()
             if not self._walks or (more and chance.random() < 0.3):
-                if self.world.strikes("task dies", 0.02) and self._home._tasks:
-                    del self._home._tasks[chance.choice(list(self._home._tasks))]
+                if self.world.strikes("task dies", 0.02) and self._worker._tasks:
+                    del self._worker._tasks[chance.choice(list(self._worker._tasks))]
                 self._walks.append(Walk(driver.begin(), self))
                 self._recoveries = self._recoveries + 1 if _recovers(self._walks[-1].round) else 0
             first, *others = self._walks
@@ -180,7 +180,7 @@ class TroubledRounds:
                 now.append(record)
         if "late records" in world.troubles:
             chance.shuffle(now)
-        exits = self._home.run_task(round_, level, partition, now)
+        exits = self._worker.run_task(round_, level, partition, now)
         return [] if not spared and world.strikes("lost output", 0.01) else exits
 
     def _damaged(self, part: LedgerPart) -> LedgerPart:

@@ -17,15 +17,15 @@ from confluent_kafka import Consumer, TopicPartition
 from framework import BaseRichBolt, BaseRichSpout, Fields, TopologyBuilder, Tuple
 from framework.core.driver import RoundDriver
 from framework.core.plan import CorePlan
-from framework.core.worker_client import HomeSettings
-from framework.core.worker_process import start_home
+from framework.core.worker_client import WorkerSettings
+from framework.core.worker_process import start_worker
 from framework.execution.plan import plan_execution
 from integration import RedisServer
 from integration.server import wait_until
 from spouts import KafkaSpout, TextCodec
 from spouts.redis_streams import RedisStreamSpout
-from tests.kit.homes import InAHome
 from tests.kit.journaled import alive, note, noted
+from tests.kit.task_workers import InATaskWorker
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -48,7 +48,7 @@ class Holding(BaseRichBolt):
 
 
 class Lives:
-    """A topology in one home, and in another home after the first is killed."""
+    """A topology in one task worker, and in another task worker after the first is killed."""
 
     def __init__(self, folder: Path, spout: BaseRichSpout) -> None:
         builder = TopologyBuilder("lives")
@@ -56,8 +56,8 @@ class Lives:
         builder.set_bolt("holding", Holding(folder)).global_grouping("spout")
         self._folder = folder
         self._plan = CorePlan(plan_execution(builder.build()), {}, ackers=1, pending_max=100)
-        self._settings = HomeSettings.of(self._plan, 60.0, None)
-        self._rounds = InAHome(self._plan, self._settings, start_home(self._settings, 0))
+        self._settings = WorkerSettings.of(self._plan, 60.0, None)
+        self._rounds = InATaskWorker(self._plan, self._settings, start_worker(self._settings, 0))
         self._driver = RoundDriver(self._plan, self._rounds, timeout_s=PATIENCE_S, attempts_max=5)
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -71,14 +71,14 @@ class Lives:
         return [int(line) for line in noted(self._folder, "came")]
 
     def die(self) -> None:
-        pid = self._rounds.home.pid
+        pid = self._rounds.worker.pid
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not alive(pid), PATIENCE_S, "the end of the home")
+        wait_until(lambda: not alive(pid), PATIENCE_S, "the end of the task worker")
         assert not self._driver.step()  # a lost round
-        self._rounds.home = start_home(self._settings, 0)
+        self._rounds.worker = start_worker(self._settings, 0)
 
     def close(self) -> None:
-        os.kill(self._rounds.home.pid, signal.SIGKILL)
+        os.kill(self._rounds.worker.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def lives(folder: Path, spout: BaseRichSpout) -> Iterator[Lives]:
         made.close()
 
 
-def test_a_kafka_spout_whose_home_is_killed_goes_on_from_the_committed_offset(
+def test_a_kafka_spout_whose_worker_is_killed_goes_on_from_the_committed_offset(
     topics: Topics, name: str, tmp_path: Path
 ) -> None:
     topics.create(name)
@@ -113,7 +113,7 @@ def test_a_kafka_spout_whose_home_is_killed_goes_on_from_the_committed_offset(
         assert topology.came()[10:] == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_redis_spout_whose_home_is_killed_gets_again_what_it_had_locked(
+def test_a_redis_spout_whose_worker_is_killed_gets_again_what_it_had_locked(
     redis_server: RedisServer, name: str, tmp_path: Path
 ) -> None:
     with (

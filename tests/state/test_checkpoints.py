@@ -269,8 +269,8 @@ def test_states_in_memory_that_are_lost_begin_anew_with_the_input(key: str) -> N
             nonlocal lost
             if txid == 4 and not lost:
                 lost = True
-                assert rounds._home._provider is not None
-                rounds._home._provider._stores.clear()  # type: ignore[attr-defined]
+                assert rounds._worker._provider is not None
+                rounds._worker._provider._stores.clear()  # type: ignore[attr-defined]
                 raise RuntimeError("its process is gone")
 
         journal(key).on["pre_prepare"] = lose
@@ -400,7 +400,7 @@ def test_a_state_whose_inputs_are_grouped_by_different_numbers_of_fields_is_refu
 
 
 class Gone(BaseException):
-    """The driver's process dies, and its homes with it."""
+    """The driver's process dies, and its task workers with it."""
 
 
 def grown(key: str, words: list[list[str]], counters: Mapping[str, int]) -> CoreTopology:

@@ -1,4 +1,4 @@
-"""Records of Kafka that cannot be processed where state is exactly-once: a real broker, and homes
+"""Records of Kafka that cannot be processed where state is exactly-once: a real broker, and workers
 that are killed."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from framework.core.reader import TopologyState
 from framework.topology import DEAD_LETTER_STREAM
 from integration import EmbeddedServers
 from spouts import KafkaSpout, RetryPolicy, TextCodec
-from tests.kit.homes import homes_of
 from tests.kit.state_parts import Count, lmdb
+from tests.kit.task_workers import workers_of
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -116,7 +116,7 @@ def test_records_that_fail_too_often_are_given_up_and_the_others_counted_once(
 @pytest.mark.spark
 @pytest.mark.kills
 @pytest.mark.slow
-def test_records_are_given_up_once_though_homes_are_killed_meanwhile(
+def test_records_are_given_up_once_though_workers_are_killed_meanwhile(
     tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int
 ) -> None:
     name = f"given-up-{seed}-{os.getpid()}"
@@ -130,9 +130,9 @@ def test_records_are_given_up_once_though_homes_are_killed_meanwhile(
     with submit(made, conf) as run:
         for number in range(2):
             wait_for(lambda: run.status().checkpoint is not None and run.status().checkpoint.recoveries > 3 * number)  # type: ignore[union-attr]  # noqa: B023
-            first = homes_of(run)
+            first = workers_of(run)
             os.kill(first[(seed + number) % 2], signal.SIGKILL)
-            wait_for(lambda: homes_of(run) != first)  # noqa: B023
+            wait_for(lambda: workers_of(run) != first)  # noqa: B023
         run.wait_until_idle(PATIENCE_S)
     assert held(made, conf, "count") == good
     assert held(made, conf, "letters") == dict.fromkeys(letters, 1)

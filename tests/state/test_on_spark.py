@@ -1,4 +1,4 @@
-"""State on Spark, in Redis and on disk, while homes and parts of a cluster are killed."""
+"""State on Spark, in Redis and on disk, while task workers and parts of a cluster are killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from framework.coordination import store_of
 from framework.core.reader import TopologyState
 from framework.core.spark import SparkRounds
 from integration import EmbeddedServers
-from tests.kit.homes import homes_of
 from tests.kit.kafka_counts import random_kills
 from tests.kit.kafka_counts import run as run_and_kill
 from tests.kit.state_parts import Count, Log, lmdb
 from tests.kit.targets import Often
+from tests.kit.task_workers import workers_of
 from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -29,10 +29,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 @pytest.mark.dies("state 3")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills
-def test_a_home_that_is_killed_loses_no_state(
+def test_a_worker_that_is_killed_loses_no_state(
     tmp_path: Path, spark: str, servers: EmbeddedServers, seed: int, often: Often
 ) -> None:
-    """The states of all homes go back to the last checkpoint, and the log with them."""
+    """The states of all task workers go back to the last checkpoint, and the log with them."""
     words = [[f"{partition}-{n % 97}" for n in range(often(8_000, 30_000))] for partition in range(2)]
     builder = TopologyBuilder(f"t{seed}-{os.getpid()}")
     builder.set_spout("words", Log("in other processes", words, per_call=20), 2)
@@ -44,10 +44,10 @@ def test_a_home_that_is_killed_loses_no_state(
     conf["topology.max.spout.pending"] = 500
     with submit(topology, conf) as run:
         wait_for(lambda: run.status().checkpoint is not None and run.status().checkpoint.txid >= 2)  # type: ignore[union-attr]
-        first = homes_of(run)
+        first = workers_of(run)
         assert isinstance(run._executor, SparkRounds)
         os.kill(first[seed % 2], signal.SIGKILL)
-        wait_for(lambda: homes_of(run) != first)
+        wait_for(lambda: workers_of(run) != first)
         run.wait_until_idle(PATIENCE_S)
         assert run.status().checkpoint.recoveries >= 1  # type: ignore[union-attr]
     config = Config.of(conf)
@@ -99,7 +99,7 @@ def test_a_tuple_that_ends_its_process_each_time_ends_the_topology_and_the_bolt_
         assert dict(state.items("count")) == Counter(word for each in words for word in each)
 
 
-FEW = ["home", "redis", "rescale"]
+FEW = ["task worker", "redis", "rescale"]
 
 
 @pytest.mark.behaviour("5.4", "5.5")

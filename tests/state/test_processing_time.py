@@ -348,7 +348,7 @@ def test_a_window_that_moves_to_a_task_which_is_ahead_fires_there(tmp_path: Path
 
 
 def _gathering(stepped: SteppedState) -> list[Any]:
-    tasks = [each for each in stepped.rounds._home._tasks.values() if hasattr(each, "_component_tasks")]
+    tasks = [each for each in stepped.rounds._worker._tasks.values() if hasattr(each, "_component_tasks")]
     return [each._component_tasks["gather"] for each in tasks if "gather" in each._component_tasks]
 
 
@@ -452,7 +452,7 @@ def test_no_checkpoint_is_taken_while_a_result_is_held_whose_acker_died(tmp_path
     committed_before = stepped.record.txid
     journal(world.key).results["now"] = 10.0
     stepped.step(2)
-    tasks = stepped.rounds._home._tasks
+    tasks = stepped.rounds._worker._tasks
     del tasks[next(place for place, task in tasks.items() if isinstance(task, AckerTask))]
     held = journal(world.key).results["held"]
     while len(held) < 2:  # the result times out, and the window fires again

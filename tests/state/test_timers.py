@@ -36,16 +36,16 @@ from framework.core.driver import RoundDriver
 from framework.core.leader_loop import stateful_components
 from framework.core.plan import CorePlan
 from framework.core.rescaling import layout_of
-from framework.core.worker_client import HomeSettings, close_home
-from framework.core.worker_process import start_home
+from framework.core.worker_client import WorkerSettings, close_worker
+from framework.core.worker_process import start_worker
 from framework.execution.plan import plan_execution
 from framework.transactions import MemoryStore
 from integration.server import wait_until
 from tests.kit.core_parts import Clock
-from tests.kit.homes import InAHome
 from tests.kit.journaled import note, noted
 from tests.kit.pages import DOCS, snippets
 from tests.kit.state_parts import Count, Holding, Log, Split, SteppedState, checkpointed, committed, journal, lmdb, once
+from tests.kit.task_workers import InATaskWorker
 from tests.kit.waiting import PATIENCE_S
 
 USERS = "abcdef"
@@ -412,15 +412,15 @@ def test_a_timer_fires_once_when_its_process_is_killed(tmp_path: Path) -> None:
     conf = Config.of(lmdb(tmp_path / "state")).for_components()
     stateful = stateful_components(topology)
     plan = CorePlan(plan_execution(topology), conf, ackers=1, pending_max=100, stateful=frozenset(stateful))
-    settings = HomeSettings.of(plan, 60.0, None)
+    settings = WorkerSettings.of(plan, 60.0, None)
     records = [CheckpointRecord()]
 
     def found(component_id: str) -> dict[Any, Any]:
         return committed(str(tmp_path / "state"), records[-1], key, component_id)
 
     def run(until: Callable[[], bool], what: str, *, killed: bool) -> None:
-        home = start_home(settings, 0)
-        driver = RoundDriver(plan, InAHome(plan, settings, home), timeout_s=PATIENCE_S, attempts_max=5)
+        worker = start_worker(settings, 0)
+        driver = RoundDriver(plan, InATaskWorker(plan, settings, worker), timeout_s=PATIENCE_S, attempts_max=5)
         checkpoints = Checkpoints(
             records[-1],
             dict.fromkeys(stateful, 1),
@@ -437,12 +437,12 @@ def test_a_timer_fires_once_when_its_process_is_killed(tmp_path: Path) -> None:
             running.start()
             wait_until(until, PATIENCE_S, what)
             if killed:
-                os.kill(home.pid, signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGKILL)
             driver.request_stop()
             running.join(PATIENCE_S)
             assert not running.is_alive()
         finally:
-            close_home(home, settings.credentials)
+            close_worker(worker, settings.credentials)
 
     run(lambda: bool(noted(tmp_path, "fired")), "a timer that fires", killed=True)
     run(lambda: (found("count"), found("timers")) == (ONCE, {}), "all timers", killed=False)

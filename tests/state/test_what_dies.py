@@ -13,7 +13,7 @@ import pytest
 
 from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
 from framework.core.checkpoints import CheckpointRecord
-from framework.core.rounds import HomeLostError, Round
+from framework.core.rounds import Round, WorkerLostError
 from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
@@ -208,7 +208,7 @@ def lose_a_round(stepped: SteppedState, error: RetryableError | None = None) -> 
 def lose_a_process(stepped: SteppedState) -> None:
     """Run a round; then lose a process that has a task of the counting bolt."""
     stepped.step()
-    tasks = stepped.rounds._home._tasks
+    tasks = stepped.rounds._worker._tasks
     del tasks[max(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
 
 
@@ -291,9 +291,9 @@ def test_repeated_failures_without_a_checkpoint_in_between_end_the_topology_and_
 @pytest.mark.parametrize(
     ("error", "exact", "checkpoints", "ends"),
     [
-        (HomeLostError("home 1 is gone while it ran split[0]"), True, False, True),
-        (HomeLostError("home 1 is gone while it ran split[0]"), True, True, False),
-        (HomeLostError("home 1 is gone while it ran split[0]"), False, False, False),
+        (WorkerLostError("task worker 1 is gone while it ran split[0]"), True, False, True),
+        (WorkerLostError("task worker 1 is gone while it ran split[0]"), True, True, False),
+        (WorkerLostError("task worker 1 is gone while it ran split[0]"), False, False, False),
         (RetryableError("the executor is gone"), True, False, False),
     ],
     ids=["a process ends", "with checkpoints in between", "at-least-once", "an executor is lost"],
@@ -328,7 +328,7 @@ def test_processes_that_end_while_there_is_nothing_to_do_do_not_end_the_topology
     stepped = SteppedState(two_of_each(key, Log(key, [WORDS, WORDS])), tmp_path).settle()
     before = stepped.record.txid
     for _ in range(8):
-        lose_a_round(stepped, HomeLostError("home 1 is gone"))
+        lose_a_round(stepped, WorkerLostError("task worker 1 is gone"))
         stepped.step(3)
     assert (stepped.record.txid, stepped.recoveries, stepped.driver.failure) == (before, 8, None)
 
@@ -389,7 +389,7 @@ def test_at_least_once_a_spout_whose_process_is_lost_goes_on_from_the_checkpoint
     positions = (stepped.record.positions or {})["words"]
     stepped = SteppedState(two_of_each(key, Log(key, [MORE, MORE])), tmp_path, stepped.record, exact=False).step()
     journal(key).seeks.clear()
-    tasks = stepped.rounds._home._tasks
+    tasks = stepped.rounds._worker._tasks
     del tasks[min(place for place, task in tasks.items() if isinstance(task, SegmentTask))]
     until(stepped, lambda: stepped.recoveries == 1, 0.1)
     stepped.step()

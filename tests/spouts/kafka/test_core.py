@@ -354,7 +354,8 @@ def test_a_partition_that_could_not_be_assigned_is_assigned_later(
 
 @pytest.mark.behaviour("4.9")
 def test_at_most_once_a_task_that_ends_late_does_not_move_the_group_back(topics: Topics, name: str) -> None:
-    """Such a task is in a home that outlived its driver, beside the home that took its place."""
+    """Such a task is in a worker that outlived its driver, beside the worker that took its
+    place."""
     topics.create(name)
     topics.send(name, [b"early"] * 20)
     spout = KafkaSpout(

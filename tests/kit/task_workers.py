@@ -1,4 +1,4 @@
-"""Homes of a run: their pids, a home without Spark, and a recorded connection to one."""
+"""Task workers of a run: their pids, a worker without Spark, and a recorded connection to one."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from framework import CoreRun
 from framework.core.plan import CorePlan
 from framework.core.rounds import Round, RoundRecord
 from framework.core.spark import SparkRounds
-from framework.core.worker_client import Address, HomeClient, HomeSettings
+from framework.core.worker_client import Address, WorkerClient, WorkerSettings
 
 
-def homes_of(run: CoreRun) -> list[int]:
-    """The pids of the homes."""
+def workers_of(run: CoreRun) -> list[int]:
+    """The pids of the task workers."""
     executor = run._executor
     assert isinstance(executor, SparkRounds)
     return [each.pid for each in executor._addresses]
 
 
 @dataclass
-class InAHome:
-    """A ``RoundExecutor`` with one home, in a process of its own, without Spark."""
+class InATaskWorker:
+    """A ``RoundExecutor`` with one task worker, in a process of its own, without Spark."""
 
     plan: CorePlan
-    settings: HomeSettings
-    home: Address
+    settings: WorkerSettings
+    worker: Address
     rounds_max: int = 1
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
         placed = {(level, task): 0 for level, width in enumerate(self.plan.widths) for task in range(width)}
-        courier = HomeClient([self.home], self.settings.credentials, placed, self.settings.answer_s)
+        courier = WorkerClient([self.worker], self.settings.credentials, placed, self.settings.answer_s)
         return courier.walk(round_, self.plan.widths)
 
     def start(self) -> None: ...
