@@ -25,6 +25,8 @@ def outside_python(column: pa.Array) -> Truths | None:
         return np.logical_or.reduce(parts) if parts else None
     if _is_list(column.type):
         return _of_lists(column)
+    if pa.types.is_map(column.type):
+        return _of_maps(column)
     bounds = _bounds(column.type)
     if bounds is None:
         return None
@@ -60,6 +62,19 @@ def _of_lists(column: pa.Array) -> Truths | None:
         return None
     outside = np.zeros(len(column), np.bool_)
     outside[pc.list_parent_indices(column).to_numpy()[found]] = True
+    return outside
+
+
+def _of_maps(column: pa.MapArray) -> Truths | None:
+    """For each map: whether a key or a value of it is such a value."""
+    offsets = column.offsets.to_numpy()
+    parts = (each.slice(offsets[0], offsets[-1] - offsets[0]) for each in (column.keys, column.items))
+    found = [each for each in map(outside_python, parts) if each is not None]
+    if not found:
+        return None
+    places = np.flatnonzero(np.logical_or.reduce(found)) + offsets[0]
+    outside = np.zeros(len(column), np.bool_)
+    outside[np.searchsorted(offsets, places, side="right") - 1] = True
     return outside
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from framework.errors import BadRecordError
+from framework.topology.moments import outside_python
 from framework.topology.tuples import rows_of
 
 OUTSIDE = [
@@ -32,10 +33,26 @@ def test_a_time_that_python_cannot_hold_is_an_error_that_names_its_field(
 ) -> None:
     its = column(declared, count, rows)
     nested = pa.StructArray.from_arrays([its], ["inside"])
-    for each in (its, nested):
+    offsets, names = pa.array(range(rows + 1), pa.int32()), pa.array(["name"] * rows)
+    in_map, as_key = (pa.MapArray.from_arrays(offsets, *pair) for pair in ((names, its), (its, names)))
+    for each in (its, nested, in_map, as_key):
         with pytest.raises(BadRecordError, match="field 'at': Python cannot hold a value") as error:
             list(rows_of(pa.record_batch([each], ["at"])))
         assert "ArrowBolt" in error.value.advice
+
+
+def test_a_map_is_found_by_its_own_row() -> None:
+    late = 253_402_300_800_000
+    given = [[("a", late)], None, [], [("a", 0), ("b", 1)], [("a", 0), ("b", late)]]
+    plain = pa.array(given, pa.map_(pa.string(), pa.int64()))
+    column = pa.MapArray.from_arrays(plain.offsets, plain.keys, plain.items.view(pa.timestamp("ms", "UTC")))
+    found = outside_python(column)
+    assert found is not None
+    assert found.tolist() == [True, False, False, False, True]
+    rest = outside_python(column.slice(1))
+    assert rest is not None
+    assert rest.tolist() == [False, False, False, True]
+    assert outside_python(column.slice(1, 3)) is None
 
 
 _TRY = """
