@@ -29,6 +29,7 @@ from framework.execution.tasks import PlannedTopology
 from framework.operators.watermarks import Reading, Source
 from framework.state.settings import state_of
 from framework.topology import BaseStatefulBolt, KeyValueState, State, StateProvider, Tuple
+from framework.topology.tuples import rows_of
 
 
 class Follows(NamedTuple):
@@ -272,9 +273,9 @@ class StatefulBoltTask(BoltTask):
             return
         if type(bolt).grouping_key is not BaseStatefulBolt.grouping_key:
             return
-        columns = [batch.column(name).to_pylist() for name in fields]
         with contextlib.suppress(*USER_ERRORS):
-            state.read_ahead(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+            rows = rows_of(batch.select(list(fields.names)))
+            state.read_ahead([row[0] for row in rows] if len(fields) == 1 else rows)
 
     def _tick_due_in(self) -> float | None:
         """Seconds until the next tick is due, by the settings or by the bolt's ``tick_in_s``. None

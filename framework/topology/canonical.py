@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
 from framework.topology.fields import Fields
-from framework.topology.moments import holds_times, outside_python
+from framework.topology.moments import holds_times, in_microseconds, outside_python
 
 #: Stands for every NaN. It is one object, so that tuples and dictionaries find it.
 NAN = math.nan
@@ -59,17 +59,19 @@ def has_nan(column: pa.ChunkedArray) -> bool:
 
 def python_objects(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[Any]:
     """A column's values as Python objects. ``name``: of the field. Raises ``BadRecordError`` for a
-    moment or a time of day that Python cannot hold: Arrow gives 24:00 as 00:00."""
+    moment, a time of day or a duration that Python cannot hold: Arrow gives 24:00 as 00:00, and
+    where pandas is installed, objects of pandas for nanoseconds."""
     try:
         if holds_times(column.type):
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
             if any(outside_python(chunk) is not None for chunk in chunks):
                 raise ValueError(f"the years 1 to 9999 and 00:00 to 23:59:59 are held, and a {column.type} is another")
-        values: list[Any] = column.to_pylist()
+        held = in_microseconds(column.type)
+        values: list[Any] = (column if held == column.type else column.cast(held)).to_pylist()
     except (ValueError, OverflowError) as error:
         raise BadRecordError(
             f"{f'field {name!r}: ' if name else ''}Python cannot hold a value: {error}",
-            advice="take the field out, or to another type, in an ArrowBolt before this one",
+            advice="take the field out, round it, or make it another type, in an ArrowBolt before this one",
         ) from error
     return values
 

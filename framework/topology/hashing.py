@@ -84,6 +84,8 @@ def _python_values(values: pa.Array) -> list[Any]:
         nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[values.type.unit]
         counts = values.cast(pa.int64()).to_pylist()
         return [None if count is None else _Span(count * nanoseconds) for count in counts]
+    if values.type == pa.time64("ns"):  # Python's own end at microseconds
+        values = values.cast(pa.time64("us"), safe=False)
     return python_objects(values)
 
 

@@ -1,4 +1,5 @@
-"""The moments, dates and times of day that Python can hold: Arrow's columns hold others too."""
+"""The moments, dates and times of day that Python can hold: Arrow's columns hold others too, and
+finer ones."""
 
 from __future__ import annotations
 
@@ -53,6 +54,25 @@ def holds_times(declared: pa.DataType) -> bool:
     if pa.types.is_nested(declared):
         return any(holds_times(declared.field(number).type) for number in range(declared.num_fields))
     return _bounds(declared) is not None
+
+
+@lru_cache(maxsize=1024)
+def in_microseconds(declared: pa.DataType) -> pa.DataType:
+    """A type with microseconds in place of nanoseconds, also inside it: Python's times end there. A
+    safe cast refuses what is finer."""
+    types = pa.types
+    if types.is_struct(declared):
+        return pa.struct([each.with_type(in_microseconds(each.type)) for each in declared])
+    if types.is_map(declared):
+        return pa.map_(in_microseconds(declared.key_type), in_microseconds(declared.item_type))
+    if types.is_list(declared) or types.is_large_list(declared):
+        item = declared.value_field.with_type(in_microseconds(declared.value_type))
+        return pa.list_(item) if types.is_list(declared) else pa.large_list(item)
+    if types.is_timestamp(declared) and declared.unit == "ns":
+        return pa.timestamp("us", declared.tz)
+    if types.is_duration(declared) and declared.unit == "ns":
+        return pa.duration("us")
+    return pa.time64("us") if declared == pa.time64("ns") else declared
 
 
 def _of_lists(column: pa.Array) -> Truths | None:
