@@ -98,7 +98,8 @@ def test_a_topology_runs_as_nobody_on_a_root_that_cannot_be_written_to(
         ready_s = time.monotonic() - began
         store.close()
         wait_for(lambda: health() == "healthy", WAIT_S)
-        assert running.exec_run(["id", "-u"])[1] == b"10001\n"
+        assert running.exec_run(["sh", "-c", "id -u; id -g"])[1] == b"10001\n10001\n"
+        assert running.exec_run(["find", "/usr", "/opt", "-type", "f", "-perm", "/6000"])[1] == b""
         assert b"Read-only file system" in running.exec_run(["touch", "/srv/ratchet/x"])[1]
         assert running.exec_run(["cat", "/proc/1/comm"])[1] == b"tini\n"
         running.kill(signal="SIGTERM")  # as every orchestrator ends it
