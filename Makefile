@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults soak soak-core lint bench simulate docs wheels lock clean
+.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults soak soak-core lint audit bench simulate docs wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -32,6 +32,7 @@ test-all: $(STAMP) lint
 	$(PYTEST) --all
 	$(MAKE) --no-print-directory test-containers
 	$(MAKE) --no-print-directory simulate
+	$(MAKE) --no-print-directory audit AUDIT=--allow-unchecked
 
 # The short tests TIMES times, with the processor taken away and processes stopped at random. Hours.
 TIMES ?= 10
@@ -81,6 +82,16 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# A line per locked dependency with a known vulnerability, or that cannot be checked; both fail.
+# AUDIT="--rustsec FOLDER": a clone of RustSec's database, where it cannot be fetched.
+TOOLS := .tools
+audit: $(STAMP) $(TOOLS)/bin/cargo-audit
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python deploy/audit.py $(AUDIT)
+
+$(TOOLS)/bin/cargo-audit:
+	@command -v cargo >/dev/null || { echo "the audit of the native reader needs Rust: install it, and put cargo on the PATH" >&2; exit 1; }
+	cargo install --quiet --locked --root $(TOOLS) --version 0.22.2 cargo-audit
+
 # Prints a JSON line per workload, and draws docs/benchmarks.svg.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --plot docs/benchmarks.svg
@@ -117,4 +128,4 @@ lock:
 	uv pip compile --group wheels --python-version 3.11 --generate-hashes --no-header -o requirements-wheels.lock
 
 clean:
-	rm -rf $(VENV) $(WHEELS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(WHEELS_VENV) $(TOOLS) build dist .mypy_cache .pytest_cache .ruff_cache
