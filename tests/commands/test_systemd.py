@@ -96,3 +96,14 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
 
     assert verified(text.replace("User=ratchet", "User=root")) == (0, "")
     assert "notified" in verified(text.replace("Type=notify", "Type=notified"))[1]  # it does look at the file
+
+
+def test_the_unit_forbids_what_a_topology_does_not_need() -> None:
+    """By systemd's own figure, from 0 to 10. ``tests/deploy/test_service.py`` runs such a unit."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed: the unit is not checked")
+    unit = ROOT / "deploy/systemd/ratchet@.service"
+    command = [analyze, "security", "--no-pager", "--offline=true", "--threshold=20", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Overall exposure level" in done.stdout, done.stdout + done.stderr
