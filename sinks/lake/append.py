@@ -61,7 +61,9 @@ class AppendCommitter(ArrowBolt, Committer):
         self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        self._batches.append(batch.select(list(self._fields.names)).cast(self.table.schema))
+        rows = batch.select(list(self._fields.names)).cast(self.table.schema)
+        self.table.check_rows(rows)
+        self._batches.append(rows)
 
     def finish_batch(self) -> None:
         if self._attempt is not None and self._batches:

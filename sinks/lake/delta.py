@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -97,17 +96,17 @@ class DeltaLakeTable(FileTable):
                 schema = deltalake.Schema.from_arrow(self.schema)
                 deltalake.DeltaTable.create(str(self.path), schema=schema, partition_by=list(self.partition_by) or None)
 
-    def write_files(self, table: pa.Table, name: str, folder: Path) -> list[DataFile]:
+    def check_rows(self, rows: pa.RecordBatch) -> None:
+        super().check_rows(rows)
         for each in self.partition_by:
-            if not is_text(table.schema.field(each).type):
+            if not is_text(rows.schema.field(each).type):
                 continue
             for text in _NULL_TEXTS:
-                if pc.any(pc.equal(table.column(each), text)).as_py():
+                if pc.any(pc.equal(rows.column(each), text)).as_py():
                     raise BadRecordError(
                         f"{self.location}: Delta Lake takes {text!r} in the partition column {each!r} for null; make it null or "
                         "another text upstream"
                     )
-        return super().write_files(table, name, folder)
 
     def publish_files(self, header: Header, files: Sequence[DataFile]) -> None:
         opened = header.open

@@ -61,6 +61,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical import comparable, python_values
+from framework.topology.moments import outside_python
 from sinks.lake.folders import (
     HeaderChain,
     check_data_file,
@@ -242,6 +243,16 @@ class FileTable(FencedState):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
+    def check_rows(self, rows: pa.RecordBatch) -> None:
+        """Raise ``BadRecordError`` for rows that cannot be written. A committer calls it in the
+        processing phase, too: what is written in the commit cannot always be undone."""
+        for name in self.partition_by:
+            if outside_python(rows.column(name)) is not None:
+                raise BadRecordError(
+                    f"{self.location}: the partition column {name!r} has a time outside the years 1 to 9999; leave it out, or "
+                    "partition by another column"
+                )
+
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
         """Write the rows of one task as data files. The driver publishes them with the rest of the
         attempt."""
@@ -253,6 +264,8 @@ class FileTable(FencedState):
         header = self.read_header()
         check_granted(header, attempt, self.location)
         table = pa.Table.from_batches(batches, schema=self.schema)
+        for each in table.to_batches():
+            self.check_rows(each)
         writer = fence.writer.replace(":", "-")
         tried = uuid.uuid4().hex[:8]  # another try of this task may still write when the driver publishes
         name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{writer}-{tried}"
