@@ -8,6 +8,7 @@ only when somebody asks.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,10 @@ from typing import Any
 REPORT_EVERY_MS = 1_000
 #: So many bytes sent are progress. A client that only looks for brokers sends less.
 _SENT_BYTES_MIN = 16_384
+#: The records that wait in the queue of one partition, and their bytes, decompressed.
+_AHEAD = re.compile(r'"fetchq_cnt": *(\d+), *"fetchq_size": *(\d+)')
+#: What librdkafka keeps for each record beside its bytes.
+RECORD_BYTES = 256
 
 
 class Traffic:
@@ -24,6 +29,7 @@ class Traffic:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._latest: str | None = None
+        self._ahead: list[int] = []
         self._brokers: list[Mapping[str, Any]] = []
         self._topics: Mapping[str, Any] = {}
         self._sent_bytes = 0
@@ -39,6 +45,12 @@ class Traffic:
     def report(self, document: str) -> None:
         """The ``stats_cb`` of a client."""
         self._latest = document
+        self._ahead = [int(count) * RECORD_BYTES + int(size) for count, size in _AHEAD.findall(document)]
+
+    def ahead_bytes(self, *, shared: bool) -> int:
+        """What waited in the queues of partitions when the last report was made. ``shared``: all
+        partitions have one queue, and each reports the whole."""
+        return (max if shared else sum)(self._ahead or [0])
 
     def has_sent(self) -> bool:
         """Whether the client has sent much since the last call that returned True, or is throttled

@@ -15,7 +15,7 @@ own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
@@ -199,8 +199,6 @@ class NativeSession:
         self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None] = lambda: None
     ) -> Iterator[ColumnChunk]:
         """The records of all ranges, in chunks. A chunk may contain several partitions."""
-        if self._pace.is_stale:
-            self._open_anew(self._queues)
         self._check_alive = check_alive
         yield from self._read_all(ranges, parts)
         self._pace.went_well()
@@ -232,7 +230,7 @@ class NativeSession:
     # --- inside -----------------------------------------------------------------------------------
 
     def _open(self, queues: int) -> None:
-        conf = self._pace.settings(self._settings.consumer(self._group, queues=queues))
+        conf = self._pace.settings(self._settings.consumer(self._group, queues=queues), queues)
         traffic = Traffic()
         made = {**traffic.settings(conf), **conf}
         self._consumer = self._errors.made(lambda: NativeConsumer(made, self._errors.on_error))
@@ -246,12 +244,16 @@ class NativeSession:
         self._assigned.clear()
         former.close()
 
-    def _read(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+    def _read(
+        self, ranges: Mapping[TopicPartition, Range], parts: Parts
+    ) -> Generator[ColumnChunk, None, dict[TopicPartition, Range]]:
+        """Read until the ranges are complete, or the consumer is to be replaced. Returns what is
+        left."""
         try:
             self._serve()
             self._make_room(ranges)
             self._position(ranges)
-            yield from self._until_complete(ranges, parts)
+            return (yield from self._until_complete(ranges, parts))
         except BaseException as error:
             self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
             self._kept.clear()
@@ -262,11 +264,18 @@ class NativeSession:
     def _read_groups(
         self, wanted: Mapping[TopicPartition, Range], order: list[TopicPartition], together: int, parts: Parts
     ) -> Iterator[ColumnChunk]:
-        for first in range(0, len(order), together):
-            group = order[first : first + together]
-            if len(order) > together:
+        left = dict(wanted)
+        while order:
+            if self._pace.is_stale:
+                self._open_anew(self._queues)
+            if self._pace.is_narrow:
+                together = 1
+            group = order[:together]
+            if len(wanted) > together:
                 self._unassign(list(self._assigned.keys() - set(group)))
-            yield from self._read({tp: wanted[tp] for tp in group}, parts)
+            rest = yield from self._read({tp: left[tp] for tp in group}, parts)
+            left.update(rest)
+            order = [*rest, *order[together:]]
 
     def _make_room(self, ranges: Mapping[TopicPartition, Range]) -> None:
         """Have queues for all ranges. Forgets other partitions when they take too much room, and
@@ -277,7 +286,9 @@ class NativeSession:
         if len(ranges) > self._queues:
             self._open_anew(queues_for(len(ranges)))
 
-    def _until_complete(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+    def _until_complete(
+        self, ranges: Mapping[TopicPartition, Range], parts: Parts
+    ) -> Generator[ColumnChunk, None, dict[TopicPartition, Range]]:
         left = sum(each.end - each.first for each in ranges.values())
         chunk = ChunkBuilder(self._consumer.raw, parts, left, limits.CHUNK_RECORDS)
         for tp, wanted in ranges.items():
@@ -288,9 +299,12 @@ class NativeSession:
                 )
                 if how == "complete":
                     break
-                if how == "full":
+                if how == "full" or (how == "waiting" and self._pace.is_stale and len(chunk)):
                     left -= len(chunk)
-                    yield chunk.finish()
+                    full = chunk.finish()
+                    self._pace.has_seen(piece=full.value_bytes, ahead=0)
+                    yield full
+                    del full
                     chunk = ChunkBuilder(self._consumer.raw, parts, left, limits.CHUNK_RECORDS)
                     last_heard = time.monotonic()  # what the caller took to decode is nobody's silence
                 elif how == "event":
@@ -306,9 +320,16 @@ class NativeSession:
                 if not rows:
                     self._check(ranges, tp, position)
                 self._serve()
+                self._pace.has_seen(piece=0, ahead=self._traffic.ahead_bytes(shared=False))
+                if self._pace.is_stale and not len(chunk):
+                    later = list(ranges)[list(ranges).index(tp) + 1 :]
+                    return {tp: wanted.rest(position), **{each: ranges[each] for each in later}}
             self._assigned[tp].resume = wanted.end
         if len(chunk):
-            yield chunk.finish()
+            last = chunk.finish()
+            self._pace.has_seen(piece=last.value_bytes, ahead=0)
+            yield last
+        return {}
 
     def _check(self, ranges: Mapping[TopicPartition, Range], current: TopicPartition, position: int) -> None:
         """Let the caller end the read. Partitions of which nothing was taken keep their place."""

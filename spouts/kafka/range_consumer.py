@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.assignment import Assignment, placed
 from spouts.kafka.chunk import MessageChunk
-from spouts.kafka.pace import FetchPace
+from spouts.kafka.pace import LARGE_BYTES, FetchPace
 from spouts.kafka.partitions import TopicPartition, partition_id
 from spouts.kafka.record_format import EVERYTHING, Parts
 
@@ -108,6 +108,10 @@ class _Assigned:
     end_seen: int = -1
 
 
+#: The chunks of a read; in the end, the ranges that are left.
+_Reading = Generator[MessageChunk, None, dict[TopicPartition, Range]]
+
+
 class KafkaSession:
     """One consumer with its positions."""
 
@@ -129,11 +133,6 @@ class KafkaSession:
     ) -> Iterator[MessageChunk]:
         """The records of all ranges, in chunks. A chunk may contain several partitions. Messages
         always have all parts."""
-        if self._pace.is_stale:
-            former = self._consumer
-            self._open()
-            self._assigned.clear()
-            former.close()
         self._check_alive = check_alive
         yield from self._read_all(ranges)
         self._pace.went_well()
@@ -148,15 +147,36 @@ class KafkaSession:
 
     def _read_all(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[MessageChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
-        if sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX:
-            records = [record for chunk in self._read(wanted, at_once=True) for record in chunk]
-            if records:  # stable: offsets stay in order
-                yield MessageChunk(sorted(records, key=lambda each: (each.topic(), each.partition())))
-        else:
-            for tp, each in wanted.items():
-                self._unassign([other for other in self._assigned if other != tp])
-                for chunk in self._read({tp: each}, at_once=False):
-                    yield MessageChunk(chunk)
+        side_by_side = sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX
+        while wanted:
+            if self._pace.is_stale:
+                self._open_anew()
+            if side_by_side and not self._pace.is_narrow:
+                wanted = yield from self._read_side_by_side(wanted)
+                continue
+            tp, each = next(iter(wanted.items()))
+            self._unassign([other for other in self._assigned if other != tp])
+            rest = yield from self._read({tp: each}, at_once=False)
+            wanted = rest | {other: its for other, its in wanted.items() if other != tp}
+
+    def _read_side_by_side(self, ranges: Mapping[TopicPartition, Range]) -> _Reading:
+        """As ``_read``: one chunk with all records, or several if they are large."""
+        reading = self._read(ranges, at_once=True)
+        records: list[Message] = []
+        size = 0
+        while True:
+            try:
+                chunk = next(reading)
+            except StopIteration as ended:
+                if records:
+                    yield _sorted_chunk(records)
+                left: dict[TopicPartition, Range] = ended.value
+                return left
+            records += chunk.messages
+            size += chunk.value_bytes
+            if size > LARGE_BYTES:
+                yield _sorted_chunk(records)
+                records, size = [], 0
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
@@ -172,9 +192,17 @@ class KafkaSession:
     def close(self) -> None:
         self._consumer.close()
 
-    def _read(self, ranges: Mapping[TopicPartition, Range], *, at_once: bool) -> Iterator[list[Message]]:
+    def _open_anew(self) -> None:
+        former = self._consumer
+        self._open()
+        self._assigned.clear()
+        former.close()
+
+    def _read(self, ranges: Mapping[TopicPartition, Range], *, at_once: bool) -> _Reading:
+        """Read until the ranges are complete, or the consumer is to be replaced. Returns what is
+        left."""
         try:
-            yield from self._until_complete(ranges, at_once)
+            return (yield from self._until_complete(ranges, at_once))
         except BaseException:
             self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
             self._kept.clear()
@@ -192,7 +220,7 @@ class KafkaSession:
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
 
-    def _until_complete(self, ranges: Mapping[TopicPartition, Range], at_once: bool) -> Iterator[list[Message]]:
+    def _until_complete(self, ranges: Mapping[TopicPartition, Range], at_once: bool) -> _Reading:
         open_ranges = dict(ranges)
         position = {tp: each.first for tp, each in ranges.items()}
         for tp, each in ranges.items():
@@ -200,7 +228,7 @@ class KafkaSession:
             early = self._take_ahead(tp, each)
             if early:
                 position[tp] = early[-1].offset() + 1
-                yield early
+                yield MessageChunk(early)
         last_heard = time.monotonic()
         while True:
             for tp in list(open_ranges):
@@ -209,7 +237,9 @@ class KafkaSession:
                     del open_ranges[tp]
                     assigned.resume = end
             if not open_ranges:
-                return
+                return {}
+            if self._pace.is_stale:
+                return {tp: each.rest(position[tp]) for tp, each in open_ranges.items()}
             missing = sum(each.end - position[tp] for tp, each in open_ranges.items())
             heard = self._consume(missing, at_once)
             if not heard:
@@ -223,8 +253,12 @@ class KafkaSession:
                 tp = next(iter(open_ranges))
                 raise silent(tp, position[tp], open_ranges[tp], self._errors.reason())
             records = self._sorted_out(heard, open_ranges, position)
+            del heard  # what was decompressed is freed when the caller is done with it
+            chunk = MessageChunk(records)
+            self._pace.has_seen(piece=chunk.value_bytes, ahead=self._traffic.ahead_bytes(shared=True))
             if records:
-                yield records
+                yield chunk
+            del records, chunk
 
     def _check(self, ranges: Mapping[TopicPartition, Range], position: Mapping[TopicPartition, int]) -> None:
         """Let the caller end the read. Partitions of which nothing was taken keep their place."""
@@ -355,6 +389,11 @@ class KafkaSession:
             self._consumer.incremental_unassign([ClientPartition(topic, partition) for topic, partition in known])
             for tp in known:
                 del self._assigned[tp]
+
+
+def _sorted_chunk(records: list[Message]) -> MessageChunk:
+    """A chunk in the order of partitions. Offsets stay in order."""
+    return MessageChunk(sorted(records, key=lambda each: (each.topic(), each.partition())))
 
 
 def _check_epochs(tp: TopicPartition, wanted: Range, records: list[Message]) -> None:

@@ -13,6 +13,7 @@ from framework.transactions import MemoryStore
 from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
+from tests.kit.expansion import read_apart, send_bombs
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -88,3 +89,15 @@ def test_values_below_the_limit_are_read(bombs: Topics, name: str, reader: str) 
 def test_a_limit_below_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="record_bytes_max must be 1 or more"):
         OpaqueKafkaTransactionalSpout(["t"], record_bytes_max=0)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", ["native", "python"])
+def test_memory_does_not_grow_with_the_number_of_batches_that_expand(topics: Topics, name: str, reader: str) -> None:
+    peaks = []
+    for count in (12, 36):
+        send_bombs(topics, f"{name}-{count}", count, 4)
+        records, peak = read_apart(topics.bootstrap_servers, f"{name}-{count}", reader)
+        assert records == count
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] * 1.5, peaks

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from framework.clients.kafka import KafkaSettings
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.kafka_traffic import RECORD_BYTES, Traffic
 from framework.errors import RetryableError
 from spouts.kafka import range_consumer as limits
 from spouts.kafka.native_range_consumer import NativeSession
-from spouts.kafka.pace import FetchPace
+from spouts.kafka.pace import EXPANDED_BYTES, LARGE_BYTES, FetchPace
 from spouts.kafka.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING
 from tests.kit.quotas import limit_client
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 READERS = [NativeSession, KafkaSession]
 
@@ -64,7 +66,7 @@ def test_a_pace_is_slower_after_each_silence_and_quick_again_after_a_while() -> 
         assert pace.is_stale
         sizes.append(pace.settings({**conf, "fetch.message.max.bytes": 4 << 20})["max.partition.fetch.bytes"])
         assert not pace.is_stale
-    assert sizes == [262_144, 16_384, 1_024, 64, 64, 64]
+    assert sizes == [262_144, 16_384, 1_024, 1, 1, 1]
     assert pace.patience == 6
     now[0] = 50
     pace.went_well()
@@ -161,3 +163,45 @@ def test_a_read_that_is_cancelled_after_a_record_came_begins_again(topics: Topic
         values(session, (name, 0), Range(0, 2), check_alive=stop)
     topics.send(name, [b"b"])
     assert values(session, (name, 0), Range(0, 2)) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(("piece", "ahead"), [(LARGE_BYTES + 1, 0), (0, (64 << 20) + EXPANDED_BYTES + 1)])
+def test_a_pace_is_narrow_after_a_batch_that_became_large(piece: int, ahead: int) -> None:
+    now = [0.0]
+    pace = FetchPace(lambda: now[0])
+    conf = {"max.partition.fetch.bytes": 2 << 20, "queued.max.messages.kbytes": 32 << 10}
+    assert pace.settings(conf, queues=2) == conf
+    pace.has_seen(piece=LARGE_BYTES, ahead=(64 << 20) + EXPANDED_BYTES)
+    assert not pace.is_stale and not pace.is_narrow
+    pace.has_seen(piece=piece, ahead=ahead)
+    assert pace.is_stale and pace.is_narrow and pace.patience == 6
+    assert pace.settings(conf, queues=2) == {"max.partition.fetch.bytes": 1, "queued.max.messages.kbytes": 1}
+    now[0] = 50
+    pace.has_seen(piece=LARGE_BYTES + 1, ahead=0)
+    assert not pace.is_stale  # it is narrow already
+    now[0] = 100
+    pace.went_well()
+    assert not pace.is_stale
+    now[0] = 111
+    pace.went_well()
+    assert pace.is_stale and not pace.is_narrow
+
+
+def test_what_waits_in_the_queues_is_reported_with_what_each_record_takes() -> None:
+    traffic = Traffic()
+    assert traffic.ahead_bytes(shared=False) == 0
+    traffic.report('{"fetchq_cnt":3, "fetchq_size":100, "x":1}, {"fetchq_cnt":0, "fetchq_size":50}')
+    assert traffic.ahead_bytes(shared=False) == 3 * RECORD_BYTES + 150
+    assert traffic.ahead_bytes(shared=True) == 3 * RECORD_BYTES + 100
+
+
+@pytest.mark.integration
+def test_what_waits_is_in_the_reports_of_a_client(opened: Any, topics: Topics, name: str) -> None:
+    topics.send(topics.create(name), [b"x" * 1_000] * 1_000)
+    session = opened()
+    assert len(values(session, (name, 0), Range(0, 1))) == 1
+    deadline = time.monotonic() + PATIENCE_S
+    while not session._traffic.ahead_bytes(shared=False) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        session._consumer.poll(0) if isinstance(session, KafkaSession) else session._consumer.poll()
+    assert session._traffic.ahead_bytes(shared=False) > 900_000

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
+from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.native_range_consumer import NativeSession
 from spouts.kafka.pace import FetchPace
@@ -92,6 +93,7 @@ def test_records_that_came_with_an_event_are_not_kept_beside_those_that_come_aga
     ]
     session = object.__new__(KafkaSession)
     session._where, session._assigned, session._pace = "nowhere", {}, FetchPace()
+    session._traffic = Traffic()
     session._consumer = SimpleNamespace(
         incremental_unassign=lambda partitions: None, consume=lambda most, wait_s: came.pop(0)
     )

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -386,11 +386,14 @@ def test_many_partitions_are_read_group_by_group(monkeypatch: pytest.MonkeyPatch
     session._assigned, session._queues, session._pace = {}, QUEUES_MIN, FetchPace()
     read: list[list[TopicPartition]] = []
 
-    def reading(ranges: dict[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
+    def reading(
+        ranges: dict[TopicPartition, Range], parts: Parts
+    ) -> Generator[ColumnChunk, None, dict[TopicPartition, Range]]:
         session._assigned.update(dict.fromkeys(ranges))  # type: ignore[arg-type]
         assert len(session._assigned) <= together
         read.append(list(ranges))
-        return iter(())
+        yield from ()
+        return {}
 
     monkeypatch.setattr(session, "_read", reading)
     monkeypatch.setattr(session, "_unassign", lambda gone: [session._assigned.pop(tp) for tp in gone])
