@@ -32,6 +32,8 @@ from framework.topology.moments import holds_times, in_microseconds, outside_pyt
 
 #: Stands for every NaN. It is one object, so that tuples and dictionaries find it.
 NAN = math.nan
+#: Python writes integers of so many digits as text.
+_DIGITS_MAX = 4_300
 Form = Callable[[Any], Any]
 
 
@@ -104,8 +106,9 @@ def comparable(value: Any) -> Any:
 
 def key_form(value: Any) -> Any:
     """The form of a key that has no declared type: keys that are equal, as in a dictionary, have
-    one form, whatever their types. It is an integer where the number is one, else a float where
-    that is exact, else a decimal without zeros at its end. Agrees with ``hashing``.
+    one form, whatever their types; but a bool is no number. It is an integer where the number is
+    one, else a float where that is exact, else a decimal without zeros at its end. Agrees with
+    ``hashing``. Raises ``BadRecordError`` for a decimal of more digits than a state holds.
 
     >>> [key_form(each) for each in (1.0, decimal.Decimal("1.00"), -0.0, decimal.Decimal("2.50"))]
     [1, 1, 0, 2.5]
@@ -134,6 +137,8 @@ def key_form(value: Any) -> Any:
 def _decimal_key(value: decimal.Decimal) -> Any:
     if not value.is_finite():
         return NAN if value.is_nan() else float(value)
+    if value.adjusted() >= _DIGITS_MAX:  # 1E+1000000 takes a minute as an integer
+        raise BadRecordError(f"a key of {value.adjusted() + 1:,} digits: a state holds up to {_DIGITS_MAX:,}")
     if value == value.to_integral_value():
         return int(value)
     as_float = float(value)

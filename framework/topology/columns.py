@@ -67,6 +67,11 @@ def cast_column(column: pa.Array, declared: pa.DataType) -> pa.Array:
 def _casts_cut(was: pa.DataType, becomes: pa.DataType) -> bool:
     """Whether a safe cast of Arrow's cuts values off. It is reversible for whole values."""
     types = pa.types
+    if types.is_struct(was) and types.is_struct(becomes):
+        both = [each for each in becomes if was.get_field_index(each.name) >= 0]
+        return any(_casts_cut(was.field(each.name).type, each.type) for each in both)
+    if was.num_fields == becomes.num_fields == 1:  # of lists
+        return _casts_cut(was.field(0).type, becomes.field(0).type)
     if types.is_timestamp(was):
         if types.is_time(becomes):
             raise ValueError("a moment would lose its date; take its time of day first")
@@ -87,6 +92,8 @@ def _infinities(column: pa.Array) -> int:
 def _may_cut(declared: pa.DataType) -> bool:
     """Whether Arrow can cut off Python values of a type, or values inside them."""
     types = pa.types
+    if types.is_dictionary(declared):
+        return _may_cut(declared.value_type)
     if types.is_nested(declared):
         return any(_may_cut(declared.field(number).type) for number in range(declared.num_fields))
     return bool(
@@ -101,6 +108,9 @@ def _check(values: Sequence[Any], made: pa.Array | pa.ChunkedArray | None, decla
     """Raise ``ValueError`` for a value that the type does not hold exactly. ``made``: the column of
     the values, if there is one."""
     types = pa.types
+    if types.is_dictionary(declared):
+        _check(values, None, declared.value_type)
+        return
     if types.is_nested(declared):
         _check_nested(values, declared)
         return
@@ -119,9 +129,10 @@ def _check(values: Sequence[Any], made: pa.Array | pa.ChunkedArray | None, decla
 def _check_nested(values: Sequence[Any], declared: pa.DataType) -> None:
     present = [each for each in values if each is not None]
     if pa.types.is_struct(declared):
+        mappings = [_mapping(each, declared) for each in present]
         for field in declared:
             if _may_cut(field.type):
-                _check([each.get(field.name) for each in present if isinstance(each, Mapping)], None, field.type)
+                _check([each.get(field.name) for each in mappings], None, field.type)
     elif pa.types.is_map(declared):
         pairs = [pair for each in present for pair in (each.items() if isinstance(each, Mapping) else each)]
         for place, kind in enumerate((declared.key_type, declared.item_type)):
@@ -129,6 +140,14 @@ def _check_nested(values: Sequence[Any], declared: pa.DataType) -> None:
                 _check([pair[place] for pair in pairs], None, kind)
     elif declared.num_fields == 1:
         _check([item for each in present for item in each], None, declared.field(0).type)
+
+
+def _mapping(value: Any, declared: pa.StructType) -> Mapping[str, Any]:
+    """A value of a struct, which may be given as pairs, or as values in order."""
+    if isinstance(value, Mapping):
+        return value
+    is_pairs = bool(value) and all(isinstance(each, tuple) for each in value)
+    return dict(value if is_pairs else zip((each.name for each in declared), value, strict=False))
 
 
 def _refuse_first(values: Sequence[Any], check: Check, declared: pa.DataType) -> None:

@@ -96,7 +96,9 @@ class ArrowJsonCodec(BulkCodec):
             try:
                 table.column(name).validate(full=True)  # Arrow's reader does not check UTF-8
             except pa.ArrowInvalid:
-                raise ValueError(f"{name}: invalid UTF-8") from None
+                declared = self._shown.field(name).type
+                wrong = f"more digits than {declared} holds" if pa.types.is_decimal(declared) else "invalid UTF-8"
+                raise ValueError(f"{name}: {wrong}") from None
         for name in self._floats:
             if not all(map(_is_finite, table.column(name).chunks)):
                 raise ValueError(f"{name} is not a finite number")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from framework import BaseStatefulBolt, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
+from framework.errors import BadRecordError
 from framework.state import BaseWindowedBolt, CountWindow, TimeWindow, Window
 from framework.state.layers import LayeredState
 from framework.state.memory import MemoryBytes
@@ -34,6 +35,13 @@ FORMS = [
     [10**30, (1e30).__class__(10**30), Decimal(10**30)][::2],
     [datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC), datetime.datetime(2026, 1, 1, 14, tzinfo=PARIS)],
 ]
+
+
+@pytest.mark.parametrize("key", [Decimal("1E+999999999"), Decimal("-1E+4300"), (Decimal("1E+999999999"),)], ids=str)
+def test_a_key_of_too_many_digits_is_an_error_before_it_is_computed(key: Any) -> None:
+    with pytest.raises(BadRecordError, match="a state holds up to 4,300"):
+        key_form(key)
+    assert key_form(Decimal("1E+4299")) == 10**4299
 
 
 @pytest.mark.rule("C29")

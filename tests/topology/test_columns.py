@@ -38,6 +38,10 @@ CUT: list[tuple[Any, pa.DataType]] = [
     ({"a": [1, 1.5]}, pa.struct([("a", pa.list_(pa.int64()))])),
     ({"a": 1.5}, pa.map_(pa.string(), pa.int64())),
     ([1e300], pa.list_(pa.float32())),
+    ([("a", 1.5)], pa.struct([("a", pa.int64())])),
+    (("x", 1.5), pa.struct([("a", pa.string()), ("b", pa.int64())])),
+    ([1.5, 2], pa.list_(pa.int64(), 2)),
+    (1.5, pa.dictionary(pa.int32(), pa.int64())),
 ]
 
 KEPT: list[tuple[Any, pa.DataType]] = [
@@ -112,6 +116,8 @@ def test_an_untyped_moment_keeps_its_nanoseconds_or_is_an_error() -> None:
         (pa.array([70_000.0], pa.float32()), pa.float16()),
         (pa.array([1.5]), pa.int64()),
         (pa.array([MOMENT]), pa.timestamp("ms")),
+        (pa.array([[MOMENT]]), pa.list_(pa.date32())),
+        (pa.array([{"a": 2}]), pa.struct([("a", pa.bool_())])),
     ],
     ids=str,
 )
@@ -128,6 +134,7 @@ def test_a_cast_that_would_cut_a_value_off_is_an_error(column: pa.Array, declare
         (pa.array([0, 1, None]), pa.bool_()),
         (pa.array([0.1, float("inf"), float("nan"), None]), pa.float32()),
         (pa.array([Q("0.1"), None]), pa.float64()),
+        (pa.array([[0, 1], None]), pa.list_(pa.bool_())),
     ],
     ids=str,
 )

@@ -106,6 +106,7 @@ def test_what_is_no_base64_is_bad(text: str) -> None:
         (pa.binary(3), '"YQ=="', "v: 'YQ==' is no text of base64, of 3 bytes"),
         (pa.decimal128(5, 2), '"x"', "v: x does not fit, and Fields declares decimal128(5, 2)"),
         (pa.decimal128(5, 2), "1.234", "v: 1.234 does not fit, and Fields declares decimal128(5, 2): requires scale 3"),
+        (pa.decimal128(5, 2), "1234", "v: more digits than decimal128(5, 2) holds"),
         (pa.list_(pa.date32()), '["2023-11-14", "x"]', "v: ['2023-11-14', 'x'] is no list<item: date32[day]>"),
         (pa.list_(pa.int8()), "[1000]", "v[]: 1000 does not fit, and Fields declares int8"),
         (pa.struct([("n", pa.int8())]), '{"n": true}', "v.n: true or false, and Fields declares int8"),
