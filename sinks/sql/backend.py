@@ -329,26 +329,47 @@ class SqlBackend(MapBackend):
         found = self._rows_of(connection, keys)
         for key, stamp, row in zip(keys, expected, rows, strict=True):
             held = found.get(key)
-            if (held.stamp if held is not None else None) not in (stamp, row.stamp) or (held is not None and not stamp):
-                raise StaleWriterError(f"{self.location}, key {key!r}: its stamp is no longer {stamp}")
+            current = held.stamp if held is not None else None
+            if held is not None and (current, held.writer) == (row.stamp, row.writer):
+                continue  # it was written
+            if current == stamp:
+                raise self._left_out(f"key {key!r}")
+            raise StaleWriterError(f"{self.location}, key {key!r}: its stamp is no longer {stamp}")
         raise StaleWriterError(f"{self.location}: a row has another stamp than it had when it was read")
 
     def sweep(self, header: Header) -> int:
         txid, *stamp = header.stamp
-        return self._changed_under(header, self.shape.sweep(), (*stamp, txid, *stamp))
+        found = (txid, *stamp)
+        return self._changed_under(header, self.shape.sweep(), (*stamp, *found), (self.shape.unswept(), found))
 
     def roll_back(self, header: Header) -> int:
         txid, *stamp = header.stamp
-        return self._changed_under(header, self.shape.roll_back(), (txid - 1, *stamp, txid))
+        left = (self.shape.not_rolled_back(), (txid,))
+        return self._changed_under(header, self.shape.roll_back(), (txid - 1, *stamp, txid), left)
 
     def purge(self, header: Header, before_txid: int) -> int:
         return self._changed_under(header, self.shape.purge(), (before_txid,))
 
-    def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:
+    def _changed_under(
+        self,
+        header: Header,
+        statement: str,
+        parameters: tuple[Any, ...],
+        left: tuple[str, tuple[Any, ...]] | None = None,
+    ) -> int:
+        """``left``: a query for a row that the statement has left out, and its parameters."""
         with self._writing() as connection:
             self._check_header(connection, header, self._keep_header)
             changed: int = connection.execute(statement, parameters).rowcount
+            if left is not None and connection.execute(*left).fetchone() is not None:
+                raise self._left_out(f"a row of transaction {header.stamp.txid}")
             return changed
+
+    def _left_out(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.location}, {what}: the database did not store it and gave no reason: a trigger leaves it out; remove the "
+            "trigger, then run the topology again"
+        )
 
     def clear(self, topology_id: str) -> Header:
         self.prepare(topology_id)
@@ -450,7 +471,7 @@ class SqlBackend(MapBackend):
             keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in shape.key), strict=True))
             rows = self._rows_of(connection, keys)
             if changed != deltas.num_rows:
-                self._explain_unchanged(rows, stamp, writer, value_type)
+                self._explain_unchanged(keys, rows, (stamp, writer), value_type)
         if not want_values:
             return None
         nothing = (None,) * len(shape.value)
@@ -561,10 +582,15 @@ class SqlBackend(MapBackend):
         if found != expected:
             raise found.refused(expected, self.location)
 
-    def _explain_unchanged(self, rows: Mapping[Key, Row], stamp: Stamp, writer: str, value_type: ValueType) -> None:
+    def _explain_unchanged(
+        self, keys: Sequence[Key], rows: Mapping[Key, Row], written: tuple[Stamp, str], value_type: ValueType
+    ) -> None:
         """Some keys were not written. Raise unless the transactional rule skipped all of them."""
-        skips = value_type is ValueType.TRANSACTIONAL
-        for key, row in rows.items():
+        (stamp, writer), skips = written, value_type is ValueType.TRANSACTIONAL
+        for key in keys:
+            row = rows.get(key)
+            if row is None or row.stamp.txid < stamp.txid:
+                raise self._left_out(f"key {key!r}")
             if row.stamp == stamp and row.writer not in (writer, SWEPT) and not skips:
                 raise InvariantViolation(
                     f"{self.location}, key {key!r}: written in the same attempt by {row.writer} and by {writer} (C12): one key "

@@ -284,13 +284,18 @@ def _close(connection: psycopg.Connection[Any]) -> None:
 
 
 def _begin() -> str:
-    """The statements that begin a sql_txn that writes, in one exchange."""
+    """The statements that begin a sql_txn that writes, in one exchange.
+
+    Without ``array_nulls``, a null in a batch would be the text NULL. Without ``row_security``, a
+    policy that hides rows is an error: hidden rows would be left out of a sweep.
+    """
     return (
         "BEGIN ISOLATION LEVEL READ COMMITTED; "
         f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT_MS}', true), "
         f"set_config('lock_timeout', least({LOCK_TIMEOUT_MS}, nullif(floor(extract(epoch FROM "
         "current_setting('statement_timeout')::interval) * 500), 0)::int)::text, true), "
-        "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)"
+        "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true), "
+        "set_config('array_nulls', 'on', true), set_config('row_security', 'off', true)"
     )
 
 
@@ -401,8 +406,14 @@ class PostgresBackend(SqlBackend):
 
         return self._within_limits("apply", deltas.num_rows, do)
 
-    def _changed_under(self, header: Header, statement: str, parameters: tuple[Any, ...]) -> int:
-        return self._within_limits("change", 1, partial(super()._changed_under, header, statement, parameters))
+    def _changed_under(
+        self,
+        header: Header,
+        statement: str,
+        parameters: tuple[Any, ...],
+        left: tuple[str, tuple[Any, ...]] | None = None,
+    ) -> int:
+        return self._within_limits("change", 1, partial(super()._changed_under, header, statement, parameters, left))
 
     def _within_limits(self, work: str, rows: int, do: Callable[[], T]) -> T:
         """Do something, and repeat it with fewer rows per statement when a limit of the server has
@@ -597,6 +608,17 @@ class PostgresBackend(SqlBackend):
         )
         if connection.execute(query, (table, sorted(self.shape.key))).fetchone() is None:
             return f"has no primary key of {', '.join(self.shape.key)}"
+        if connection.execute("SELECT row_security_active(to_regclass(%s))", (table,)).fetchone() == (True,):
+            return (
+                "has row level security, which hides rows from this user, so that they would begin again from nothing"
+            )
+        query = (
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped "
+            "AND (attgenerated <> '' OR attidentity = 'a')"
+        )
+        generated = connection.execute(query, (table,)).fetchone()
+        if generated is not None:
+            return f"makes the values of {generated[0]!r} by itself (GENERATED ALWAYS)"
         query = (
             "SELECT attname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation "
             "WHERE attrelid = to_regclass(%s) AND NOT attisdropped AND NOT collisdeterministic"
@@ -732,6 +754,16 @@ def _element(value: Any) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def _texted(kind: pa.DataType) -> pa.DataType:
+    """The type whose texts PostgreSQL takes for the same values. The offset of a zone in hours and
+    minutes would lose the seconds that it has in early years."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
+
+
 def _array_text(column: pa.ChunkedArray) -> str:
     types, kind = pa.types, column.type
     if types.is_binary(kind) or types.is_large_binary(kind):
@@ -741,8 +773,7 @@ def _array_text(column: pa.ChunkedArray) -> str:
         escaped = pc.replace_substring(pc.replace_substring(column, "\\", "\\\\"), '"', '\\"')
         column = pc.binary_join_element_wise('"', escaped, '"', "")
     else:
-        numbers = pa.int64() if types.is_duration(kind) else pa.float64() if types.is_floating(kind) else kind
-        column = column.cast(numbers).cast(pa.string())
+        column = column.cast(_texted(kind)).cast(pa.string())
     elements = pa.concat_arrays(pc.fill_null(column, "NULL").chunks)
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(elements)], pa.int64()), elements)
     return f"{{{pc.binary_join(whole, ',')[0].as_py()}}}"

@@ -394,9 +394,10 @@ class TableShape:
     def insert_row(self) -> str:
         """Insert one row, unless its key has a row. Parameters: every column."""
         names = [name for name, _ in self.columns]
+        key = ", ".join(map(_q, self.key))
         marks = ", ".join([self.dialect.mark] * len(names))
         columns = ", ".join(map(_q, names))
-        return f"INSERT INTO {self.name} ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+        return f"INSERT INTO {self.name} ({columns}) VALUES ({marks}) ON CONFLICT ({key}) DO NOTHING"
 
     def update_row(self) -> str:
         """Update one row if it has the expected stamp. Parameters: every column except the key,
@@ -418,6 +419,11 @@ class TableShape:
             f"WHERE _txid = {m} AND (_epoch, _attempt) < ({m}, {m})"
         )
 
+    def unswept(self) -> str:
+        """Find a row that a sweep has left out. Parameters: txid, epoch, attempt."""
+        m = self.dialect.mark
+        return f"SELECT 1 FROM {self.name} WHERE _txid = {m} AND (_epoch, _attempt) < ({m}, {m}) LIMIT 1"
+
     def roll_back(self) -> str:
         """Parameters: new txid, epoch, attempt; txid to undo."""
         m = self.dialect.mark
@@ -425,6 +431,10 @@ class TableShape:
             f"UPDATE {self.name} SET {self._restored(ROLLED_BACK)}, _txid = {m}, _epoch = {m}, _attempt = {m} "
             f"WHERE _txid = {m}"
         )
+
+    def not_rolled_back(self) -> str:
+        """Find a row that was not rolled back. Parameter: txid to undo."""
+        return f"SELECT 1 FROM {self.name} WHERE _txid = {self.dialect.mark} LIMIT 1"
 
     def _restored(self, writer: str) -> str:
         """Assignments that restore the previous value of a row. A row that had none becomes a

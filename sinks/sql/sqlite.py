@@ -47,6 +47,8 @@ BUSY_TIMEOUT_MS = 10_000
 _KEYS_PER_SELECT = 500
 #: Finds a collation other than BINARY in the statement that created a table.
 _COLLATED = re.compile(r"\bCOLLATE\s+(?![\"'\[`]?BINARY\b)", re.IGNORECASE)
+#: Finds a constraint that removes or leaves out rows instead of refusing a value.
+_RESOLVED = re.compile(r"\bON\s+CONFLICT\s+(REPLACE|IGNORE|FAIL|ROLLBACK)\b", re.IGNORECASE)
 #: Errors that pass by themselves, or when there is room again.
 _PASSING = frozenset(
     {
@@ -295,6 +297,11 @@ class SqliteBackend(SqlBackend):
             return "is not STRICT, so that a sum beyond 64 bits would become a float in silence"
         if _COLLATED.search(made):
             return "has a collation, which would take different texts for one"
+        resolved = _RESOLVED.search(made)
+        if resolved is not None:
+            return (
+                f"has a constraint {resolved[0]}, by which a value that it refuses would change other rows in silence"
+            )
         return ""
 
     def _probe(self, connection: sqlite3.Connection, *, exists: bool) -> None:
