@@ -71,7 +71,7 @@ def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
     errors = ConnectionErrors(settings.bootstrap_servers)
     admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
     try:
-        found = _configuration(admin, topic)
+        found = topic_configuration(admin, topic)
     except KafkaException as error:
         raise errors.explain(error, admin) from error
     return TopicLimits(
@@ -85,10 +85,11 @@ def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
 def topic_bytes_max(admin: AdminClient, topic: str) -> int | None:
     """``max.message.bytes`` of a topic, which bounds its batches. None if it cannot be read: that
     needs the permission ``DescribeConfigs``. Raises ``KafkaException`` for errors that pass."""
-    return _bytes_max(_configuration(admin, topic))
+    return _bytes_max(topic_configuration(admin, topic))
 
 
-def _configuration(admin: AdminClient, topic: str) -> dict[str, str]:
+def topic_configuration(admin: AdminClient, topic: str) -> dict[str, str]:
+    """The configuration of a topic. Empty if it cannot be read. Raises as ``topic_bytes_max``."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
         found = admin.describe_configs([resource], request_timeout=_ANSWER_S)[resource].result()

@@ -29,7 +29,7 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger
 from framework.topology import Standing, TopologyContext, TransactionAttempt
-from sinks.kafka.limits import CLIENT_BYTES_MAX
+from sinks.kafka.limits import CLIENT_BYTES_MAX, topic_configuration
 
 _log = get_logger()
 #: The logger of transactional clients, without output of its own. Their log adds nothing: they
@@ -201,12 +201,25 @@ def has_markers(cluster: ClusterMetadata, topic: str) -> bool:
     return found is not None
 
 
+def _check_kept(admin: AdminClient, topic: str) -> None:
+    """Raise ``ConfigError`` if the broker removes old markers: after a longer pause, a transaction
+    whose marker is gone would be written again."""
+    policy = topic_configuration(admin, topic).get("cleanup.policy", "")
+    if "delete" in policy:
+        raise ConfigError(
+            f"topic {topic!r} has cleanup.policy={policy}, so that the broker removes old markers, and what they name would be "
+            "written again: set cleanup.policy=compact, without delete"
+        )
+
+
 def find_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
     """As ``read_markers``, but returns no markers if the topic does not exist. Do not use it before
     a write: one answer of a broker may lack an existing topic."""
     errors, admin = _client(settings)
     try:
         there = has_markers(admin.list_topics(timeout=STEP_TIMEOUT_S), topic)
+        if there:
+            _check_kept(admin, topic)
     except KafkaException as error:
         raise errors.explain(error, admin) from error
     return read_markers(settings, topic, topology_id) if there else {}

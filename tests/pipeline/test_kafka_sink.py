@@ -406,6 +406,17 @@ def test_a_topic_of_markers_with_several_partitions_is_refused(topics: Topics, n
     SinkRuns(topics, name, marker_topic=f"{name}-markers").refused("has 3 partitions, and markers need an order")
 
 
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_topic_of_markers_that_are_removed_after_a_time_is_refused(topics: Topics, name: str, policy: str) -> None:
+    topics.create(f"{name}-markers", cleanup_policy=policy)
+    runs = SinkRuns(topics, name, marker_topic=f"{name}-markers")
+    runs.refused(f"has cleanup.policy={policy}, so that the broker removes old markers")
+    topics.alter(f"{name}-markers", cleanup_policy="compact")
+    runs.catch_up()
+    topics.alter(f"{name}-markers", cleanup_policy=policy)
+    runs.refused(f"has cleanup.policy={policy}, so that the broker removes old markers")
+
+
 def test_after_a_reset_of_everything_all_is_written_again_and_nothing_twice(runs: SinkRuns) -> None:
     runs.catch_up()
     reset_everything(runs.topology, runs.store)
