@@ -629,10 +629,10 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
+        found = flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        for each in found.keys() & flat.keys():
+            raise ConfigError(f"{each} is given twice, as a dotted key and in a table: leave one of them out")
+        flat.update(found)
     return flat
 
 

@@ -138,6 +138,20 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: Any, messa
         Config.load(file)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '"topology.max.spout.pending" = 4\n[topology.max.spout]\npending = 5',
+        '[topology]\n"max.spout.pending" = 5\nmax.spout.pending = 4',
+    ],
+)
+def test_a_key_that_is_given_twice_in_a_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"topology\.max\.spout\.pending is given twice"):
+        Config.load(path)
+
+
 def test_an_override_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="write KEY=VALUE"):
         Config.load(None, ["topology.max.spout.pending"])
