@@ -115,7 +115,11 @@ class LeadershipLostError(RatchetError):
 
 
 class CorruptStateError(RatchetError):
-    """Persisted data cannot be parsed or contradicts itself. It is never treated as absent."""
+    """Persisted data cannot be parsed or contradicts itself. It is never treated as absent. What is
+    quoted of it is escaped."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(escaped(reason))
 
 
 class DataLossError(RatchetError):

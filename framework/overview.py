@@ -3,6 +3,8 @@ kinds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -94,16 +96,31 @@ def _read_surely(store: CoordinationStore, topology_id: str) -> TopologyOverview
         return read_topology(store, topology_id)
     except CorruptStateError as error:
         reason = str(error)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A document of the right form with values that no Ratchet writes.
-        reason = (
-            f"{topology_id}: its documents are damaged ({type(error).__name__}: {error}); restore them from a backup"
-        )
     return TopologyOverview(topology_id, kind="unknown", drivers=[], led=False, txid=None, last=None, unreadable=reason)
 
 
 def read_topology(store: CoordinationStore, topology_id: str) -> TopologyOverview | None:
     """One topology; None when the store does not know it. Raises ``CorruptStateError``."""
+    with named_damage(topology_id):
+        found = _read(store, topology_id)
+        if found is not None:
+            found.document()  # with what it is shown by
+    return found
+
+
+@contextmanager
+def named_damage(topology_id: str) -> Iterator[None]:
+    """Raise ``CorruptStateError``, naming the topology, where a document of the right form has
+    values that no Ratchet writes."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CorruptStateError(
+            f"{topology_id}: its documents are damaged ({type(error).__name__}: {error}); restore them from a backup"
+        ) from error
+
+
+def _read(store: CoordinationStore, topology_id: str) -> TopologyOverview | None:
     drivers = read_drivers(store, topology_id)
     led = store.is_led(topology_id)
     if drivers[0].kind == "transactional" if drivers else is_transactional(store, topology_id):

@@ -12,7 +12,7 @@ from framework.coordination.others import document_of
 from framework.coordination.presence import EVERY_S
 from framework.coordination.transactional_state import TransactionalState
 from framework.observe import TransactionRecord
-from framework.overview import TopologyOverview, read_topologies, read_topology
+from framework.overview import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.transactions.documents import META, read_transaction
 from framework.transactions.history_reader import HistoryReader
 from framework.ui import documents
@@ -45,6 +45,10 @@ class RootSource:
         return [_document(each) for each in read_topologies(self._store)]
 
     def topology(self, topology_id: str) -> documents.View | None:
+        with named_damage(topology_id):
+            return self._topology(topology_id)
+
+    def _topology(self, topology_id: str) -> documents.View | None:
         found = read_topology(self._store, topology_id)
         if found is None:
             return None

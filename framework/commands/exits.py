@@ -10,7 +10,7 @@ from typing import IO
 
 import typer
 
-from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.errors import ConfigError, RatchetError, TopologyError, escaped
 from framework.observe.progress import TerminalStream
 from framework.transactions.run import TopologyFailed
 
@@ -35,7 +35,8 @@ def exit_codes(*, as_json: bool = False, next_command: str | None = None) -> Ite
         lines = error.lines() if isinstance(error, TopologyFailed) else [str(error)]
         if isinstance(error, TopologyFailed) and error.failure.where and next_command is not None:
             lines.append(f"  next: {next_command}")
-        typer.echo("error: " + "\n".join(lines), err=True)
+        shown = [escaped(line) for each in lines for line in each.split("\n")]
+        typer.echo("error: " + "\n".join(shown), err=True)
         if as_json:
             _print_error(status, str(error))
         raise SystemExit(status) from None

@@ -43,5 +43,8 @@ def number(value: object) -> str:
 
 
 def local_time(at: float) -> str:
-    """A moment of this day and place, to the second."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    """A moment of this day and place, to the second; one that no calendar has, as a number."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):
+        return str(at)

@@ -19,11 +19,11 @@ from framework.commands.tables import ago, in_columns, local_time, number
 from framework.commands.values import made_by_line
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
-from framework.errors import ConfigError
+from framework.errors import ConfigError, escaped
 from framework.inspect.rebuild import read_exchanges
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
 from framework.observe.journal import RECORDS_MAX
-from framework.overview import TopologyOverview, read_topologies, read_topology
+from framework.overview import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.transactions.documents import read_history, read_incarnation, read_transaction
 from framework.transactions.history_archive import history_target
 
@@ -47,7 +47,7 @@ def list_topologies(config: ConfigFile = None, overrides: Overrides = None, as_j
         elif found:
             heading = ("topology", "kind", "state", "leader", "txid", "lag", "rows/s", "committed", "trouble")
             for line in in_columns([heading, *(_row(each) for each in found)], right=(4, 5, 6)):
-                typer.echo(line)
+                _say(line)
         else:
             typer.echo("no topology has run under this root")
         if any(each.unreadable is not None for each in found):
@@ -64,7 +64,7 @@ def show_status(
 ) -> None:
     """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit
     status: 1 when nothing leads it."""
-    with opened(config, overrides) as store:
+    with opened(config, overrides) as store, named_damage(topology):
         while True:
             found = read_topology(store, topology)
             if found is None:
@@ -75,7 +75,7 @@ def show_status(
                 if watch:
                     typer.echo("\x1b[H\x1b[2J", nl=False)
                 for line in in_columns(list(_details(found))):
-                    typer.echo(line)
+                    _say(line)
             if not watch:
                 raise typer.Exit(0 if found.leader is not None else EXIT_FAILED)
             time.sleep(_WATCH_S)
@@ -104,7 +104,7 @@ def show_history(
 ) -> None:
     """Show the transactions that are recorded: of each topology the last thousand that were closed,
     and with --txid any that the table at topology.history.table holds."""
-    with opened(config, overrides) as store:
+    with opened(config, overrides) as store, named_damage(topology):
         if plot is not None and txid is not None:
             raise ConfigError("--plot draws many transactions, and --txid is one: leave one of the two out")
         if read_topology(store, topology) is None:
@@ -121,10 +121,10 @@ def show_history(
                 _print_json("transaction", {"topology": topology, **each.document()})
         elif txid is not None:
             for line in _everything(records[0]):
-                typer.echo(line)
+                _say(line)
         elif records:
             for line in in_columns([_HEADING, *map(_transaction_row, records)], right=range(2, 9)):
-                typer.echo(line)
+                _say(line)
         else:
             typer.echo("no transaction failed" if failed else "no transaction is recorded")
         if txid is None and plot is None:
@@ -136,7 +136,7 @@ def _show_exchanges(store: CoordinationStore, topology: str, *, as_json: bool) -
         if as_json:
             _print_json("exchange", {"topology": topology, **asdict(each)})
         else:
-            typer.echo(
+            _say(
                 f"transaction {each.txid:,}: at {each.at} the rows of {each.component_id!r} were exchanged for rebuilt ones, of "
                 f"which {each.differed:,} differed"
             )
@@ -205,24 +205,30 @@ def _details(found: TopologyOverview) -> Iterator[tuple[str, str]]:
 
 
 def _transactional_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for txid, what in status["in_flight"].items():
+    """Of a status of any version, what it has."""
+    for txid, what in _mapping(status.get("in_flight")).items():
         yield "in flight", f"{txid}: attempt {what}"
-    yield "lag", f"{number(status['lag'])} records"
-    yield "rate", f"{number(status['rows_per_second'])} rows/s over the last minute"
+    yield "lag", f"{number(status.get('lag'))} records"
+    yield "rate", f"{number(status.get('rows_per_second'))} rows/s over the last minute"
     for label, key in (
         ("rows", "committed_rows"),
         ("failed attempts", "attempts_failed"),
         ("bad records", "bad_records"),
         ("lost records", "lost_records"),
     ):
-        yield label, number(status[key])
+        yield label, number(status.get(key))
 
 
 def _core_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "pending", f"{number(status['pending'])} tuples"
-    for name, counts in status["components"].items():
-        counted = ", ".join(f"{key} {value:,}" for key, value in counts.items() if value and key != "latency_s")
+    yield "pending", f"{number(status.get('pending'))} tuples"
+    for name, counts in _mapping(status.get("components")).items():
+        known = _mapping(counts).items()
+        counted = ", ".join(f"{key} {number(value)}" for key, value in known if value and key != "latency_s")
         yield f"  {name}", counted or "nothing yet"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 _HEADING = (
@@ -298,6 +304,11 @@ def _shortened(text: str, most: int = 100) -> str:
 
 def _print_json(kind: str, document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps({"type": kind, **document}, default=str))
+
+
+def _say(line: str) -> None:
+    """Print what documents hold: a terminal must not obey it."""
+    typer.echo(escaped(line))
 
 
 # --- the store ---

@@ -20,6 +20,7 @@ from framework.coordination.store import CoordinationStore
 from framework.coordination.transactional_state import TransactionalState, encode_document
 from framework.errors import CorruptStateError
 from framework.observe.logs import get_logger
+from framework.shapes import check_fields, fits
 
 #: How often a driver says where it stands.
 EVERY_S = 2.0
@@ -127,13 +128,10 @@ def read_drivers(store: CoordinationStore, topology_id: str) -> list[LiveDriver]
 def _driver_in(document: Any, node: str) -> LiveDriver:
     """Of a later version's document, what is known here."""
     try:
-        driver = LiveDriver(**{each.name: document[each.name] for each in fields(LiveDriver)})
+        known = {each.name: document[each.name] for each in fields(LiveDriver)}
+        check_fields(LiveDriver, known)
+        if not fits(known["status"].get("epoch", 0), int):
+            raise TypeError("epoch is no number")
     except (KeyError, TypeError) as error:
         raise CorruptStateError(f"{node}: not what a driver says of itself ({error}); delete the node") from error
-    moments = (driver.started_at, driver.said_at)
-    known = all(isinstance(each, (int, float)) for each in moments) and all(
-        isinstance(each, str) for each in (driver.kind, driver.host)
-    )
-    if not known or not isinstance(driver.status, dict) or not isinstance(driver.status.get("epoch", 0), int):
-        raise CorruptStateError(f"{node}: not what a driver says of itself; delete the node")
-    return driver
+    return LiveDriver(**known)

@@ -214,7 +214,7 @@ def decode_document(raw: bytes, path: str) -> Any:
     """Decode a document. Raises ``CorruptStateError`` naming ``path`` for bytes that are not a
     document or are nested deeper than ``DEPTH_MAX``, and for a newer format version."""
     try:
-        document = json.loads(raw)
+        document = json.loads(raw, parse_constant=_no_constant)
         if _is_deeper(document, DEPTH_MAX):
             raise ValueError(f"nested more than {DEPTH_MAX} deep")
     except (ValueError, RecursionError) as error:
@@ -229,6 +229,10 @@ def decode_document(raw: bytes, path: str) -> Any:
             f"{path}: format version {document['format']}, and this Ratchet knows up to {FORMAT}; run the newer version"
         )
     return document["value"]
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 from framework.acking.ledger import Roots
 from framework.errors import CorruptStateError, InvariantViolation
+from framework.shapes import check_fields
 from framework.topology.stateful import StateSize
 
 FORMAT = 1
@@ -205,8 +206,11 @@ class CheckpointRecord:
             fields = {name: known[name] for name in cls.__dataclass_fields__}
             for name in _LAYOUTS:
                 fields[name] = {key: Layout(*each) for key, each in fields[name].items()}
+                for each in fields[name].values():
+                    check_fields(Layout, each._asdict())
+            check_fields(cls, fields)
             return cls(**fields)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
 
     def committed(self) -> CheckpointRecord:

@@ -31,6 +31,7 @@ from framework.inspect.recompute import RECORDS_PER_BATCH, Batch, Recomputation
 from framework.inspect.sandbox import shadow_of, with_what_it_needs
 from framework.inspect.state_lookup import state_named
 from framework.inspect.verify import StateReport
+from framework.shapes import check_fields
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.topology.spouts import LEFT_OUT
@@ -156,6 +157,7 @@ def read_exchanges(store: CoordinationStore, topology_id: str) -> list[Exchange]
         try:
             if document is not None:
                 shown = {name: document[name] for name in ("txid", "at", "differed", "made_by")}
+                check_fields(Exchange, shown)
                 found.append(Exchange(component_id, **shown))
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptStateError(f"{path}/{TAKEN_OVER}: not what rebuild writes; delete the node") from error

@@ -16,6 +16,7 @@ from typing import Any
 
 from framework.observe.counters import FiguresBuilder, TransactionFigures
 from framework.observe.rate import RecentRate
+from framework.shapes import check_fields
 
 #: Events kept. A transaction without failures makes four.
 EVENTS_MAX = 6_000
@@ -81,8 +82,11 @@ class AttemptRecord:
 
     @classmethod
     def of_any_version(cls, document: Mapping[str, Any]) -> AttemptRecord:
-        """Read what any version of Ratchet wrote; what this one does not know is left out."""
-        return cls(**{name: value for name, value in document.items() if name in cls.__slots__})
+        """Read what any version of Ratchet wrote; what this one does not know is left out. Raises
+        ``TypeError`` or ``AttributeError`` for any other document."""
+        known = {name: value for name, value in document.items() if name in cls.__slots__}
+        check_fields(cls, known)
+        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,9 @@ class TransactionRecord:
         """Read what ``document`` made. Raises ``KeyError`` or ``TypeError`` for any other
         document."""
         attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
-        return cls(**{**document, "attempts": attempts})
+        known = {**document, "attempts": attempts}
+        check_fields(cls, known)
+        return cls(**known)
 
 
 class Journal:

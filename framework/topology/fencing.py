@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError
+from framework.shapes import check_fields
 
 if TYPE_CHECKING:
     from framework.topology.snapshots import StateReading
@@ -155,7 +156,11 @@ class Header:
         document is not a header."""
         check_format(document["format"], location)
         opened = document["open"]
-        return Header(**{**document, "open": OpenCommit(**opened) if opened is not None else None})
+        if opened is not None:
+            check_fields(OpenCommit, opened)
+        known = {**document, "open": OpenCommit(**opened) if opened is not None else None}
+        check_fields(Header, known)
+        return Header(**known)
 
     def same_attempt(self, other: Header) -> bool:
         """Whether the same attempt may write under both headers. False when one of them is not

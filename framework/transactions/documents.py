@@ -30,6 +30,7 @@ needs a third, before the commit begins (C24).
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +46,7 @@ from framework.coordination.transactional_state import (
 from framework.errors import READ_ANEW, ConfigError, CorruptStateError, DataLossError, InvariantViolation
 from framework.observe.journal import RECORDS_MAX, AttemptRecord, TransactionRecord
 from framework.observe.logs import get_logger
+from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import Persist, Recovered
@@ -63,6 +65,7 @@ JOINED = "joined"
 HISTORY = "history"
 #: What ``undo`` took back last: ``{"txid": int, "finished": bool, "attempts": of its record}``.
 UNDONE = "undone"
+_TXID = re.compile("[0-9]{1,18}")
 #: The record of a transaction that is stored in more bytes than this is kept without its plan, and
 #: with its last attempt only: a thousand records must not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
@@ -125,8 +128,7 @@ class TopologyDocuments:
                     self._state.set_data(INCARNATION, new_incarnation())
                 self._state.set_data(META, meta)
             return ()
-        if not isinstance(found, dict) or "outline" not in found or "source" not in found:
-            raise CorruptStateError(f"{self._topology.id}/{META}: not a meta document; restore the node from a backup")
+        found = _meta_in(found, self._topology.id)
         held = found["source"] or {}
         other = _other_source(self._topology.id, held, source)
         if other and not accept_lost_data:
@@ -174,9 +176,7 @@ class TopologyDocuments:
         ``CorruptStateError``."""
         currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
         attempts = self._state.get_data(ATTEMPTS) or {}
-        if not isinstance(attempts, dict) or not all(
-            txid.isdigit() and isinstance(last, int) for txid, last in attempts.items()
-        ):
+        if not fits(attempts, Mapping[str, int]) or not all(map(_TXID.fullmatch, attempts)):
             raise CorruptStateError(f"{self._topology.id}/{ATTEMPTS}: not a map of txid to attempt; restore it")
         plans: dict[int, Plan] = {}
         for txid in self._plans.txids():
@@ -197,7 +197,7 @@ class TopologyDocuments:
         """Refuse a topology whose spout has another id than the plans: a command was given it, and
         no driver has run it yet."""
         meta = self._state.get_data(META)
-        former = meta["outline"].get("spout") if isinstance(meta, dict) and "outline" in meta else None
+        former = _meta_in(meta, self._topology.id)["outline"].get("spout") if meta is not None else None
         if former not in (None, self._topology.spout.id):
             raise ConfigError(
                 f"the topology {self._topology.id!r} is not the one its state was written by: its spout was {former!r}, is "
@@ -213,6 +213,7 @@ class TopologyDocuments:
         if document is None:
             return not self._topology.states and self._opened_before_headers(currtx, digests)
         try:
+            check_fields(OpenCommit, document)
             opened = OpenCommit(**document)
         except TypeError as error:
             raise CorruptStateError(f"{node}: not the header of a commit; restore it from a backup") from error
@@ -336,7 +337,7 @@ class TopologyDocuments:
         attempts and the epoch go on rising (C17). Call it only when no commit is opened: ``reset``
         rolls back first."""
         with self._state.atomically():
-            currtx = self._state.get_data(CURRTX) or 1
+            currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
             for txid in self._plans.txids():
                 self._plans.remove_state(txid)
             if currtx > 1:
@@ -378,7 +379,7 @@ def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: i
     no leadership. Raises ``ConfigError`` when there is no plan, ``CorruptStateError`` when it does
     not parse."""
     state = TransactionalState(store, topology_id)
-    wanted = txid if txid is not None else state.get_data(CURRTX) or 1
+    wanted = txid if txid is not None else _checked_currtx(topology_id, state.get_data(CURRTX))
     node = f"user/{spout_id}/{wanted}"
     document = state.get_data(node)
     if document is None:
@@ -434,18 +435,33 @@ def _undone_in(state: TransactionalState, topology_id: str) -> Undone | None:
         return None
     try:
         attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
-        return Undone(int(document["txid"]), bool(document["finished"]), attempts)
+        check_fields(Undone, {**document, "attempts": attempts})
+        return Undone(document["txid"], document["finished"], attempts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptStateError(f"{topology_id}/{UNDONE}: not what undo writes; delete the node") from error
+
+
+def _meta_in(document: Any, topology_id: str) -> dict[str, Any]:
+    """Raises ``CorruptStateError`` for what is no ``meta`` document."""
+    known: dict[str, Any] = document if isinstance(document, dict) else {}
+    outline: Any = known.get("outline")
+    source: Any = known.get("source", "")
+    fit = fits(outline, Mapping[str, Any]) and fits(outline.get("components", {}), Mapping[str, Mapping[str, Any]])
+    fit = fit and all(fits(each.get("states", ()), Sequence[str]) for each in outline.get("components", {}).values())
+    fit = fit and fits(source, Mapping[str, Any] | None) and fits((source or {}).get("topics", {}), Mapping[str, Any])
+    if not fit or not fits(known.get("joining", ()), Sequence[str]):
+        raise CorruptStateError(f"{topology_id}/{META}: not a meta document; restore the node from a backup")
+    return known
 
 
 def _joined_in(state: TransactionalState, topology_id: str) -> Mapping[str, int]:
     document = state.get_data(JOINED)
     if document is None:
         return {}
-    if not isinstance(document, dict):
+    if not fits(document, Mapping[str, int]):
         raise CorruptStateError(f"{topology_id}/{JOINED}: not a map of states to txids; restore it from a backup")
-    return document
+    joined: Mapping[str, int] = document
+    return joined
 
 
 def _origin_in(state: TransactionalState, topology_id: str) -> Origin:
@@ -453,7 +469,8 @@ def _origin_in(state: TransactionalState, topology_id: str) -> Origin:
     if document is None:
         return Origin(0, {})
     try:
-        return Origin(int(document["txid"]), plan_of(document["positions"]))
+        check_fields(Origin, {"txid": document["txid"]})
+        return Origin(document["txid"], plan_of(document["positions"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(f"{topology_id}/{ORIGIN}: not an origin document; restore it from a backup") from error
 
@@ -461,9 +478,9 @@ def _origin_in(state: TransactionalState, topology_id: str) -> Origin:
 def _checked_currtx(topology_id: str, currtx: Any) -> int:
     if currtx is None:
         return 1
-    if not isinstance(currtx, int) or currtx < 1:
+    if not fits(currtx, int) or currtx < 1:
         raise CorruptStateError(f"{topology_id}/{CURRTX}: {currtx!r} is not a txid; restore it from a backup")
-    return currtx
+    return int(currtx)
 
 
 def _plan_in(document: Any, node: str) -> Plan:
@@ -502,7 +519,7 @@ def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequen
     """In what a topology has another shape than the state of its id was written by; nothing when
     there is none. No leadership is needed. Raises ``CorruptStateError``."""
     meta = TransactionalState(store, topology.id).get_data(META)
-    if not isinstance(meta, dict) or meta.get("digest") == topology.digest():
+    if meta is None or _meta_in(meta, topology.id).get("digest") == topology.digest():
         return ()
     return _differences(meta["outline"], topology.outline()) or ["its outline differs"]
 
@@ -513,7 +530,7 @@ def _record_in(state: TransactionalState, topology_id: str, name: str) -> Transa
         return None
     try:
         return TransactionRecord.from_document({**document, "plan": plan_of(document["plan"])})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptStateError(f"{topology_id}/{HISTORY}/{name}: not a record ({error}); delete the node") from error
 
 

@@ -3,18 +3,14 @@
 ``python -m tests.kit.avro_fuzz --minutes 60 --seed 1``: no value may do anything but become a row
 or a bad record, the same alone and among others, and no answer may do anything but end in rows, bad
 records or an error of ours. The process must not need more than ``MEMORY_MAX_MB`` more than at its
-beginning. A line each ten seconds names the seed that is under way, in case one hangs.
+beginning.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import random
-import resource
-import sys
-import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -24,9 +20,9 @@ from spouts.codecs import registry
 from tests.kit.avro import encoded, framed
 from tests.kit.avro_java import plain_values
 from tests.kit.avro_pairs import Pairs
+from tests.kit.fuzzing import Counts, go_on
 from tests.kit.registry_answers import answering, send
 
-MEMORY_MAX_MB = 512
 VALUES = 40
 #: What the reader does not want, and must pass over: it contains itself, and items without bytes.
 NESTED = {
@@ -108,34 +104,13 @@ def fuzz_answers(seed: int, questions: int) -> collections.Counter[str]:
     return counts
 
 
-def memory_mb() -> float:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--minutes", type=float, default=60.0)
-    arguments.add_argument("--seed", type=int, default=1)
-    chosen = arguments.parse_args()
+def fuzz(seed: int) -> Counts:
     registry._PAUSES_S = (0.001, 0.001)
-    fuzz_values(0)
-    fuzz_answers(0, 10)
-    before, begun, said = memory_mb(), time.monotonic(), 0.0
-    counts: collections.Counter[str] = collections.Counter()
-    seed = chosen.seed * 10**9
-    while time.monotonic() - begun < chosen.minutes * 60:
-        if time.monotonic() - said > 10:
-            said = time.monotonic()
-            print(f"seed {seed}: {dict(counts)}, {memory_mb() - before:.0f} MB more", flush=True)
-        counts += fuzz_values(seed)
-        if seed % 200 == 0:
-            counts += fuzz_answers(seed, 50)
-        if memory_mb() - before > MEMORY_MAX_MB:
-            sys.exit(f"seed {seed}: {memory_mb() - before:.0f} MB more than at the beginning")
-        seed += 1
-    print(f"{seed - chosen.seed * 10**9:,} seeds: {dict(counts)}, {memory_mb() - before:.0f} MB more")
+    counts = fuzz_values(seed)
+    if seed % 200 == 0:
+        counts += fuzz_answers(seed, 50)
+    return counts
 
 
 if __name__ == "__main__":
-    main()
+    go_on(__doc__, fuzz)

@@ -9,9 +9,10 @@ import collections
 
 import pytest
 
-from tests.kit.avro_fuzz import MEMORY_MAX_MB, fuzz_values, memory_mb
+from tests.kit.avro_fuzz import fuzz_values
 from tests.kit.avro_java import Java, compare
 from tests.kit.avro_pairs import Pairs
+from tests.kit.fuzzing import MEMORY_MAX_MB, memory_mb
 
 pytestmark = pytest.mark.behaviour("2.9")
 

@@ -1,0 +1,37 @@
+"""Documents in the coordination store that anybody may have written: other topologies are listed as
+before, and a driver refuses them or commits exactly once.
+
+``python -m tests.kit.znode_fuzz`` does it for longer.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import pytest
+
+from tests.kit.fuzzing import MEMORY_MAX_MB, Counts, memory_mb
+from tests.kit.znode_fuzz import fuzz_documents, fuzz_driver
+
+pytestmark = pytest.mark.behaviour("1.13")
+
+
+def test_any_documents_of_a_topology_leave_the_others_listed_and_are_named() -> None:
+    counts: Counts = collections.Counter()
+    fuzz_documents(0)
+    before = memory_mb()
+    for seed in range(600):
+        print(f"seed {seed}")
+        counts += fuzz_documents(seed)
+    assert min(counts[each] for each in ("readable", "unreadable", "read", "refused")) > 100, counts
+    assert memory_mb() - before < MEMORY_MAX_MB
+
+
+def test_a_driver_over_any_documents_refuses_them_or_commits_exactly_once() -> None:
+    counts: Counts = collections.Counter()
+    first = random.randrange(10**6)
+    for seed in [*range(60), *range(first, first + 20)]:
+        print(f"seed {seed}")
+        counts += fuzz_driver(seed)
+    assert min(counts[each] for each in ("exact", "refused")) > 10, counts
