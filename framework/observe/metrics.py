@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ from framework.errors import ConfigError
 from framework.observe.counters import CoreFigures, Distribution, TransactionFigures
 from framework.observe.health import is_ready
 from framework.observe.hosts import AllowedHosts
+from framework.observe.logs import get_logger
 
 #: So many partitions have figures of their own, those with the greatest lag first: five series
 #: each are what Prometheus stores easily. ``ratchet_lag_records`` covers all of them.
@@ -56,6 +58,7 @@ _SHARE = 0.2
 #: How an attempt can end.
 _OUTCOMES = ("committed", "failed", "cancelled", "rolled back")
 
+_log = get_logger()
 _Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily | SummaryMetricFamily
 _FAMILIES: dict[str, Callable[..., _Family]] = {
     "gauge": GaugeMetricFamily,
@@ -529,6 +532,10 @@ class _Server(ThreadingWSGIServer):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
             self._clients[request] = None
         super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """What a client breaks off, or has too much of, is no error of the run."""
+        _log.debug("metrics.client_failed", reason=str(sys.exc_info()[1]))
 
     def shutdown_request(self, request: Any) -> None:
         with self._changing:

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from framework.ui.guard import Buckets
@@ -110,6 +111,12 @@ class PromptProtocol(H11Protocol):
         super().connection_made(transport)
         self._seen = self
         self._look()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except LocalProtocolError:  # the answer to bytes that are no request cannot follow another answer
+            self.transport.abort()
 
     def _look(self) -> None:
         """Close the connection unless a request has been completed, or is, since the last look."""

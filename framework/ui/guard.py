@@ -2,7 +2,8 @@
 
 Invariants:
 
-1. Nothing but GET and HEAD reaches the pages; the only POST is the form that takes the token.
+1. Nothing but GET and HEAD, without a body, reaches the pages; the only POST is the form that
+   takes the token.
 2. A request whose Host is none of ours is refused: a name that somebody else's DNS points here
    reads nothing.
 3. A request that another site's script makes is refused.
@@ -146,6 +147,8 @@ class Guard:
             )
         if method not in ("GET", "HEAD") and (method, path) != ("POST", "/enter"):
             return PlainTextResponse("this page can only be read", 405, {"Allow": "GET, HEAD"})
+        if method != "POST" and _has_body(headers):
+            return PlainTextResponse("ask without a body", 413, {"Connection": "close"})
         if not self._is_ours(headers.getlist("host"), scope.get("server")):
             return PlainTextResponse("this host is not known here: see ui.allowed.hosts", 421)
         if not _same_site(headers, scope["scheme"], path):
@@ -169,6 +172,10 @@ class Guard:
 def too_many_wrong() -> Response:
     """The answer to an address that has shown too many wrong tokens."""
     return PlainTextResponse("too many wrong tokens: wait a minute", 429, {"Retry-After": "60"})
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _same_site(headers: Headers, scheme: str, path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -36,6 +37,7 @@ from framework.observe.metrics import (
     PARTITIONS_MAX,
     CoreRunCollector,
     RunCollector,
+    _Handler,
     _Scraped,
     health_of,
     serve_metrics,
@@ -387,6 +389,24 @@ def test_a_client_that_says_nothing_delays_no_other(served: Served) -> None:
     with socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"GET /met")
         assert served.get("/metrics")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\n" + b"a" * 70_000 + b": b\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200]
+)
+def test_what_a_client_breaks_off_or_has_too_much_of_leaves_no_trace_in_the_log(
+    served: Served, sent: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_Handler, "timeout", 0.2)
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        client.sendall(sent)
+        if sent:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+        else:
+            assert client.recv(1) == b""
+    wait_for(lambda: not any("process_request_thread" in each.name for each in threading.enumerate()))
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_hundreds_of_clients_that_say_nothing_hold_few_threads_and_delay_no_other(served: Served) -> None:
