@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults soak soak-core lint audit bench simulate docs wheels lock clean
+.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults fuzz soak soak-core lint audit bench simulate docs wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -75,6 +75,13 @@ KILLS ?= 50
 SEED ?= 1
 soak-core: $(STAMP)
 	$(BIN)/python -m tests.kit.kafka_counts --kills $(KILLS) --seed $(SEED) --plot docs/soak-core.svg
+
+# Each fuzzer for FUZZ_MINUTES, one after the other: values of Avro and JSON, answers of a registry, documents, requests.
+FUZZ_MINUTES ?= 60
+fuzz: $(STAMP)
+	for each in avro json znode http; do \
+		$(BIN)/python -m tests.kit.$${each}_fuzz --minutes $(FUZZ_MINUTES) --seed $(SEED) || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
