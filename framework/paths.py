@@ -13,8 +13,8 @@ _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
-    """A path of the local file system, or of one that is mounted. Raises ``ConfigError`` for a URL,
-    which would otherwise become a local folder. ``what`` names it in the message.
+    """A path of the local file system, or of one that is mounted. Raises ``ConfigError`` for a URL
+    and for ``~``, which would otherwise become a local folder. ``what`` names it in the message.
 
     >>> local_path("/data/orders", "table")
     PosixPath('/data/orders')
@@ -25,6 +25,11 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
 give the path of a local disk or of a mounted file system
     """  # noqa: W505 - doctest lines are not wrapped
     text = os.fspath(path)
+    if text == "~" or text.startswith("~/"):
+        raise ConfigError(
+            f"{what} {text}: it would become a folder named '~', because only a shell takes ~ for the home folder; give the "
+            "whole path"
+        )
     found = _URL.match(text)
     if found is not None:
         scheme = found["scheme"]

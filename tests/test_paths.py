@@ -77,6 +77,35 @@ def test_a_url_is_refused_where_a_path_is_taken(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("path", ["~/x", "~"])
+def test_the_home_folder_of_a_shell_is_refused_where_a_path_is_taken(
+    taker: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if taker in ("history", "avro schema by its ending"):
+        path = "~/x"  # what stands around the path is a part of it
+    monkeypatch.chdir(tmp_path)
+    try:
+        TAKERS[taker](path)
+    except SystemExit:
+        assert "give the whole path" in capsys.readouterr().err
+    except ConfigError as refused:
+        assert "give the whole path" in str(refused)
+    else:
+        pytest.fail("it was taken")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["a%20b", "[a]", "a|b", "a^b", "a\\b"])
+def test_a_path_that_delta_lake_would_take_for_another_is_refused(tmp_path: Path, part: str) -> None:
+    table = DeltaLakeTable(tmp_path / part / "x")
+    table.bind(Fields(n=int))
+    for refused in (table.check, table.prepare):
+        with pytest.raises(ConfigError, match="Delta's client takes it for another path"):
+            refused("topology")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("path", ["/data/a:b/c", "a:b", "./s3:/x", "/s3:/x", "C", "10:/x", "data//x"])
 def test_a_path_with_a_colon_is_a_path(path: str) -> None:
     assert local_path(path, "table") == Path(path)

@@ -47,6 +47,8 @@ except ImportError as error:  # an extra
 #: Texts that Delta reads as null in a partition column: the first by its protocol, the second
 #: because its OPTIMIZE reads folder names.
 _NULL_TEXTS = ("", NULL_FOLDER)
+#: What the client does not read in a path as it has written it.
+_MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\]")
 #: How the client's errors name an error of the file system.
 _OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 
@@ -89,6 +91,14 @@ class DeltaLakeTable(FileTable):
         header = super().prepare(topology_id)
         self._check_writable(self._table())
         return header
+
+    def _check_place(self) -> None:
+        super()._check_place()
+        found = _MISREAD.search(str(self.path.resolve()))
+        if found is not None:
+            raise ConfigError(
+                f"{self.location}: the path has {found[0]!r}, and Delta's client takes it for another path; use another path"
+            )
 
     def create_table(self) -> None:
         with self._named_errors():
