@@ -50,7 +50,7 @@ def test_a_mistake_ends_with_status_3_and_is_told(monkeypatch: pytest.MonkeyPatc
     assert lines[2] == "1. bolt 'bolt' says deterministic = True, and gives other rows for the same batch"
     assert "    changed in memory meanwhile: RunningCount.counts" in lines
     assert "  the shortest schedule that shows it:" in lines
-    assert sum("TROUBLE: " in line for line in lines) == 1
+    assert sum("FAULT: " in line for line in lines) == 1
     again = lines[-1].removeprefix("again: ratchet simulate own:topology ").split()
     assert simulated(monkeypatch, lambda: counting(RunningCount()), *again).exit_code == 3
 
@@ -66,7 +66,7 @@ def test_json_lines_are_a_finding_each_and_the_whole(monkeypatch: pytest.MonkeyP
         "bolt",
         1,
     )
-    assert len(finding["troubles"]) == 1
+    assert len(finding["faults"]) == 1
     assert (whole["type"], whole["schedules"], whole["findings"], whole["left_out"]) == ("simulate", 9, 1, {})
 
 

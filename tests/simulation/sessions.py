@@ -45,6 +45,9 @@ class SimMessage:
     record: int = 0
     failure: int | None = None
 
+    def __len__(self) -> int:
+        return 8  # bytes of the value
+
     def topic(self) -> str:
         return "topic"
 
