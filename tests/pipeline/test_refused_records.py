@@ -19,6 +19,7 @@ from framework import (
     BaseBasicBolt,
     BaseBatchBolt,
     Committer,
+    DataFrameBolt,
     Fields,
     Topology,
     TopologyFailed,
@@ -493,3 +494,35 @@ def test_records_are_taken_out_of_batches_on_spark(
         counted = dict(connection.execute("SELECT value, n FROM counts").fetchall())
     assert letters == [(each, 300, f"picky: 'bad-{each}' is refused") for each in (0, 1)]
     assert counted == {f"w{number}": 200 for number in range(5)}
+
+
+class Frame(DataFrameBolt):
+    """Refuses a value in a function that Spark calls."""
+
+    deterministic = True
+
+    def execute_dataframe(self, frame: Any) -> Any:
+        from pyspark.sql.functions import udf
+
+        def checked(n):  # type: ignore[no-untyped-def] # Spark reads hints
+            if n == 3:
+                raise BadRecordError("three is refused")
+            return n
+
+        return frame.select(udf(checked, "long")("n").alias("n"))
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(n=int))
+
+
+@pytest.mark.spark
+def test_a_record_that_a_function_of_a_dataframe_refuses_is_left_out(tmp_path: Path, spark: str) -> None:
+    store = MemoryStore()
+    spout = OpaqueMemoryTransactionalSpout({0: [[n] for n in range(5)]}, Fields(n=int), 5, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    builder.set_bolt("frame", Frame()).shuffle_grouping("spout")
+    counting = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "t")), ["n"], {"count": Count()})
+    builder.set_bolt("out", counting).global_grouping("frame")
+    with submit(builder.build(), {"spark.master": spark}, store) as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    assert refused(store) == {("0", 3): "spark: three is refused"}

@@ -26,7 +26,7 @@ import cloudpickle
 from pyspark import RDD, SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from framework.errors import InvariantViolation, RetryableError
+from framework.errors import BadRecordError, InvariantViolation, RetryableError
 from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.gc_tuning import collect_rarely
@@ -63,6 +63,7 @@ WARM_UP_JOBS = 12
 WARM_UP_TRIES = 3
 #: What Spark's error says when code in a worker has raised: it would in each batch, too.
 _PYTHON_ERROR = "PythonException"
+_REFUSED = f"{BadRecordError.__module__}.{BadRecordError.__qualname__}: "
 
 Reports = list[TaskReport]
 #: Spark adds reports in a thread of its own, while phases take theirs out.
@@ -533,9 +534,10 @@ class SparkExecutor:
             if isinstance(error, RetryableError):
                 return PhaseResult(TaskFailure.of(error, "spark", 0))
             lines = python_part(error) or [type(error).__name__]
-            return PhaseResult(
-                TaskFailure(FailureKind.ERROR, "spark", 0, lines[-1].strip()[:500], trace="\n".join(lines))
-            )
+            said = lines[-1].strip()[:500]
+            refused = said.removeprefix(_REFUSED)  # by a function of a DataFrame
+            kind = FailureKind.ERROR if refused == said else FailureKind.BAD_RECORD
+            return PhaseResult(TaskFailure(kind, "spark", 0, refused, trace="\n".join(lines)))
         return result
 
     def _warm_up(self) -> None:
