@@ -42,7 +42,7 @@ _WEIGHTS = {
     Kind.WORKER_RESTARTS: 3,
     Kind.OTHER_PROCESS: 3,
 }
-TROUBLES_MAX = 4
+FAULTS_MAX = 4
 BATCHES_MAX = 5
 PENDING_MAX = 3
 
@@ -80,7 +80,7 @@ def drawn(seed: int, places: tuple[tuple[str, int], ...]) -> Schedule:
     weights = [_WEIGHTS.get(kind, 2) for kind in kinds]
     faults = tuple(
         Fault(kind, chance.randint(1, batches), chance.randrange(100))
-        for kind in chance.choices(kinds, weights, k=chance.randint(1, TROUBLES_MAX))
+        for kind in chance.choices(kinds, weights, k=chance.randint(1, FAULTS_MAX))
     )
     return Schedule(
         seed=seed,
