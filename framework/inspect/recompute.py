@@ -224,7 +224,8 @@ class Recomputation:
 
     def _batches_to(self, txid: int, plan: Plan) -> list[Plan]:
         """Batches over all offsets from where the copy is to ``plan``, which is of ``txid``."""
-        return self._cut(self._ranges_to(plan), RECORDS_PER_BATCH)
+        stages = self.planner.stages(self._ranges_to(plan))
+        return [batch for stage in stages for batch in self._cut(stage, RECORDS_PER_BATCH)]
 
     def _cut(self, ranges: Mapping[str, Meta], records_max: int) -> list[Plan]:
         """The ranges in batches of up to so many records, as far as the spout can split them."""

@@ -377,6 +377,11 @@ class PartitionPlanner(ABC):
         split."""
         return None
 
+    def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
+        """Return the same ranges in the order in which they are read, where some are read before
+        others. The default reads all side by side. For ``verify`` and ``rebuild``."""
+        return [ranges]
+
     def offsets(self, meta: Meta) -> range | None:
         """Return the offsets of a range, if this source can leave out single records; None, the
         default: it cannot. One that can carries ``LEFT_OUT`` from each entry to that of the next

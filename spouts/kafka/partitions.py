@@ -10,10 +10,13 @@ left_out                    offsets of records that are left out, by ``undo`` or
                             values were refused, ascending, carried from plan to plan (absent:
                             none): readers give no row for them
 refused                     offset -> reason, of those of this range whose values were refused
+read_first_until            in a topic that is read first: where it ended at the first start. Other
+                            topics wait until it is read up to there (absent: they do not)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -44,10 +47,14 @@ def topic_and_number(partition: str) -> tuple[str, int]:
     return topic, int(number)
 
 
+READ_FIRST_UNTIL = "read_first_until"
+
+
 @dataclass(slots=True)
 class Position:
     """Where a partition continues in the next plan. ``leader_epoch``: the epoch in which ``offset``
-    was in the log."""
+    was in the log. ``until``: other topics wait until this one is read up to there; None: they do
+    not."""
 
     offset: int
     topic_id: str | None
@@ -57,6 +64,7 @@ class Position:
     lost_records: int = 0
     gaps: int = 0
     left_out: tuple[int, ...] = ()
+    until: int | None = None
 
     def skip(self, reason: str, to_offset: int) -> None:
         """Continue at ``to_offset``, and record the gap in the plan."""
@@ -89,6 +97,7 @@ class Position:
             "lost_records": self.lost_records or None,
             "gaps": self.gaps or None,
             LEFT_OUT: list(self.left_out) or None,
+            READ_FIRST_UNTIL: self.until if self.until is not None and self.offset < self.until else None,
         }
         present = {key: value for key, value in optional.items() if value is not None}
         return {"first_offset": self.offset, "next_offset": self.offset + taken, **present}
@@ -101,6 +110,27 @@ def reaches(meta: Meta, goal: Meta) -> bool:
     return (None in ids or ids[0] == ids[1]) and int(meta["next_offset"]) >= int(goal["next_offset"])
 
 
+def split_at(meta: Meta, offset: int) -> tuple[Meta, Meta]:
+    """The two parts of a range, which has ``offset`` inside."""
+    bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
+    return {**meta, "next_offset": offset}, {**bare, "first_offset": offset}
+
+
+def stages_of(ranges: Mapping[str, Meta]) -> list[Mapping[str, Meta]]:
+    """The same ranges: what is read first, if there is any, and then the rest."""
+    first: dict[str, Meta] = {}
+    rest = dict(ranges)
+    for partition, meta in ranges.items():
+        until = int(meta.get(READ_FIRST_UNTIL, 0))
+        if until <= int(meta["first_offset"]):
+            continue
+        if until < int(meta["next_offset"]):
+            first[partition], rest[partition] = split_at(meta, until)
+        else:
+            first[partition] = rest.pop(partition)
+    return [stage for stage in (first, rest) if stage]
+
+
 def position_of(meta: Meta) -> Position:
     """The position at which ``meta`` begins."""
     return _position(meta, "first")
@@ -111,6 +141,7 @@ def position_after(meta: Meta) -> Position:
     position = _position(meta, "next")
     position.lost_records = int(meta.get("lost_records", 0))
     position.gaps = int(meta.get("gaps", 0))
+    position.until = int(meta[READ_FIRST_UNTIL]) if READ_FIRST_UNTIL in meta else None
     position.left_out = tuple(map(int, meta.get(LEFT_OUT, ())))
     return position
 

@@ -12,7 +12,10 @@ Invariants:
 4. Shares are fair: a partition with few records gives all it has, the others share the rest evenly.
 5. If a range does not begin at the end of the previous one, there is a ``gap``, and the user has
    chosen ``on_data_loss="skip"``.
-6. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
+6. Where topics are read first, nothing of the others is read until each partition of the first is
+   read to where it ended at the first start. The plans carry that offset, so it holds after a
+   restart.
+7. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
    one. So the cost of a plan is in the partitions that move; of the others, only the end of the log
    is looked at.
 """
@@ -40,7 +43,17 @@ from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
 from spouts.kafka.open_transactions import OpenTransactions
-from spouts.kafka.partitions import SAME_LOG, Position, position_after, position_of, reaches, topic_and_number
+from spouts.kafka.partitions import (
+    READ_FIRST_UNTIL,
+    SAME_LOG,
+    Position,
+    position_after,
+    position_of,
+    reaches,
+    split_at,
+    stages_of,
+    topic_and_number,
+)
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
 
@@ -59,13 +72,15 @@ class KafkaSource:
     """The topics, and where the first batch of a new topology starts: "earliest", "latest", or ms
     since 1970. ``skips_lost_data``: the user chose ``on_data_loss="skip"``. ``waits_for_leaders``:
     a batch of an idempotent spout waits for every partition; an opaque one leaves out those without
-    a leader."""
+    a leader. ``read_first``: topics that a new topology reads to their ends, as they are then,
+    before the others."""
 
     topics: tuple[str, ...]
     pattern: str | None
     start: str | int
     skips_lost_data: bool
     waits_for_leaders: bool
+    read_first: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,7 +105,7 @@ class KafkaPlanner(PartitionPlanner):
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
     readers."""
 
-    shares_entries = True  # invariant 6
+    shares_entries = True  # invariant 7
 
     def __init__(
         self,
@@ -249,6 +264,7 @@ class KafkaPlanner(PartitionPlanner):
         whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
         epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
         known = {**epochs, **{each: last.get(each) for each in ("topic_id", "gaps", "lost_records", LEFT_OUT)}}
+        known[READ_FIRST_UNTIL] = last.get(READ_FIRST_UNTIL, first.get(READ_FIRST_UNTIL))
         return {**whole, **{name: value for name, value in known.items() if value is not None}}
 
     def beginning(self, meta: Meta) -> Meta:
@@ -259,9 +275,10 @@ class KafkaPlanner(PartitionPlanner):
         first, end = int(meta["first_offset"]), int(meta["next_offset"])
         if end - first < 2:
             return None
-        middle = (first + end) // 2
-        bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
-        return {**meta, "next_offset": middle}, {**bare, "first_offset": middle}
+        return split_at(meta, (first + end) // 2)
+
+    def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
+        return stages_of(ranges)
 
     def offsets(self, meta: Meta) -> range | None:
         if (meta.get("gap") or {}).get("reason", "retention") not in SAME_LOG:
@@ -320,8 +337,10 @@ class KafkaPlanner(PartitionPlanner):
                 self._adopted = True
                 self._group.adopt(previous, _GROUP_S)
             self._group.advance()
-        # A start other than the beginning applies to every existing partition: wait for all.
-        patient = self._source.waits_for_leaders or (not previous and self._source.start != "earliest")
+        # A start other than the beginning, and topics that are read first, apply to every existing
+        # partition: wait for all.
+        needs_all = self._source.start != "earliest" or bool(self._source.read_first)
+        patient = self._source.waits_for_leaders or (not previous and needs_all)
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
         self._see(ends)
@@ -333,9 +352,12 @@ class KafkaPlanner(PartitionPlanner):
             moving = self._moving(previous, topics, ends)
         new = [each for each in ends if previous.get(each) is None]
         positions = self._positions(moving, new, topics, ends, first=not previous)
+        unread = self._note_tables(positions, ends, first=not previous)
         available = {}
         for partition, position in positions.items():
             end = ends.get(partition)
+            if unread and not self._is_table(partition):
+                continue
             if end is not None and not self._is_short(partition, position, end):
                 available[partition] = self._readable_end(partition, position, end) - position.offset
         turn = 0
@@ -345,12 +367,43 @@ class KafkaPlanner(PartitionPlanner):
         skipped = any(position.gap is not None for position in positions.values())
         begins = not previous and positions and self._source.start != "earliest"  # record the start itself
         if not (any(shares.values()) or skipped or begins):
+            if leaderless := [each for each in unread if each not in ends]:
+                self._metadata.refresh()
+                raise RetryableError(
+                    f"partition {leaderless[0]} is read first, and has no leader; the batch waits for it"
+                )
             return None
         plan = {each: meta for each, meta in previous.items() if meta is not None}
         for each, position in positions.items():
             end = ends.get(each)
             plan[each] = position.meta(shares.get(each, 0), end.leader_epoch if end is not None else None)
         return plan if len(plan) == len(previous) else dict(sorted(plan.items()))
+
+    def _is_table(self, partition: str) -> bool:
+        """Whether the partition is of a topic that is read first."""
+        return topic_and_number(partition)[0] in self._source.read_first
+
+    def _note_tables(self, positions: Mapping[str, Position], ends: Mapping[str, Offset], *, first: bool) -> list[str]:
+        """Note up to where tables are read first: to their ends at the first start, or, where the
+        log is another one since then, to its end. Returns the partitions that are not read up to
+        there: the other topics wait for them."""
+        if not self._source.read_first:
+            return []
+        unread = []
+        for partition, position in positions.items():
+            if not self._is_table(partition):
+                continue
+            end = ends.get(partition)
+            is_other_log = position.gap is not None and position.gap["reason"] not in SAME_LOG
+            if end is not None and (first or (is_other_log and position.until is not None)):
+                position.until = end.offset
+            if position.until is None or position.offset >= position.until:
+                continue
+            if end is not None and end.offset <= position.offset and self._believed(partition):
+                position.until = None  # the log was truncated, and has nothing more to read first
+            else:
+                unread.append(partition)
+        return unread
 
     def _see(self, ends: Mapping[str, Offset]) -> None:
         known = self._seen.ends
@@ -376,6 +429,7 @@ class KafkaPlanner(PartitionPlanner):
                 and (epoch := meta.get("next_leader_epoch")) == meta.get("first_leader_epoch")
                 and (epoch is not None or end.leader_epoch is None)
                 and "gap" not in meta
+                and READ_FIRST_UNTIL not in meta
                 and partition not in amiss
             ):
                 continue
@@ -503,7 +557,7 @@ class KafkaPlanner(PartitionPlanner):
         """The topic is gone or not visible. When this has lasted long enough to be believed, the
         unread records are lost."""
         known = self._seen.ends.get(partition)
-        end = known.offset if known is not None else 0
+        end = max(known.offset if known is not None else 0, position.until or 0)
         if end <= position.offset or not self._believed(partition):
             return
         self._lost(f"partition {partition} was deleted, and offsets {position.offset} to {end} were not read yet")
@@ -519,7 +573,8 @@ class KafkaPlanner(PartitionPlanner):
         """Whether a log ends before the position. When this is believed, the log was truncated:
         skip back to its end, or raise ``DataLossError``."""
         if end.offset >= position.offset:
-            self._seen.amiss_since.pop(partition, None)
+            if end.offset > position.offset or position.until is None or position.until <= position.offset:
+                self._seen.amiss_since.pop(partition, None)
             return False
         if self._believed(partition):
             self._lost(
@@ -551,8 +606,16 @@ class KafkaPlanner(PartitionPlanner):
         *,
         first: bool,
     ) -> dict[str, Position]:
-        """Where the partitions begin that were never planned before."""
+        """Where the partitions begin that were never planned before. Tables begin at their
+        beginnings, whatever ``start`` says."""
         start = self._source.start if first and not self._seen.found_nothing else "earliest"
+        if start != "earliest" and (tables := [each for each in new if self._is_table(each)]):
+            rest = [each for each in new if each not in tables]
+            begun = self._begin(tables, topics, ends, first=False)
+            if len(begun) < len(tables):
+                self._metadata.refresh()
+                raise RetryableError("a partition's leader has moved; looking it up again")
+            return {**begun, **(self._begin(rest, topics, ends, first=first) if rest else {})}
         if start == "latest":
             found = dict(ends)
         elif start == "earliest":

@@ -158,6 +158,21 @@ def checked_source(
     return checked_topics([_topic(stream, given) for stream, given in streams.items()], None)
 
 
+def checked_read_first(read_first: Sequence[str], topics: Sequence[str]) -> tuple[str, ...]:
+    """The topics to read first. ``topics``: all; none, if a pattern says which. Raises
+    ``ConfigError``."""
+    if isinstance(read_first, str):
+        raise ConfigError(f"read_first is {read_first!r}: give a list of topics")
+    if read_first and not topics:
+        raise ConfigError("read_first needs all topics by name: give topics= or streams= instead of pattern=")
+    for each in read_first:
+        if each not in topics:
+            raise ConfigError(f"read_first names topic {each!r}, and the spout reads {', '.join(sorted(topics))}")
+    if read_first and set(topics) == set(read_first):
+        raise ConfigError("read_first names every topic: name only those that the others wait for")
+    return tuple(read_first)
+
+
 def _topic(stream: str, given: Codec | TopicStream) -> str:
     return given.topic if isinstance(given, TopicStream) and given.topic is not None else stream
 

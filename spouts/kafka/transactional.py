@@ -30,7 +30,7 @@ from spouts.kafka.native_range_consumer import why_not_native
 from spouts.kafka.options import above_0, at_least_1, checked_group, checked_start
 from spouts.kafka.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
+from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.
@@ -47,7 +47,10 @@ class _KafkaSpout:
     **Which records.** ``topics``: names. ``pattern``: a regular expression that whole names must
     match. Give one of the two. Topics and partitions that appear later are read from their
     beginning. ``start``: where a new topology begins: "earliest", "latest", milliseconds since
-    1970, or a ``datetime`` with a zone. A resumed topology ignores it.
+    1970, or a ``datetime`` with a zone. A resumed topology ignores it. ``read_first``: topics that
+    are tables, such as customers: a new topology reads them to where they end when it starts,
+    before the first record of the other topics. They begin at their beginning, whatever ``start``
+    says.
 
     **Rows.** ``codec`` decodes values (by default: the bytes as they are); its fields come first.
     Then come the fields of ``key_codec`` and of ``header_codecs`` (header name -> codec; the last
@@ -94,6 +97,7 @@ class _KafkaSpout:
         header_codecs: Mapping[str, Codec] | None = None,
         metadata: Sequence[str] = (),
         start: str | int | datetime.datetime = "earliest",
+        read_first: Sequence[str] = (),
         batch_records_max: int = BATCH_RECORDS_MAX,
         partition_records_max: int | None = None,
         batch_bytes_max: int | None = None,
@@ -110,7 +114,12 @@ class _KafkaSpout:
             raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
         names = checked_source(topics, pattern, streams)
         self._source = KafkaSource(
-            names, pattern, checked_start(start), on_data_loss == "skip", waits_for_leaders=self._waits_for_leaders
+            names,
+            pattern,
+            checked_start(start),
+            on_data_loss == "skip",
+            waits_for_leaders=self._waits_for_leaders,
+            read_first=checked_read_first(read_first, names),
         )
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._streams = checked_streams(
