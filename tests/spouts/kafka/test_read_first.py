@@ -16,6 +16,7 @@ from spouts import KafkaTransactionalSpout
 from spouts.kafka import planner
 from spouts.kafka.partitions import topic_and_number
 from spouts.kafka.planner import KafkaPlanner
+from tests.kit.waiting import wait_for
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planned, planner_over
 
 Plan = Mapping[str, Any]
@@ -168,6 +169,33 @@ def test_a_broker_that_reports_less_for_a_moment_does_not_end_the_wait(monkeypat
     last = made.plan(sure(plan))
     assert taken(last, "a") == 5
     assert "read_first_until" not in sure(last)["b/0"]
+
+
+def test_a_table_that_rests_before_its_end_is_waited_for() -> None:
+    """Its log is short for a moment, while another partition of the table is read."""
+    logs = FakeLogs(["a/0", "b/0", "b/1"])
+    for log in logs.logs.values():
+        log[1] = 12
+    made = with_tables(logs)
+    first = sure(made.plan({}))
+    logs.logs["b/0"][1] = 5
+    second = sure(made.plan(first))
+    assert second["b/0"]["first_offset"] == second["b/0"]["next_offset"] == 5
+    assert second["b/1"]["next_offset"] == 12
+    assert with_tables(logs).plan(second) is None  # nor does a new leader forget
+    logs.logs["b/0"][1] = 12
+    third = sure(made.plan(second))
+    assert (taken(third, "a"), taken(third, "b")) == (0, 7)
+
+
+def test_a_table_that_stays_short_is_believed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = logs_of(5, 12)
+    plan = sure(with_tables(logs).plan({}))
+    logs.logs["b/0"][1] = 10
+    monkeypatch.setattr(planner, "BELIEVED_AFTER_S", 0.1)
+    made = with_tables(logs)
+    assert made.plan(plan) is None
+    wait_for(lambda: taken(made.plan(plan), "a") == 5)
 
 
 def test_a_table_without_a_leader_is_waited_for_and_named() -> None:
