@@ -253,6 +253,11 @@ class MapBackend(ABC):
         nothing open, nothing done, and the old epoch. Returns it. Raises ``ConfigError`` if the
         state has another owner."""
 
+    def check_rows(self, deltas: pa.Table) -> None:
+        """Raise ``BadRecordError`` for a row that ``apply`` would refuse, if that is known.
+        ``deltas``: as in ``apply``. Called before the commit is opened: a record can then be left
+        out, whatever the other sinks are. Optional."""
+
     def apply(
         self,
         header: Header,

@@ -149,9 +149,11 @@ class StateCommitter(ArrowBolt, Committer):
 
     def keep_for_commit(self) -> bytes | None:
         """The folded rows: a new copy of this committer has everything else."""
+        deltas = self._prepared().finish()
+        if deltas is not None:
+            self.state.check_rows(pa.Table.from_batches([deltas]))
         if type(self) is not StateCommitter:  # a subclass may hold more
             return None
-        deltas = self._prepared().finish()
         return _packed(deltas) if deltas is not None else b""
 
     def take_for_commit(self, kept: bytes) -> None:

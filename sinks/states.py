@@ -204,6 +204,11 @@ class MapState(KeyedState):
         if commit.standalone:
             self._finish_standalone(commit)
 
+    def check_rows(self, deltas: pa.Table) -> None:
+        """Raise ``BadRecordError`` for a row that the backend would refuse. ``deltas``: as in
+        ``apply``. Called in processing."""
+        self.backend.check_rows(deltas)
+
     def apply(
         self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
     ) -> pa.Table | None:

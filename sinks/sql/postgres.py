@@ -37,8 +37,10 @@ from framework.topology.canonical import NAN, python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, MapBackend, Row
 from sinks.plain_values import check_storable
-from sinks.sql.backend import SqlBackend, Upsert
+from sinks.refusals import explained, refused_row
+from sinks.sql.backend import SqlBackend, SqlRollBack, Upsert
 from sinks.sql.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
+from sinks.sql.postgres_rows import first_nul, long_keys
 from sinks.sql.postgres_server import identity, losses
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
 
@@ -388,6 +390,47 @@ class PostgresBackend(SqlBackend):
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
         self._within_limits("put", 1, partial(super().multi_put, header, keys, expected_stamps, rows))
+
+    def check_rows(self, deltas: pa.Table) -> None:
+        key = tuple(self.shape.key)
+        if (found := first_nul(deltas)) is not None:
+            row = deltas.slice(found[0], 1)
+            values = {name: python_values(row.column(name))[0] for name in {*key, found[1]}}
+            own = {name: values.pop(name) for name in key}
+            error = BadRecordError(f"{self.location}: PostgreSQL stores no text with a NUL (0x00)")
+            raise explained(error, own, values, lambda name: not name and found[1] not in key)
+        if keys := long_keys(deltas, key):
+            with (
+                self._explaining(partial(self._refused_long_key, keys)),
+                suppress(SqlRollBack),
+                self._writing() as each,
+            ):
+                self._insert_keys(each, keys)
+                raise SqlRollBack
+
+    def _refused_long_key(self, keys: Sequence[Key], error: BadRecordError) -> BadRecordError:
+        found = refused_row(
+            len(keys), lambda first, end: self._accepts(lambda each: self._insert_keys(each, keys[first:end]))
+        )
+        if found is None:
+            return error
+        return explained(error, dict(zip(self.shape.key, keys[found], strict=True)), {}, lambda _: False)
+
+    def _insert_keys(self, connection: Any, keys: Sequence[Key]) -> None:
+        """Insert keys into a copy of the table's index, for this sql_txn. Does nothing where the
+        user may not create it: then the commit finds what is refused."""
+        (may,) = connection.execute("SELECT has_database_privilege(current_database(), 'TEMP')").fetchone()
+        if not may:
+            return
+        names = ", ".join(f'"{name}"' for name in self.shape.key)
+        connection.execute(
+            f"CREATE TEMP TABLE _ratchet_keys ON COMMIT DROP AS SELECT {names} FROM {self.shape.name} WITH NO DATA"
+        )
+        connection.execute(f"ALTER TABLE pg_temp._ratchet_keys ADD PRIMARY KEY ({names})")
+        marks = ", ".join([self.dialect.mark] * len(self.shape.key))
+        connection.cursor().executemany(
+            f"INSERT INTO pg_temp._ratchet_keys VALUES ({marks})", [self._stored_key(each) for each in keys]
+        )
 
     def apply(
         self,

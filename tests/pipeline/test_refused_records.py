@@ -397,6 +397,34 @@ def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinate
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("opaque", [True, False])
+def test_texts_that_postgresql_refuses_are_found_before_a_topic_of_dead_letters_would_keep_the_commit(
+    topics: Topics, name: str, tmp_path: Path, postgres: Any, opaque: bool
+) -> None:
+    """A topic cannot undo what a commit has written, so the rows are checked before it."""
+    long = random.Random(1).randbytes(2_000).hex()
+    values = ["w", "a\x00b", "w", long, "x" * 20_000, "w"]  # the fifth is short when it is compressed
+    topics.create(name)
+    dead = topics.create(f"{name}-dead")
+    topics.send(name, [json.dumps({"value": each}).encode() for each in values])
+    runs = PostgresRuns(topics, tmp_path, name, opaque=opaque)
+    runs.dsn = postgres.dsn
+    letters = DeadLetterTopic(dead, bootstrap_servers=topics.bootstrap_servers)
+    run = runs.catch_up(on_bad_record="dead_letter", dead_letters=letters)
+    state = runs.topology().components[-1].states[0]
+    assert isinstance(state, MapState)
+    held = {key: row.value[0] for key, row in state.backend.scan() if row.value is not None}
+    assert held == {("w",): 3, ("x" * 20_000,): 1}
+    found: list[Any] = []
+    read_topics(topics.bootstrap_servers, [dead], found.append)
+    headers = [dict(each.headers()) for each in found]
+    assert [int(each["ratchet.offset"]) for each in headers] == [1, 3]
+    assert b"NUL" in headers[0]["ratchet.error"] and b"it is key column 'value'" in headers[0]["ratchet.error"]
+    assert b"index" in headers[1]["ratchet.error"] and b"4,000 bytes" in headers[1]["ratchet.error"]
+    assert run.status().bad_records == 2
+
+
+@pytest.mark.integration
 def test_a_topic_of_dead_letters_takes_what_a_bolt_refuses(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
 ) -> None:
