@@ -7,6 +7,8 @@ order, and rows are in the order of their partitions.
 
 from __future__ import annotations
 
+import gc
+import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -24,6 +26,10 @@ from spouts.kafka.record_format import METADATA_TYPES
 
 #: The values and keys of this many bytes are decoded together: Arrow's offsets have 32 bits.
 PART_BYTES_MAX = 512 << 20
+#: In place of the name of a header that is not UTF-8.
+_NO_TEXT = "\ufffd"
+#: Python's own call of a method may not notice that it has raised and returned something, too.
+_HEADERS = operator.methodcaller("headers")
 
 Epochs = np.ndarray[Any, np.dtype[np.int32]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -163,7 +169,7 @@ class MessageChunk(RecordChunk):
         name = what.removeprefix("header ")
         found: list[bytes | None] = []
         for message in self.messages:
-            values = [value for key, value in message.headers() or () if key == name]
+            values = [value for key, value in _headers_of(message) if key == name]
             found.append(_bytes(values[-1]) if values else None)
         return found
 
@@ -201,9 +207,31 @@ class MessageChunk(RecordChunk):
         if name == "timestamp_ms":
             stamps = (message.timestamp() for message in messages)
             return [None if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in stamps]
-        return [
-            [{"key": key, "value": _bytes(value)} for key, value in message.headers() or ()] for message in messages
-        ]
+        return [[{"key": key, "value": _bytes(value)} for key, value in _headers_of(message)] for message in messages]
+
+
+def _headers_of(message: Message) -> Sequence[tuple[str, Any]]:
+    """The headers of a message. A name that is not UTF-8 becomes U+FFFD.
+
+    confluent-kafka raises ``SystemError`` for such a name, once, and then returns tuples that lack
+    the name. Reading one ends the process, so what they hold comes from the garbage collector."""
+    try:
+        return _HEADERS(message) or ()
+    except SystemError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):  # one for each name
+            cause = cause.__cause__
+        if not isinstance(cause, UnicodeDecodeError):
+            raise
+    found = [_whole(gc.get_referents(each)) for each in _HEADERS(message)]
+    message.set_headers(found)
+    return found
+
+
+def _whole(parts: Sequence[Any]) -> tuple[str, Any]:
+    """A header from its parts, in any order."""
+    name = next((each for each in parts if isinstance(each, str)), _NO_TEXT)
+    return name, next((each for each in parts if not isinstance(each, str)), None)
 
 
 class ColumnChunk(RecordChunk):

@@ -255,7 +255,7 @@ impl Columns {
         }) = &mut self.headers
         {
             message.each_header(|name, value| {
-                names.push(Some(name.to_string_lossy().as_bytes()));
+                names.push(Some(name.to_str().unwrap_or("\u{FFFD}").as_bytes())); // as the Python reader
                 values.push(value);
             });
             ends.push(names.ends.len() as i32 - 1);

@@ -353,7 +353,7 @@ fn random_records_come_back_as_they_were_sent() {
             timestamp_ms: Some(1 + dice.below(1 << 40) as i64),
             headers: headers
                 .iter()
-                .map(|(name, value)| (name.to_string_lossy().into_owned(), value.clone()))
+                .map(|(name, value)| (name.to_str().unwrap_or("\u{FFFD}").to_owned(), value.clone()))
                 .collect(),
         };
         cluster.send(partition, &row, &headers);
