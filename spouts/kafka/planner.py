@@ -80,6 +80,7 @@ class KafkaSource:
     start: str | int
     skips_lost_data: bool
     waits_for_leaders: bool
+    _: KW_ONLY
     read_first: tuple[str, ...] = ()
 
 
