@@ -149,7 +149,9 @@ class StateCommitter(ArrowBolt, Committer):
 
     def keep_for_commit(self) -> bytes | None:
         """The folded rows: a new copy of this committer has everything else."""
-        deltas = self._prepared().finish()
+        if self._fold is None:  # a subclass whose prepare keeps its rows elsewhere
+            return None
+        deltas = self._fold.finish()
         if deltas is not None:
             self.state.check_rows(pa.Table.from_batches([deltas]))
         if type(self) is not StateCommitter:  # a subclass may hold more

@@ -247,7 +247,7 @@ class Blind(StateCommitter):
     """A committer whose writes Ratchet does not see."""
 
     def __init__(self) -> None:
-        pass
+        self._fold = None
 
     def bind(self, component_id: str, inputs: Any, parallelism: int) -> None:
         pass
