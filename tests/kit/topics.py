@@ -54,7 +54,18 @@ class Topics:
 
     def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])[topic].result(PATIENCE_S)
+
+        def created() -> bool:
+            made = self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])
+            try:
+                made[topic].result(PATIENCE_S)
+            except KafkaException as error:
+                if "currently fenced" not in str(error):
+                    raise
+                return False  # the controller has not heard of a slow broker for a while
+            return True
+
+        wait_for(created)
         told_of(self.admin, {topic: partitions})
         return topic
 
