@@ -13,7 +13,7 @@ from benchmarks import workload
 from framework.topology import TopologyContext
 from spouts import JsonCodec, KafkaSpout, TextCodec
 from spouts.codecs.codec import Codec
-from spouts.kafka.native_range_consumer import why_not_native
+from spouts.kafka.consumer.native_range_consumer import why_not_native
 
 #: Records per call of ``next_tuples``.
 AT_ONCE = 1_000

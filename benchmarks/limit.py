@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from benchmarks.workload import in_two_processes
-from spouts.kafka.native_range_consumer import librdkafka
+from spouts.kafka.consumer.native_range_consumer import librdkafka
 
 C, PYTHON = "librdkafka in C", "consume() in Python"
 _SOURCE = Path(__file__).with_name("limit.c")

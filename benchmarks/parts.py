@@ -18,7 +18,7 @@ from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.resident_task import ResidentTask, Work
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import TopologyDocuments
-from spouts.kafka.planner import KafkaPlanner
+from spouts.kafka.planning.planner import KafkaPlanner
 
 #: In the order in which a transaction goes through them. ``gap``: from the end of the last
 #: transaction until the plan begins that finds records. ``emit``: the write that closes the last

@@ -28,12 +28,12 @@ from framework.topology.tuples import rows_of
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.codec import Codec
 from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
-from spouts.kafka.chunk import Epochs, RecordChunk, known_epoch
-from spouts.kafka.consumer_pool import reader_of, say_reader
+from spouts.kafka.consumer.chunk import Epochs, RecordChunk, known_epoch
+from spouts.kafka.consumer.consumer_pool import reader_of, say_reader
+from spouts.kafka.consumer.partition_follower import KafkaTail
 from spouts.kafka.decoding import Decoded, RecordDecoder, dead_letters
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.options import above_0, at_least_1, checked_group, checked_start
-from spouts.kafka.partition_follower import KafkaTail
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.record_format import EVERYTHING
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams

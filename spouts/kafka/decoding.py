@@ -15,7 +15,7 @@ from spouts.codecs.absent_fields import absent_fields
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.times import decoded, decoded_good
-from spouts.kafka.chunk import RecordChunk
+from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.record_format import Parts
 from spouts.kafka.streams import StreamFormat, Streams
 

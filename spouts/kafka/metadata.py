@@ -33,9 +33,9 @@ from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import kafka_error
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
-from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.consumer.assignment import Assignment, placed
+from spouts.kafka.consumer.range_consumer import NOT_IN_LOG
 from spouts.kafka.partitions import Position, partition_id, topic_and_number
-from spouts.kafka.range_consumer import NOT_IN_LOG
 
 _log = get_logger()
 

@@ -22,11 +22,11 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, Rows
-from spouts.kafka.chunk import RecordChunk
-from spouts.kafka.consumer_pool import sessions
+from spouts.kafka.consumer.chunk import RecordChunk
+from spouts.kafka.consumer.consumer_pool import sessions
+from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, places_of
 from spouts.kafka.partitions import position_after, position_of, topic_and_number
-from spouts.kafka.range_consumer import Range
 from spouts.kafka.streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)

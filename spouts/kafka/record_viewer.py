@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import SourceRecord
-from spouts.kafka.assignment import Assignment
+from spouts.kafka.consumer.assignment import Assignment
 from spouts.kafka.partitions import topic_and_number
 
 _ANSWER_S = 10.0

@@ -22,13 +22,13 @@ from framework.topology import (
 )
 from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
 from spouts.codecs.codec import Codec
-from spouts.kafka.consumer_pool import reader_of, say_fallback, say_reader, sessions
+from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
+from spouts.kafka.consumer.native_range_consumer import why_not_native
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.limits import KafkaLimits
-from spouts.kafka.loops import OwnTopics
-from spouts.kafka.native_range_consumer import why_not_native
 from spouts.kafka.options import above_0, at_least_1, checked_group, checked_start
-from spouts.kafka.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning.limits import KafkaLimits
+from spouts.kafka.planning.loops import OwnTopics
+from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
 

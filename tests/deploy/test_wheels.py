@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.kills, pyt
 #: As pyproject.toml says: those of them that this machine has are tried.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Prints why this environment cannot read natively; None if it can.
-NATIVE = "from spouts.kafka.native_range_consumer import why_not_native; print(why_not_native())"
+NATIVE = "from spouts.kafka.consumer.native_range_consumer import why_not_native; print(why_not_native())"
 
 
 def python_of(version: str) -> str | None:

@@ -12,8 +12,8 @@ import sys
 from confluent_kafka import Consumer, TopicPartition
 
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka.native_range_consumer import NativeSession
-from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer.native_range_consumer import NativeSession
+from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING
 from tests.kit.topics import Topics
 

@@ -242,7 +242,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
     def found(planner: Any, plan: Any) -> None:
         raise DataLossError("another topic was read")
 
-    monkeypatch.setattr("spouts.kafka.planner.KafkaPlanner.confirm", found)
+    monkeypatch.setattr("spouts.kafka.planning.planner.KafkaPlanner.confirm", found)
     runs.topics.send(runs.topics.create(runs.name), [b"x"] * 10)
     with runs.start() as run, pytest.raises(DataLossError, match="another topic was read"):
         run.wait_until_caught_up(PATIENCE_S)
@@ -254,7 +254,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
-    monkeypatch.setattr("spouts.kafka.planner.BELIEVED_AFTER_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.planning.planner.BELIEVED_AFTER_S", 0.5)
     planner = KafkaRuns(topics, tmp_path, name).spout(pattern=f"{name}-.*").planner({}, TopologyContext("t", "s", 0, 1))
     for topic in (f"{name}-a", f"{name}-b"):
         topics.send(topics.create(topic), [b"x"] * 5)

@@ -20,11 +20,11 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
-from spouts.kafka import native_range_consumer
-from spouts.kafka import range_consumer as kafka_session
-from spouts.kafka.chunk import MessageChunk
-from spouts.kafka.native_range_consumer import NativeSession
-from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer import native_range_consumer
+from spouts.kafka.consumer import range_consumer as kafka_session
+from spouts.kafka.consumer.chunk import MessageChunk
+from spouts.kafka.consumer.native_range_consumer import NativeSession
+from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING
 
 PARTITIONS = 2

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka import range_consumer as kafka_session
-from spouts.kafka.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer import range_consumer as kafka_session
+from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, SimQueues, instead_of_kafka, run_sessions
 
 SCHEDULES = 1_500

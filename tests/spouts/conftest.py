@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka.consumer_pool import sessions
-from spouts.kafka.native_range_consumer import why_not_native
+from spouts.kafka.consumer.consumer_pool import sessions
+from spouts.kafka.consumer.native_range_consumer import why_not_native
 
 
 @pytest.fixture(params=["native", "python"])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from spouts.kafka.native_range_consumer import librdkafka
+from spouts.kafka.consumer.native_range_consumer import librdkafka
 from tests.kit.processes import ROOT
 
 CRATE = str(ROOT / "spouts/native/Cargo.toml")

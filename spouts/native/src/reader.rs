@@ -2,7 +2,7 @@
 //!
 //! Every partition has a queue of its own in librdkafka. So a range takes what belongs to it, and
 //! what was fetched beyond its end stays where it is, for the next range. The rules of a range
-//! (when it is complete, what an event means) are in Python, in `spouts/kafka/native_range_consumer.py`;
+//! (when it is complete, what an event means) are in Python, in `spouts/kafka/consumer/native_range_consumer.py`;
 //! here is only what is done for every record.
 //!
 //! No method holds the interpreter while it waits or copies. There is no `unsafe` in this file.
@@ -562,7 +562,7 @@ fn load_librdkafka(path: &str) -> PyResult<i32> {
     librdkafka::load(path).map_err(PyRuntimeError::new_err)
 }
 
-/// The version of what this file shows to Python. `spouts/kafka/native_range_consumer.py` expects it.
+/// The version of what this file shows to Python. `spouts/kafka/consumer/native_range_consumer.py` expects it.
 const INTERFACE: i32 = 2;
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from spouts.kafka.assignment import Assignment, placed
+from spouts.kafka.consumer.assignment import Assignment, placed
 
 
 class NotedConsumer:

@@ -14,7 +14,7 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
 from integration import KafkaCluster
-from spouts.kafka import consumer_pool as kafka_sessions
+from spouts.kafka.consumer import consumer_pool as kafka_sessions
 from tests.kit.kafka_runs import KafkaRuns, values_in
 from tests.kit.plans import offsets
 from tests.kit.topics import Topics
@@ -126,7 +126,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
 def test_a_silent_leader_fails_the_read_and_says_where(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.range_consumer.SILENCE_MAX_S", 1.0)
+    monkeypatch.setattr("spouts.kafka.consumer.range_consumer.SILENCE_MAX_S", 1.0)
     second = cluster_of_two.brokers[1]
     assert second.pid is not None
     reader = KafkaRuns(split, tmp_path, name).spout().reader({}, TopologyContext(name, "spout", 0, 1))

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-import spouts.kafka.tailing_consumers as feeds
+import spouts.kafka.consumer.tailing_consumers as feeds
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaSpout
-from spouts.kafka import native_range_consumer
-from spouts.kafka.assignment import Assignment
-from spouts.kafka.chunk import RecordChunk
+from spouts.kafka.consumer import native_range_consumer
+from spouts.kafka.consumer.assignment import Assignment
+from spouts.kafka.consumer.chunk import RecordChunk
+from spouts.kafka.consumer.native_range_consumer import QUEUES_MIN, NativeConsumer, why_not_native
+from spouts.kafka.consumer.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.native_range_consumer import QUEUES_MIN, NativeConsumer, why_not_native
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES
-from spouts.kafka.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
 from tests.kit.kafka_runs import tail_of
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
@@ -407,7 +407,7 @@ def test_the_reader_of_a_task_is_chosen_as_that_of_transactional_spouts(
 def test_a_spout_that_must_read_natively_and_cannot_is_refused_before_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.consumer_pool.why_not_native", lambda: "the compiled part was not built")
+    monkeypatch.setattr("spouts.kafka.consumer.consumer_pool.why_not_native", lambda: "the compiled part was not built")
     spout = KafkaSpout(["a"], bootstrap_servers="h:1", settings={"reader": "native"})
     with pytest.raises(ConfigError, match="kafka.reader is 'native', but the compiled part was not built"):
         spout.check_before_start({})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from spouts.kafka import open_transactions
+from spouts.kafka.planning import open_transactions
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S, wait_for

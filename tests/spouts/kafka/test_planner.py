@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
-from spouts.kafka import metadata, planner
-from spouts.kafka.limits import KafkaLimits
+from spouts.kafka import metadata
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning import planner
+from spouts.kafka.planning.limits import KafkaLimits
+from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
 
 
 class FakeLogs:

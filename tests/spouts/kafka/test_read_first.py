@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaTransactionalSpout
-from spouts.kafka import planner
 from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planner import KafkaPlanner
+from spouts.kafka.planning import planner
+from spouts.kafka.planning.planner import KafkaPlanner
 from tests.kit.waiting import wait_for
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planned, planner_over
 

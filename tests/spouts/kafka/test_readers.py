@@ -42,14 +42,14 @@ from integration import KafkaBroker
 from integration.server import free_port
 from spouts import BytesCodec, Codec, JsonCodec, KafkaTransactionalSpout, TextCodec
 from spouts.compiled import native
-from spouts.kafka import native_range_consumer
-from spouts.kafka import range_consumer as python_session
-from spouts.kafka.chunk import ColumnChunk, RecordChunk
-from spouts.kafka.consumer_pool import KafkaSessions, reader_of, say_reader
-from spouts.kafka.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
-from spouts.kafka.pace import FetchPace
+from spouts.kafka.consumer import native_range_consumer
+from spouts.kafka.consumer import range_consumer as python_session
+from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk
+from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_reader
+from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
+from spouts.kafka.consumer.pace import FetchPace
+from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partitions import Position, TopicPartition
-from spouts.kafka.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
@@ -444,7 +444,7 @@ def test_the_memory_of_a_reader_is_bounded_while_a_backlog_waits(topics: Topics,
 @pytest.fixture
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     structlog.reset_defaults()
-    monkeypatch.setattr("spouts.kafka.consumer_pool._said", set())
+    monkeypatch.setattr("spouts.kafka.consumer.consumer_pool._said", set())
 
 
 @needs_native
@@ -482,7 +482,7 @@ def test_what_only_the_python_reader_can_do_goes_to_it_with_a_reason_and_what_it
 
 
 def test_where_the_compiled_part_is_missing_the_python_reader_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.kafka.consumer_pool.why_not_native", lambda: "the compiled part was not built")
+    monkeypatch.setattr("spouts.kafka.consumer.consumer_pool.why_not_native", lambda: "the compiled part was not built")
     plain = KafkaSettings("127.0.0.1:1", None)
     assert reader_of(plain) == ("python", "the compiled part was not built")
     with pytest.raises(ConfigError, match="kafka.reader is 'native', but the compiled part was not built"):
@@ -507,7 +507,7 @@ def test_a_worker_that_cannot_read_natively_says_so_once_where_the_driver_can(
     where = "spouts.kafka.transactional.why_not_native"
     monkeypatch.setattr(where, lambda: None if native_on_driver else absent)
     sent, chosen = pickle.loads(pickle.dumps(spout)), pickle.loads(pickle.dumps(by_choice))
-    for name in (where, "spouts.kafka.consumer_pool.why_not_native"):
+    for name in (where, "spouts.kafka.consumer.consumer_pool.why_not_native"):
         monkeypatch.setattr(name, lambda: absent)
     with structlog.testing.capture_logs() as logs:
         for each in (chosen, sent, sent):
@@ -583,7 +583,7 @@ def test_settings_that_contradict_each_other_are_named_as_the_python_reader_name
 
 @needs_native
 def test_brokers_that_are_away_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.kafka.range_consumer.SILENCE_MAX_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.consumer.range_consumer.SILENCE_MAX_S", 0.5)
     address = f"127.0.0.1:{free_port()}"
     session = NativeSession(KafkaSettings(address, None), "g")
     with pytest.raises(RetryableError, match=f"nothing answers at {address}"):
@@ -826,7 +826,7 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
     oauth_broker: KafkaBroker, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the one that asks for the group's offsets, which it does seldom."""
-    monkeypatch.setattr("spouts.kafka.partition_follower.LOOK_UP_EVERY_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.consumer.partition_follower.LOOK_UP_EVERY_S", 0.5)
     lifetime_s = 3.0
     expired = time.monotonic() + lifetime_s + 1.0  # then the first tokens have expired
 
@@ -865,7 +865,7 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
 
 @needs_native
 def test_an_oauth_cb_that_fails_is_the_reason_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.kafka.range_consumer.SILENCE_MAX_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.consumer.range_consumer.SILENCE_MAX_S", 0.5)
 
     def oauth(config: str) -> tuple[str, float]:
         raise OSError("the identity provider is away")

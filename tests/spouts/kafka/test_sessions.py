@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka import consumer_pool as module
-from spouts.kafka.consumer_pool import KafkaSessions
+from spouts.kafka.consumer import consumer_pool as module
+from spouts.kafka.consumer.consumer_pool import KafkaSessions
 from tests.kit.waiting import PATIENCE_S, wait_for
 
 SETTINGS = KafkaSettings("127.0.0.1:1", None)

@@ -27,7 +27,7 @@ from spouts import (
     TopicStream,
 )
 from spouts.codecs.bad_records import BadRecordShares
-from spouts.kafka import chunk
+from spouts.kafka.consumer import chunk
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.streams import checked_streams
 from tests.kit.avro import encoded, framed

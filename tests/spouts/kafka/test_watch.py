@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from framework.clients.kafka import KafkaSettings
-from spouts.kafka.arrival_watcher import KafkaWatch
-from spouts.kafka.limits import KafkaLimits
-from spouts.kafka.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning.arrival_watcher import KafkaWatch
+from spouts.kafka.planning.limits import KafkaLimits
+from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 

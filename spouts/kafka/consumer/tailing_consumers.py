@@ -21,9 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from spouts.kafka.assignment import Assignment, placed
-from spouts.kafka.chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
-from spouts.kafka.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
+from spouts.kafka.consumer.assignment import Assignment, placed
+from spouts.kafka.consumer.chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
+from spouts.kafka.consumer.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import Parts
 

@@ -1,5 +1,5 @@
 """Sessions that read into columns, by the compiled part of the spouts. They do what
-``spouts.kafka.range_consumer`` does, with the same invariants and the same errors.
+``spouts.kafka.consumer.range_consumer`` does, with the same invariants and the same errors.
 
 What differs: in librdkafka every partition has a queue of its own. So a record beyond a range stays
 in its queue for the next range (invariant 3), and partitions that are read one after the other are
@@ -32,12 +32,21 @@ from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
-from spouts.kafka import range_consumer as limits
-from spouts.kafka.assignment import Assignment, placed
-from spouts.kafka.chunk import ColumnChunk, Run
-from spouts.kafka.pace import FetchPace
+from spouts.kafka.consumer import range_consumer as limits
+from spouts.kafka.consumer.assignment import Assignment, placed
+from spouts.kafka.consumer.chunk import ColumnChunk, Run
+from spouts.kafka.consumer.pace import FetchPace
+from spouts.kafka.consumer.range_consumer import (
+    DAMAGED,
+    NOT_IN_LOG,
+    Range,
+    damaged,
+    elsewhere,
+    not_in_log,
+    replaced,
+    silent,
+)
 from spouts.kafka.partitions import TopicPartition, partition_id
-from spouts.kafka.range_consumer import DAMAGED, NOT_IN_LOG, Range, damaged, elsewhere, not_in_log, replaced, silent
 from spouts.kafka.record_format import METADATA_TYPES, Parts
 
 #: Bytes of values, keys and headers in one chunk.

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError
-from spouts.kafka.assignment import Assignment
+from spouts.kafka.consumer.assignment import Assignment
 from spouts.kafka.partitions import topic_and_number
 
 #: How long brokers hold a request, at least. A request names each partition, and so does its

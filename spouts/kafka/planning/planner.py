@@ -36,13 +36,9 @@ from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, 
 from framework.topology.spouts import LEFT_OUT, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
-from spouts.kafka.arrival_watcher import KafkaWatch
-from spouts.kafka.damage import Damage, find_damage
+from spouts.kafka.consumer.damage import Damage, find_damage
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka.loops import OwnTopics
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
-from spouts.kafka.open_transactions import OpenTransactions
 from spouts.kafka.partitions import (
     READ_FIRST_UNTIL,
     SAME_LOG,
@@ -54,6 +50,10 @@ from spouts.kafka.partitions import (
     stages_of,
     topic_and_number,
 )
+from spouts.kafka.planning.arrival_watcher import KafkaWatch
+from spouts.kafka.planning.limits import BatchSizer, KafkaLimits, fair_shares
+from spouts.kafka.planning.loops import OwnTopics
+from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
 

@@ -19,9 +19,9 @@ from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import RetryableError
-from spouts.kafka.assignment import Assignment
+from spouts.kafka.consumer.assignment import Assignment
+from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
 from spouts.kafka.partitions import TopicPartition, partition_id, topic_and_number
-from spouts.kafka.range_consumer import DAMAGED, NOT_IN_LOG
 
 _ANSWER_S = 10.0
 _POLL_S = 0.5

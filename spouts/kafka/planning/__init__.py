@@ -1,0 +1,1 @@
+"""Planning of batches of Kafka offsets, on the driver."""
