@@ -1,8 +1,8 @@
 """The contract of a backend: a map of stamped rows under one header. Each write is conditional
 (C1, C4).
 
-To write a backend, implement ``MapBackend`` and run the contract suite of ``sinks.contract``
-against it.
+To write a backend, implement ``MapBackend`` and run the contract suite of
+``framework.testing.conformance`` against it.
 """
 
 from __future__ import annotations

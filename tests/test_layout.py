@@ -73,7 +73,7 @@ def test_what_is_imported_comes_with_the_package_or_with_an_extra_for_users() ->
         f"{path.relative_to(ROOT)}: {name}"
         for package in ("framework", "spouts", "sinks", "integration", "ratchet")
         for path in sorted((ROOT / package).rglob("*.py"))
-        if "contract" not in path.relative_to(ROOT).with_suffix("").parts  # suites for pytest
+        if "conformance" not in path.relative_to(ROOT).parts  # suites for pytest
         for name in {name.partition(".")[0] for _, name in imported(ast.parse(path.read_text()))}
         if name not in PACKAGES and name not in sys.stdlib_module_names and name not in COME_ALONG
         if not declared & {canonical(each) for each in distributions[name]}

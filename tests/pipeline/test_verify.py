@@ -20,6 +20,7 @@ from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuil
 from framework.errors import ConfigError, RetryableError
 from framework.inspect.recompute import Unverifiable
 from framework.inspect.verify import verify
+from framework.testing.conformance.backend_parts import either
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
 from framework.transactions.reset import reset_everything, reset_positions
@@ -43,7 +44,6 @@ from sinks import (
     aggregates,
     committer,
 )
-from sinks.contract.parts import either
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, kafka_topology, only
 from tests.kit.topics import Topics

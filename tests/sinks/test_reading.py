@@ -10,6 +10,7 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError
+from framework.testing.conformance.backend_parts import KEY, VALUE, finish, open_attempt, transact
 from framework.transactions import MemoryStore, committed_txid
 from integration import PostgresServer, RedisServer
 from sinks import (
@@ -24,7 +25,6 @@ from sinks import (
     common_txid,
     read_together,
 )
-from sinks.contract.parts import KEY, VALUE, finish, open_attempt, transact
 from sinks.memory import MemoryBackend
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S

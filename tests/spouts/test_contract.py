@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from framework import Fields
+from framework.testing.conformance import PartitionedSpoutContract
 from framework.topology import PartitionPlanner
 from framework.topology.spouts import Meta, PartitionedSpout
-from integration.contracts import PartitionedSpoutContract
 from integration.plugin import MakeTopic
 from spouts import (
     KafkaTransactionalSpout,

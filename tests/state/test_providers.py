@@ -23,9 +23,9 @@ from framework.state import (
     MsgpackSerializer,
     RedisKeyValueStateProvider,
 )
-from framework.state.contract import StateProviderContract
 from framework.state.redis import _APPLY
 from framework.state.settings import RedisSettings, provider_of, settings_of
+from framework.testing.conformance.state_provider import StateProviderContract
 from framework.topology.stateful import StateProvider
 from integration import RedisServer
 from tests.kit.state_parts import redis_pool

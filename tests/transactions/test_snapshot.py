@@ -22,6 +22,7 @@ from framework.commands.read import app
 from framework.coordination import Put
 from framework.errors import ConfigError, MovedOnError
 from framework.inspect import read as snapshot_module
+from framework.testing.conformance.backend_parts import transact
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions.run import Run
 from integration import EmbeddedServers, PostgresServer, RedisServer
@@ -40,7 +41,6 @@ from sinks import (
     StateCommitter,
     Sum,
 )
-from sinks.contract.parts import transact
 from sinks.lake.table import FileTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, command, kafka_topology

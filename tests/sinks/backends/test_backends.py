@@ -11,9 +11,9 @@ import pytest
 
 from examples.lmdb_backend import LmdbBackend
 from framework import Fields, TransactionAttempt
+from framework.testing.conformance import BackendContract
 from integration import PostgresServer, RedisServer
 from sinks import MapBackend, MemoryBackend, OpaqueMapState, PostgresBackend, RedisBackend, SqliteBackend
-from sinks.contract import BackendContract
 from sinks.scratch import PickledBackend
 from tests.kit.targets import Often
 

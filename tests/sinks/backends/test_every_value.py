@@ -20,6 +20,7 @@ import pytest
 
 from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError
+from framework.testing.conformance.backend_parts import finish, open_attempt
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
 from sinks import (
@@ -40,7 +41,6 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.contract.parts import finish, open_attempt
 from sinks.reference_aggregates import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 from tests.kit.targets import Often

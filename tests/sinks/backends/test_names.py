@@ -13,6 +13,7 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, TopologyError
+from framework.testing.conformance.backend_parts import finish, open_attempt
 from framework.transactions import MemoryStore
 from integration import PostgresServer
 from sinks import (
@@ -27,7 +28,6 @@ from sinks import (
     StateCommitter,
     Sum,
 )
-from sinks.contract.parts import finish, open_attempt
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
 

@@ -13,12 +13,12 @@ import pytest
 
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, TransactionAttempt, submit
 from framework.errors import ConfigError
+from framework.testing.conformance import BackendContract
 from framework.topology import OutputFieldsDeclarer
 from framework.transactions import MemoryStore
 from integration import PgBouncerServer, PostgresServer
 from integration.folders import open_folder
 from sinks import Count, MapBackend, Max, OpaqueMapState, PostgresBackend, StateCommitter
-from sinks.contract import BackendContract
 from spouts import MemoryTransactionalSpout
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]

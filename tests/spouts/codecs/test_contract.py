@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields
-from integration.contracts import CodecContract
+from framework.testing.conformance import CodecContract
 from spouts import AliasedCodec, AvroCodec, BulkCodec, BytesCodec, Codec, JsonCodec, TextCodec
 from spouts.codecs.codec import Values
 from tests.kit.avro import encoded

@@ -40,20 +40,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.topology import (
-    FORMER,
-    REBUILT,
-    CommitFence,
-    Fields,
-    Header,
-    OpenCommit,
-    Stamp,
-    TransactionAttempt,
-    ValueType,
-)
-from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Max, Mean, Min, Reduce, Sum
-from sinks.backend import MapBackend, Row
-from sinks.contract.parts import (
+from framework.testing.conformance.backend_parts import (
     AGGREGATES,
     AWKWARD,
     DIGEST,
@@ -71,6 +58,19 @@ from sinks.contract.parts import (
     to_commit_in_one_step,
     transact,
 )
+from framework.topology import (
+    FORMER,
+    REBUILT,
+    CommitFence,
+    Fields,
+    Header,
+    OpenCommit,
+    Stamp,
+    TransactionAttempt,
+    ValueType,
+)
+from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Max, Mean, Min, Reduce, Sum
+from sinks.backend import MapBackend, Row
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 
 

@@ -6,8 +6,9 @@
 * ``PartitionedSpoutContract``, of a source with partitions: write ``spout``.
 """
 
-from framework.state.contract import StateProviderContract
-from sinks.contract import BackendContract
-from spouts.contract import CodecContract, PartitionedSpoutContract
+from framework.testing.conformance.backend import BackendContract
+from framework.testing.conformance.codec import CodecContract
+from framework.testing.conformance.spout import PartitionedSpoutContract
+from framework.testing.conformance.state_provider import StateProviderContract
 
 __all__ = ["BackendContract", "CodecContract", "PartitionedSpoutContract", "StateProviderContract"]
