@@ -1,0 +1,30 @@
+"""The configuration of a run: typed, checked completely before anything starts, with unknown keys
+refused.
+
+Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for settings that
+would break a guarantee. ``kafka.*`` goes to Kafka's clients under librdkafka's names. ``app.*`` is
+the user's own and reaches components through ``conf``.
+"""
+
+from framework.config.addresses import resolved, resolved_address, without_password
+from framework.config.config import Config
+from framework.config.kafka import KAFKA_PREFIX
+from framework.config.secrets import HIDDEN, is_secret, revealed, shown_value
+from framework.config.toml import flatten
+from framework.config.zookeeper import ZooKeeperAddress, checked_zookeeper_root, zookeeper_address
+
+__all__ = [
+    "HIDDEN",
+    "KAFKA_PREFIX",
+    "Config",
+    "ZooKeeperAddress",
+    "checked_zookeeper_root",
+    "flatten",
+    "is_secret",
+    "resolved",
+    "resolved_address",
+    "revealed",
+    "shown_value",
+    "without_password",
+    "zookeeper_address",
+]

@@ -1,0 +1,66 @@
+"""Values that name environment variables, and addresses with passwords."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from framework.errors import ConfigError
+
+#: In an address: a host, perhaps with a port; and who logs in, up to the next address.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_USER = re.compile(r"://(?:(?!,https?://)\S)*@")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def resolved(key: str, value: Any) -> Any:
+    """Replace each ``${NAME}`` in a value by that environment variable. ``key`` names the value in
+    messages. Raises ``ConfigError`` for a variable that is not set."""
+
+    def look_up(match: re.Match[str]) -> str:
+        found = os.environ.get(match.group(1))
+        if found is None:
+            raise ConfigError(
+                f"{key} refers to ${{{match.group(1)}}}, and there is no such environment variable: set it"
+            )
+        return found
+
+    if isinstance(value, str):
+        return _REFERENCE.sub(look_up, value)
+    return [resolved(key, each) for each in value] if isinstance(value, list) else value
+
+
+def resolved_address(what: str, value: str, ends: str) -> str:
+    """``resolved``, for an address, unless a sign in its password ends the password too early: then
+    a part of the password would be taken for a host, a port or a path, and shown as that. ``what``
+    names it in messages; ``ends``: the signs that end a password. Raises ``ConfigError``.
+
+    >>> resolved_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
+    'redis://:a%2Fb@host:6379/0'
+    >>> resolved_address("the address", "redis://:a/b@host:6379/0", "/?#")
+    Traceback (most recent call last):
+    ...
+    framework.errors.ConfigError: the address does not parse: is there a sign in its password that must be written in another \
+way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
+    """  # noqa: W505 - doctest lines are not wrapped
+    address: str = resolved(what, value)
+    scheme, found, rest = address.partition("://")
+    authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
+    path = rest[len(authority) :].partition("?")[0]
+    hosts = authority.rpartition("@")[2].partition("?")[0].split(",")
+    if found and (("@" in path and scheme != "unix") or not all(map(_HOST.fullmatch, hosts))):
+        raise ConfigError(
+            f"{what} does not parse: is there a sign in its password that must be written in another way? Write %2F for /, %3F "
+            "for ?, %23 for #, %40 for @, %3A for :"
+        )
+    return address
+
+
+def without_password(address: str) -> str:
+    """An address, or several after commas, for messages.
+
+    >>> without_password("http://me:secret@one:8081,http://two:8081")
+    'http://***@one:8081,http://two:8081'
+    """
+    return _USER.sub("://***@", address)

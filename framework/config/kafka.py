@@ -1,0 +1,35 @@
+"""``kafka.*``: settings of Kafka's clients, under librdkafka's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import SecretStr
+
+from framework.config.secrets import is_secret
+
+#: Keys that go to Kafka clients as they are, under librdkafka's names.
+KAFKA_PREFIX = "kafka."
+#: Prefix of environment variables that set ``kafka.*``: RATCHET_KAFKA_SASL_PASSWORD sets
+#: kafka.sasl.password.
+KAFKA_ENVIRONMENT = "RATCHET_KAFKA_"
+
+
+def kafka_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of Kafka among others, their secrets wrapped."""
+    return {
+        key: SecretStr(str(value)) if is_secret(key) and not isinstance(value, SecretStr) else value
+        for key, value in values.items()
+        if key.startswith(KAFKA_PREFIX)
+    }
+
+
+def kafka_environment() -> dict[str, str]:
+    """The settings of Kafka that environment variables give."""
+    return {
+        KAFKA_PREFIX + name.removeprefix(KAFKA_ENVIRONMENT).lower().replace("_", "."): value
+        for name, value in os.environ.items()
+        if name.startswith(KAFKA_ENVIRONMENT)
+    }

@@ -1,0 +1,169 @@
+"""``topology.*``: how a topology runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, field_validator
+
+from framework.config.secrets import is_secret
+from framework.config.section import Section
+from framework.errors import ConfigError
+
+#: ``topology.max.spout.pending``: its limit for transactions, and its default for the tuples of a
+#: core topology.
+TRANSACTIONS_PENDING_MAX = 1_000
+TUPLES_PENDING = 10_000
+PROVIDER_CONFIG = "topology.state.provider.config"
+
+
+class TopologyConfig(Section):
+    """Keys of ``topology.*``, most of them Storm's."""
+
+    spout_pending: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None,
+        alias="topology.max.spout.pending",
+        description="Transactions that are processed at once, 1 by default; of a core topology the tuples of each spout "
+        "task whose fate is open, 10,000 by default.",
+    )
+    acker_executors: Annotated[int, Field(ge=0, le=1_000)] = Field(
+        1,
+        alias="topology.acker.executors",
+        description="Acker tasks of a core topology; 0 tracks no tuple: each is acked when it is emitted.",
+    )
+    message_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
+        30.0,
+        alias="topology.message.timeout.secs",
+        description="Seconds an attempt, or a tuple tree of a core topology, may take before it fails and is replayed.",
+    )
+    start_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
+        15.0,
+        alias="topology.start.timeout.secs",
+        description="Seconds that a first start waits for servers that do not answer: their address may be wrong. Later "
+        "starts wait as a running topology does.",
+    )
+    tick_tuple_freq_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = Field(
+        None,
+        alias="topology.tick.tuple.freq.secs",
+        description="Seconds between tick tuples for every bolt of a core topology; a bolt's own tick_s wins. Not set: no ticks.",
+    )
+    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        5,
+        alias="topology.max.attempts",
+        description="Attempts at one transaction, or recoveries in a row, before the topology stops with the last error.",
+    )
+    bad_record_errors: bool = Field(
+        False,
+        alias="topology.bad.record.errors",
+        description="Whether any error of a bolt that one record causes makes it a bad record, after topology.max.attempts "
+        "(transactional topologies, where the spout has on_bad_record='skip' or 'dead_letter').",
+    )
+    idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
+        100,
+        alias="topology.spout.idle.poll.max.ms",
+        description="Longest pause between two looks at a source that has nothing, in milliseconds. A wide source "
+        "is asked less often, by what asking costs: up to every 2 seconds. A source that says when something has "
+        "come, as Kafka does, is asked once a second.",
+    )
+    emit_empty_batches: bool = Field(
+        False,
+        alias="topology.spout.emit.empty.batches",
+        description="Whether an idle source makes empty batches, so that bolts and sinks see time pass.",
+    )
+    empty_batch_every_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
+        500,
+        alias="topology.trident.batch.emit.interval.millis",
+        description="Milliseconds between two empty batches of an idle source.",
+    )
+    collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
+        20_000,
+        alias="topology.collapse.records.max",
+        description="Batches, or rounds, of up to so many records run as one Spark task; 0 spreads all of them.",
+    )
+    collapse_resident: bool = Field(
+        True,
+        alias="topology.collapse.resident",
+        description="Whether a Spark task stays for such batches and keeps its slot meanwhile; false: each is a job of its own.",
+    )
+    history_table: str | None = Field(
+        None,
+        alias="topology.history.table",
+        description="A table that keeps the record of each closed transaction for good: sqlite:PATH, or "
+        "postgresql://USER@HOST/DATABASE; #NAME at its end is the name of the table, by default history_ and the id of the "
+        "topology. Not set: the last thousand are kept, in ZooKeeper. Give a password as ${NAME} from the environment.",
+    )
+    state_provider: str = Field(
+        "framework.state.InMemoryKeyValueStateProvider",
+        alias="topology.state.provider",
+        description="The class that keeps the state of stateful bolts.",
+    )
+    state_provider_config: Mapping[str, Any] | str = Field(
+        default_factory=dict,
+        alias="topology.state.provider.config",
+        description="The provider's own settings, as a table or as JSON.",
+    )
+    checkpoint_interval_ms: Annotated[int, Field(ge=1, le=86_400_000)] = Field(
+        1_000,
+        alias="topology.state.checkpoint.interval.ms",
+        description="Milliseconds between two checkpoints of the state.",
+    )
+    state_exactly_once: bool = Field(
+        True,
+        alias="topology.state.exactly.once",
+        description="Whether state counts each record once; false spares the spouts going back: at least once then.",
+    )
+
+    @field_validator("state_provider_config", mode="before")
+    @classmethod
+    def _provider_config(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"is not JSON: {error}") from None
+        return _wrapped(value)
+
+    @property
+    def max_spout_pending(self) -> int:
+        """The number of transactions that are processed at once; 1 by default."""
+        return 1 if self.spout_pending is None else self.spout_pending
+
+    def check_transactional(self) -> None:
+        """Raise ``ConfigError`` for so many transactions at once that only tuples can have been
+        meant."""
+        if self.max_spout_pending > TRANSACTIONS_PENDING_MAX:
+            raise ConfigError(
+                f"topology.max.spout.pending is {self.max_spout_pending}: of a transactional topology it counts whole "
+                f"transactions, and {TRANSACTIONS_PENDING_MAX} is the most"
+            )
+
+    @property
+    def max_tuples_pending(self) -> int:
+        """The number of tuples of each spout task of a core topology that may be pending at
+        once."""
+        return TUPLES_PENDING if self.spout_pending is None else self.spout_pending
+
+
+def gathered_provider_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Gather the keys below ``topology.state.provider.config``, which belong to the provider, into
+    one table."""
+    gathered = {key: value for key, value in values.items() if not key.startswith(f"{PROVIDER_CONFIG}.")}
+    for key, value in values.items():
+        if key not in gathered:
+            table = gathered.setdefault(PROVIDER_CONFIG, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{PROVIDER_CONFIG} is given as text, and {key} too: give one of them")
+            *path, last = key.removeprefix(f"{PROVIDER_CONFIG}.").split(".")
+            for each in path:
+                table = table.setdefault(each, {})
+            table[last] = value
+    return gathered
+
+
+def _wrapped(value: Any, key: str = "") -> Any:
+    """Return a table with its secrets wrapped."""
+    if isinstance(value, Mapping):
+        return {each: _wrapped(item, each) for each, item in value.items()}
+    return SecretStr(value) if isinstance(value, str) and is_secret(key) else value
