@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import (
     OFFSET_INVALID,
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -30,6 +29,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
 from framework.clients.kafka_errors import kafka_error
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger

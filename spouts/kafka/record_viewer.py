@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
 from framework.errors import RetryableError
 from framework.topology import SourceRecord
 from spouts.kafka.consumer.assignment import Assignment

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import RetryableError

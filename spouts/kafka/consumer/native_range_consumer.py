@@ -28,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import QUEUES_MAX, ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import close_in_time
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import ConfigError, InvariantViolation
@@ -149,7 +150,7 @@ class NativeConsumer:
         self.raw.seek(_placed(position), _SEEK_MS)
 
     def close(self) -> None:
-        self.raw.close()
+        close_in_time(self.raw.close)
 
     def _give_token(self, config: str) -> None:
         """Call ``oauth_cb`` of the settings, as confluent-kafka does: with

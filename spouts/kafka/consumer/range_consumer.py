@@ -26,10 +26,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
@@ -277,10 +278,7 @@ class KafkaSession:
         before = self._assigned
         if eventful:
             before = dict(self._assigned)
-            for message in heard:
-                if message.error() is not None:
-                    self._event(message, position)
-            heard = [message for message in heard if message.error() is None]
+            heard = self._handled(heard, position)
         if not heard:
             return heard
         if (
@@ -312,6 +310,24 @@ class KafkaSession:
                 position[tp] = offset + 1
         for tp, its in of_range.items():
             _check_epochs(tp, open_ranges[tp], its)
+        return records
+
+    def _handled(self, heard: list[Message], position: Mapping[TopicPartition, int]) -> list[Message]:
+        """Handle the events. Returns the records, without those that followed an event which placed
+        their partition elsewhere: they are of the former place, and behind a damaged batch they may
+        be no records at all."""
+        records, elsewhere = [], set()
+        for message in heard:
+            tp = (message.topic(), message.partition())
+            if tp in elsewhere:
+                continue
+            if message.error() is None:
+                records.append(message)
+                continue
+            assigned = self._assigned.get(tp)
+            self._event(message, position)
+            if self._assigned.get(tp) is not assigned:
+                elsewhere.add(tp)
         return records
 
     def _event(self, message: Message, position: Mapping[TopicPartition, int]) -> None:

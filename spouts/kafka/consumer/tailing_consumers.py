@@ -9,6 +9,8 @@ Invariants:
 1. A record is handed out once, in the order of its partition, also if an event or an error came
    with it.
 2. Nothing that was fetched before ``begin`` is handed out for a partition that began there.
+3. Behind a damaged batch nothing of its partition is handed out until it begins again: librdkafka
+   goes on to read somewhere behind it.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
 from spouts.kafka.consumer.assignment import Assignment, placed
 from spouts.kafka.consumer.chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
 from spouts.kafka.consumer.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
+from spouts.kafka.consumer.range_consumer import DAMAGED
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import Parts
 
@@ -48,6 +52,7 @@ class Feed(ABC):
     def __init__(self) -> None:
         #: The partitions that have been read to their ends.
         self.ended: set[TopicPartition] = set()
+        self._damaged: set[TopicPartition] = set()
 
     @abstractmethod
     def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -75,6 +80,11 @@ class Feed(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def _event(self, tp: TopicPartition, error: KafkaError, offset: int | None) -> Event:
+        if error.code() in DAMAGED:
+            self._damaged.add(tp)
+        return Event(tp, error, offset)
+
 
 class MessageFeed(Feed):
     """confluent-kafka's consumer. All partitions share one queue, so records that arrive while none
@@ -99,6 +109,7 @@ class MessageFeed(Feed):
         # librdkafka remembers a pause of a partition that was unassigned meanwhile.
         self.pause(self._paused - positions.keys())
         self.ended -= positions.keys()
+        self._damaged -= positions.keys()
         self._early = [each for each in self._early if partition_of(each) not in positions]
 
     def pause(self, wanted: Set[TopicPartition]) -> None:
@@ -124,13 +135,15 @@ class MessageFeed(Feed):
         events = []
         for message in self._consumer.consume(CHUNK_RECORDS, 0):
             tp, error = partition_of(message), message.error()
+            if tp in self._damaged:
+                continue
             if error is None:
                 self.ended.discard(tp)
                 self._early.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.ended.add(tp)
             else:
-                events.append(Event(tp, error, self._requested(tp, message)))
+                events.append(self._event(tp, error, self._requested(tp, message)))
         return events
 
     def close(self) -> None:
@@ -180,6 +193,7 @@ class ColumnFeed(Feed):
         self._served.update(dict.fromkeys(positions, 0))
         self._paused -= positions.keys()
         self.ended -= positions.keys()
+        self._damaged -= positions.keys()
 
     def pause(self, wanted: Set[TopicPartition]) -> None:
         self._paused = wanted
@@ -190,7 +204,8 @@ class ColumnFeed(Feed):
     def take(self) -> tuple[ColumnChunk | None, list[Event]]:
         events = self.hear()
         self._calls += 1
-        arrived = [tp for tp in self._consumer.raw.arrived() if tp in self._next and tp not in self._paused]
+        held = self._paused | self._damaged
+        arrived = [tp for tp in self._consumer.raw.arrived() if tp in self._next and tp not in held]
         for tp in sorted(arrived, key=self._served.__getitem__):  # who has waited longest comes first
             self._served[tp] = self._calls
             if self._fill(tp, events):
@@ -231,7 +246,9 @@ class ColumnFeed(Feed):
             if code == KafkaError._PARTITION_EOF:
                 self.ended.add(tp)
             else:
-                events.append(Event(tp, event_error(code, text), at if at >= 0 else offset))
+                events.append(self._event(tp, event_error(code, text), at if at >= 0 else offset))
+                if tp in self._damaged:
+                    return False
 
     def _opened(self, partitions: int) -> tuple[NativeConsumer, int]:
         queues = queues_for(partitions)

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
 from framework.errors import ConfigError
 from spouts.kafka.consumer.assignment import Assignment
 from spouts.kafka.partitions import topic_and_number
