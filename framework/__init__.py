@@ -1,11 +1,14 @@
 """Ratchet: exactly-once Kafka pipelines in Python, executed by Spark."""
 
+from typing import Any
+
 from framework.config import Config
 from framework.core.reader import TopologyState
 from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.inspect.find_poison import Poison, find_poison
 from framework.inspect.read import Snapshot, StateSnapshot, read
+from framework.operators.event_windows import hopping, tumbling
 from framework.submission import submit
 from framework.topology import (
     ArrowBolt,
@@ -45,10 +48,30 @@ from framework.topology import (
     TransactionAttempt,
     Tuple,
 )
+from framework.topology.clock_stream import CLOCK_STREAM
 from framework.transactions.run import Run, TopologyFailed
 from framework.transactions.status import RunStatus
 
+#: Committers of ``sinks`` that users look for among the operators.
+_IN_SINKS = (
+    "DeduplicatingCommitter",
+    "JoiningCommitter",
+    "SessionCommitter",
+    "WatermarkCommitter",
+    "WindowedCommitter",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IN_SINKS:
+        raise AttributeError(f"module 'framework' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("sinks"), name)
+
+
 __all__ = [
+    "CLOCK_STREAM",
     "ArrowBolt",
     "BaseBasicBolt",
     "BaseBatchBolt",
@@ -64,9 +87,11 @@ __all__ = [
     "CoreTopology",
     "CoreTopologyFailed",
     "DataFrameBolt",
+    "DeduplicatingCommitter",
     "FailedException",
     "Fields",
     "Grouping",
+    "JoiningCommitter",
     "KeyValueState",
     "OpaquePartitionedTransactionalSpout",
     "OutputCollector",
@@ -80,6 +105,7 @@ __all__ = [
     "RichOutputCollector",
     "Run",
     "RunStatus",
+    "SessionCommitter",
     "Snapshot",
     "SpoutOutputCollector",
     "State",
@@ -96,7 +122,11 @@ __all__ = [
     "TransactionalSpoutEmitter",
     "TransactionalTopologyBuilder",
     "Tuple",
+    "WatermarkCommitter",
+    "WindowedCommitter",
     "find_poison",
+    "hopping",
     "read",
     "submit",
+    "tumbling",
 ]

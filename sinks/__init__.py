@@ -10,6 +10,11 @@ from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
+from sinks.event_time.deduplicating import DeduplicatingCommitter
+from sinks.event_time.joining import JoiningCommitter
+from sinks.event_time.sessions import SessionCommitter
+from sinks.event_time.watermark import WatermarkCommitter
+from sinks.event_time.windowed import WindowedCommitter
 from sinks.kafka.sink import KafkaSink
 from sinks.lake.append import AppendCommitter
 from sinks.lake.parquet import ParquetTable
@@ -45,8 +50,10 @@ __all__ = [
     "Count",
     "DeadLetterTable",
     "DeadLetterTopic",
+    "DeduplicatingCommitter",
     "DeltaLakeTable",
     "First",
+    "JoiningCommitter",
     "KafkaSink",
     "Last",
     "MapBackend",
@@ -63,12 +70,15 @@ __all__ = [
     "RedisBackend",
     "Reduce",
     "Row",
+    "SessionCommitter",
     "SqliteBackend",
     "StateCommitter",
     "Sum",
     "Together",
     "TransactionalMapState",
     "TransactionalValue",
+    "WatermarkCommitter",
+    "WindowedCommitter",
     "common_txid",
     "read_together",
 ]

@@ -165,6 +165,22 @@ class MapBackend(ABC):
         """Every row, tombstones included, page by page, in any order. A row that is written during
         the scan may appear in its old or its new form."""
 
+    def order_by(self, column: str) -> None:
+        """Called after ``bind``, by committers that will call ``due`` with this column, which holds
+        integers. A store may keep an index."""
+
+    def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
+        """The rows that have a value and whose ``column`` is above ``after`` and at most ``upto``,
+        in any order; with ``txid``, also every row of this transaction. The default scans all rows;
+        a store with an index reads what is due."""
+        keys, values = self.fields
+        in_key = column in keys
+        position = (keys if in_key else values).position(column)
+        for key, row in self.scan():
+            held = key if in_key else row.value
+            if row.stamp.txid == txid or (row.value is not None and held and after < held[position] <= upto):
+                yield key, row
+
     @contextmanager
     def at_one_moment(self) -> Iterator[MapBackend]:
         """A backend for reading whose header and rows are those of one moment, where the store can

@@ -79,7 +79,7 @@ class StateCommitter(ArrowBolt, Committer):
                 self.aggregates[column] = part
         self._component_id = ""
         self._output: Fields | None = None
-        self._fold: _Fold | None = None
+        self._fold: Fold | None = None
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
 
@@ -123,7 +123,7 @@ class StateCommitter(ArrowBolt, Committer):
             declarer.declare(self._output)
 
     def combiner(self) -> Combiner:
-        return _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
+        return Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
 
     def recounting(self, folder: Path) -> Bolt:
         if type(self) is not StateCommitter:  # a subclass may do more, which verify must repeat
@@ -141,7 +141,7 @@ class StateCommitter(ArrowBolt, Committer):
     ) -> None:
         self._collector = collector
         self._attempt = batch_id
-        self._fold = _Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=True)
+        self._fold = Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=True)
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         """Takes the output of the combiners: one row per key and sender."""
@@ -185,13 +185,13 @@ class StateCommitter(ArrowBolt, Committer):
             raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
         return schema
 
-    def _prepared(self) -> _Fold:
+    def _prepared(self) -> Fold:
         if self._fold is None:
             raise TopologyError(f"committer {self._component_id!r} was used before prepare()")
         return self._fold
 
 
-class _Fold(Combiner):
+class Fold(Combiner):
     """Groups by key and aggregates, step by step: input rows to partial results, or partial results
     to fewer partial results."""
 

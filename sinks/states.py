@@ -190,6 +190,31 @@ class MapState(KeyedState):
             elif not self._skips(commit.found[key], commit):
                 self._write(commit, key, None)
 
+    def due(
+        self, column: str, after: int, upto: int, mine: Callable[[Sequence[Key]], Sequence[bool]]
+    ) -> list[tuple[Key, Value]]:
+        """The keys, with their values, of which the value before this commit's transaction has a
+        ``column`` (of integers, of the key or the value) above ``after`` and at most ``upto``. In
+        the order of that column and of the key's text. ``mine``: says of keys whether this task
+        writes them."""
+        commit = self._begun()
+        replayed = (
+            commit.stamp.txid if commit.stamp.attempt_id > 1 else None
+        )  # a first attempt finds nothing of its own
+        keys, values = self.backend.fields
+        in_key = column in keys
+        position = (keys if in_key else values).position(column)
+        found = []
+        rows = list(self.backend.due(column, after, upto, txid=replayed))
+        for (key, row), own in zip(rows, mine([key for key, _ in rows]) if rows else (), strict=True):
+            value = self._base(row, commit.stamp.txid) if own else None
+            if value is not None and after < (at := (key if in_key else value)[position]) <= upto:
+                _refuse_newer(self.location, key, row, commit)
+                commit.found[key] = row
+                found.append((at, key, value))
+        found.sort(key=lambda each: (each[0], repr(each[1])))
+        return [(key, value) for _, key, value in found]
+
     def commit(self, attempt: TransactionAttempt) -> None:
         """Write all updates by one ``multi_put`` of the backend. Raises ``StaleWriterError`` when
         this attempt is no longer current."""

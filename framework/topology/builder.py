@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, OutputFieldsDeclarer
+from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM, with_clock
 from framework.topology.fencing import FencedState, ValueType
 from framework.topology.graph import (
     BoltDeclarer,
@@ -139,6 +140,7 @@ class TransactionalTopologyBuilder:
                 "PartitionedTransactionalSpout or an OpaquePartitionedTransactionalSpout"
             )
         self._at_least_once = at_least_once
+        self._given_spout: Spout = spout
         declarer = OutputFieldsDeclarer(valid_id("spout", spout_id))
         check_signatures("spout", spout_id, spout)
         spout.declare_output_fields(declarer)
@@ -168,8 +170,12 @@ class TransactionalTopologyBuilder:
     def build(self) -> Topology:
         """Check everything and return the topology. Raises ``TopologyError`` naming what is
         wrong."""
+        spout = self._spout
+        if CLOCK_STREAM not in spout.streams and self._bolts.subscribes(spout.id, CLOCK_STREAM):
+            clocked = with_clock(spout.id, self._given_spout)
+            spout = replace(spout, instance=clocked, streams={**spout.streams, CLOCK_STREAM: CLOCK_FIELDS})
         topology = Topology(
-            self._topology_id, in_order((self._spout, *self._bolts.components())), at_least_once=self._at_least_once
+            self._topology_id, in_order((spout, *self._bolts.components())), at_least_once=self._at_least_once
         )
         _check_states(topology)
         return topology

@@ -17,9 +17,9 @@ from framework.execution.messages import AttemptHeader
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.builder import Topology
+from framework.topology.clock_stream import HIDDEN_STREAMS
 from framework.topology.context import TopologyContext
 from framework.topology.spouts import (
-    DEAD_LETTER_STREAM,
     Meta,
     OpaquePartitionedTransactionalSpout,
     PartitionedSpout,
@@ -99,7 +99,7 @@ def rows_in(
         read = {partition: planner.for_reading(partition, meta) for partition, meta in ranges.items()}
         for rows in reader.read_all(TransactionAttempt(0, 0), read):
             stream, batch = on_stream(rows)
-            if stream != DEAD_LETTER_STREAM:
+            if stream not in HIDDEN_STREAMS:
                 found += [shown_row(batch, number) for number in range(min(limit, batch.num_rows))]
             if len(found) >= limit:
                 break

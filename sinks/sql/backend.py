@@ -87,6 +87,7 @@ class SqlBackend(MapBackend):
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
         self._model = ""  # the table that this one stands beside
+        self._ordered_by = ""  # the column with an index
         self._shape: TableShape | None = None
         if key is not None and value is not None:
             self.bind(key, value)
@@ -137,6 +138,8 @@ class SqlBackend(MapBackend):
 
     def _create_table(self, connection: Any) -> None:
         connection.execute(self.shape.ddl())
+        if self._ordered_by:
+            connection.execute(self.shape.index_ddl(self._ordered_by, f"due_{uuid.uuid4().hex[:12]}"))
 
     @abstractmethod
     def _in_the_way(self, connection: Any) -> list[str]:
@@ -297,6 +300,18 @@ class SqlBackend(MapBackend):
             if len(page) < SCAN_ROWS:
                 return
             after = page[-1][:width]
+
+    def order_by(self, column: str) -> None:
+        self._ordered_by = column
+
+    def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
+        mark = self.dialect.mark
+        ranges = f' WHERE "{column}" > {mark} AND "{column}" <= {mark} AND NOT _deleted'
+        with self._reading() as connection:
+            found = self._fetched(connection, self.shape.select() + ranges, (after, upto))
+            if txid is not None:
+                found += self._fetched(connection, f"{self.shape.select()} WHERE _txid = {mark}", (txid,))
+        yield from dict(map(self._row, found)).items()
 
     def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows that a query of the table selects."""

@@ -279,6 +279,10 @@ class TableShape:
         key = ", ".join(f'"{name}"' for name in self.key)
         return f"CREATE TABLE {self.name} ({', '.join(lines)}, PRIMARY KEY ({key})){self.dialect.table_options}"
 
+    def index_ddl(self, column: str, name: str) -> str:
+        """The statement that creates an index of a column."""
+        return f'CREATE INDEX "{name}" ON {self.name} ("{column}")'
+
     @property
     def live_view(self) -> str | None:
         """The name of the view of the rows that are not deleted. None: the database would cut it,

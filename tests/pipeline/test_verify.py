@@ -264,7 +264,7 @@ FAULTS: dict[str, list[tuple[Any, str, Any]]] = {
     "the last is the greatest": [(aggregates.Max, "_merge", new_one)],
     "nan is passed over": [(committer, "has_nan", lambda column: False)],
     "the first is lost": [(aggregates.First, "_merge", new_one)],
-    "a partial result is lost": [(committer._Fold, "_merged", lambda self, batches: batches[-1])],
+    "a partial result is lost": [(committer.Fold, "_merged", lambda self, batches: batches[-1])],
 }
 
 

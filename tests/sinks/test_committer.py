@@ -33,7 +33,7 @@ from sinks import (
     Sum,
 )
 from sinks.aggregates import Aggregate
-from sinks.committer import _Fold
+from sinks.committer import Fold
 
 AGGREGATES = {
     "rows": Count(),
@@ -58,7 +58,7 @@ def batch(rows: list[tuple[str, int | None]]) -> pa.RecordBatch:
     )
 
 
-def merger() -> _Fold:
+def merger() -> Fold:
     committer = bound()
     committer.prepare({}, None, None, None)  # type: ignore[arg-type]
     return committer._prepared()

@@ -70,7 +70,7 @@ from framework.topology import (
     ValueType,
 )
 from sinks.aggregates import Aggregate, ApproxDistinct, First, Last, Max, Mean, Min, Reduce, Sum
-from sinks.backend import MapBackend, Row
+from sinks.backend import Key, MapBackend, Row, Value
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 
 
@@ -397,6 +397,28 @@ class BackendContract:
         assert (state.get("dog"), state.get("cat"), state.get("cow")) == (3, 1, None)
         transact(state, 3, 1, {"cow": 9, "cat": 1})
         assert (state.get("cat"), state.get("cow")) == (2, 9)
+
+    def test_due_are_the_rows_of_a_range_as_they_were_before_the_transaction(self, backend: MapBackend) -> None:
+        """A replay finds what an earlier attempt at its transaction has deleted or moved (C44)."""
+        backend.order_by("n")
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+
+        def due(after: int, upto: int) -> list[tuple[Key, Value]]:
+            return state.due("n", after, upto, lambda keys: [True] * len(keys))
+
+        transact(state, 1, 1, {"dog": 5, "cat": 7, "cow": 9})
+        for attempt in (1, 2):
+            granted = open_attempt(state, 2, attempt)
+            state.begin_commit(granted)
+            assert due(4, 7) == [(("dog",), (5,)), (("cat",), (7,))]
+            assert due(5, 8) == [(("cat",), (7,))]
+            state.delete(["dog"])
+            state.multi_put(["cat", "emu"], [8, 6])
+            state.commit(granted)
+        finish(state, replay=True)
+        state.begin_commit(open_attempt(state, 3, 1))
+        assert due(0, 8) == [(("emu",), (6,)), (("cat",), (8,))]
 
     @pytest.mark.parametrize("how", ["update", "apply"])
     @pytest.mark.parametrize("before", STATES, ids=lambda each: each.__name__)

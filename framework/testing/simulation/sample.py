@@ -27,8 +27,8 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.bolts import DEFAULT_STREAM
+from framework.topology.clock_stream import CLOCK_STREAM, HIDDEN_STREAMS, with_clock
 from framework.topology.spouts import (
-    DEAD_LETTER_STREAM,
     Meta,
     OnStream,
     PartitionedSpout,
@@ -56,7 +56,7 @@ def sample_of(topology: Topology, records: Iterable[Any] | Mapping[Any, Iterable
     partition. Of a spout with several streams they are given by stream, and come in turns, one of
     each. Raises ``ConfigError`` naming what does not fit."""
     streams = topology.spout.streams
-    named = [each for each in streams if each != DEAD_LETTER_STREAM]
+    named = [each for each in streams if each not in HIDDEN_STREAMS]
     if isinstance(records, Mapping) and records and set(map(str, records)) <= set(streams):
         made = {
             str(stream): [
@@ -180,7 +180,8 @@ def sample_from_source(topology: Topology, conf: Mapping[str, Any], count: int) 
     ``ConfigError`` when it gives none, and ``RetryableError`` when it does not answer."""
     found: dict[str, list[SampleRecord]] = {}
     for partition, stream, rows in first_rows(topology, conf, count, ReadCounts()):
-        found.setdefault(partition, []).extend((stream, rows.slice(place, 1)) for place in range(rows.num_rows))
+        if stream != CLOCK_STREAM:
+            found.setdefault(partition, []).extend((stream, rows.slice(place, 1)) for place in range(rows.num_rows))
     return _checked(
         _first(found, count), f"the source of spout {topology.spout.id!r} gave no record; give --input FILE"
     )
@@ -231,7 +232,8 @@ class OpaqueSampleSpout(_SampleSpout, OpaquePartitionedTransactionalSpout):
 def spout_over(topology: Topology, source: Source) -> PartitionedSpout:
     """A spout of the kind that the topology has."""
     opaque = isinstance(topology.spout.instance, OpaquePartitionedTransactionalSpout)
-    return OpaqueSampleSpout(source) if opaque else SampleSpout(source)
+    spout = OpaqueSampleSpout(source) if opaque else SampleSpout(source)
+    return with_clock(topology.spout.id, spout) if CLOCK_STREAM in topology.spout.streams else spout
 
 
 class _SamplePlanner(PartitionPlanner):

@@ -1,0 +1,52 @@
+"""Lengths of time as people write them: ``"5 min"``, ``"1 day"``, a ``timedelta``, or seconds."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+
+from framework.errors import ConfigError
+
+_UNITS = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "sec": 1_000_000,
+    "second": 1_000_000,
+    "min": 60_000_000,
+    "minute": 60_000_000,
+    "h": 3_600_000_000,
+    "hour": 3_600_000_000,
+    "d": 86_400_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)\s*")
+
+Duration = str | float | datetime.timedelta
+
+
+def micros_of(duration: Duration, what: str) -> int:
+    """A length of time in whole microseconds. A number is seconds. Raises ``ConfigError``, which
+    names ``what``, for what is no length of time, and for a negative one.
+
+    >>> micros_of("5 min", "gap"), micros_of("1.5s", "gap"), micros_of(2, "gap")
+    (300000000, 1500000, 2000000)
+    """
+    found: float | None = None
+    if isinstance(duration, datetime.timedelta):
+        found = (duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds
+    elif isinstance(duration, str):
+        match = _TEXT.fullmatch(duration)
+        unit = match[2] if match is not None else ""
+        factor = _UNITS.get(unit) or (_UNITS.get(unit[:-1]) if unit[-1:] == "s" and len(unit) > 2 else None)
+        if match is not None and factor is not None:
+            found = float(match[1]) * factor
+    elif isinstance(duration, (int, float)) and not isinstance(duration, bool) and math.isfinite(duration):
+        found = duration * 1_000_000
+    if found is None or not 0 <= found < 1 << 61:
+        raise ConfigError(
+            f"{what} is {duration!r}: give a length of time, such as '30 s', '5 min', '1 h', '1 day', or seconds as a number"
+        )
+    return round(found)

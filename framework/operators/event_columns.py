@@ -1,0 +1,61 @@
+"""Event times of a column, as microseconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from framework.errors import BadRecordError, TopologyError
+
+#: What a number in a column of times counts.
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+#: Times beyond this are none: 73,000 years.
+_MOST = 1 << 61
+
+
+def check_times(component_id: str, field: str, declared: pa.DataType | None, unit: str) -> None:
+    """Raise ``TopologyError`` for a column that holds no event times."""
+    if unit not in UNITS:
+        raise TopologyError(f"component {component_id!r}: unit is {unit!r}: give 's', 'ms' or 'us'")
+    if declared is None:
+        raise TopologyError(
+            f"component {component_id!r}: field {field!r} has no type; declare it, as in Fields(at=datetime)"
+        )
+    if pa.types.is_timestamp(declared):
+        if declared.tz is None:
+            raise TopologyError(
+                f"component {component_id!r}: field {field!r} is a timestamp without a zone, so it names no moment: declare "
+                "it with one, as in pa.timestamp('us', 'UTC')"
+            )
+    elif not (pa.types.is_integer(declared) or pa.types.is_floating(declared)):
+        raise TopologyError(
+            f"component {component_id!r}: field {field!r} is {declared}: event time is a timestamp with a zone, or a number"
+        )
+
+
+def times_of(column: pa.Array | pa.ChunkedArray, field: str, unit: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The times of a column that ``check_times`` has passed. Raises ``BadRecordError`` for a null,
+    and for a number that is no time."""
+    if column.null_count:
+        raise BadRecordError(f"field {field!r} is null, and every record needs an event time")
+    if pa.types.is_floating(column.type):
+        numbers = column.to_numpy(zero_copy_only=False).astype(np.float64) * UNITS[unit]
+        wrong = ~(np.abs(numbers) < _MOST)
+        micros = np.round(np.where(wrong, 0, numbers)).astype(np.int64)
+    else:
+        counted = column.type.unit if pa.types.is_timestamp(column.type) else unit
+        if pa.types.is_uint64(column.type):
+            wrong = column.to_numpy(zero_copy_only=False) >= _MOST
+            raw = np.where(wrong, 0, column.to_numpy(zero_copy_only=False)).astype(np.int64)
+        else:
+            raw = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            wrong = np.zeros(len(raw), bool)
+        factor = 1 if counted == "ns" else UNITS[counted]
+        wrong |= ~((raw > -(_MOST // factor)) & (raw < _MOST // factor))
+        micros = raw // 1_000 if counted == "ns" else np.where(wrong, 0, raw) * factor
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise BadRecordError(f"field {field!r} holds {column[first]}, which is no time in {unit!r}")
+    return micros

@@ -1,0 +1,133 @@
+"""Windows of event time: to which of them a time belongs. Pure arithmetic on arrays of microseconds
+since 1970. A window holds its start and not its end.
+
+A window is named by its end, because that is when it is due.
+"""
+
+from __future__ import annotations
+
+import datetime
+import zoneinfo
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from framework.errors import ConfigError
+from framework.operators.durations import Duration, micros_of
+
+_DAY = 86_400_000_000
+_EPOCH = datetime.date(1970, 1, 1)
+
+Micros = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Assigned(NamedTuple):
+    """``rows``: positions of the times that were given, once per window; ``ends``: the windows'
+    ends."""
+
+    rows: Micros
+    ends: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class EventWindows:
+    """Windows of ``length``, one every ``step``, from ``origin`` on (microseconds). With ``zone``,
+    the name of a time zone, they begin at midnight there, and ``length`` is whole days: of 23, 24
+    or 25 hours.
+
+    >>> minutes = EventWindows(60_000_000, 60_000_000)
+    >>> minutes.assign(np.array([0, 59_999_999, 60_000_000])).ends.tolist()
+    [60000000, 60000000, 120000000]
+    """
+
+    length: int
+    step: int
+    origin: int = 0
+    zone: str | None = None
+
+    def assign(self, at: Micros) -> Assigned:
+        """The windows of each time, the last one first."""
+        if self.zone is not None:
+            return Assigned(np.arange(len(at)), self._day_ends(at))
+        last = self.origin + (at - self.origin) // self.step * self.step
+        rows, ends = [], []
+        for before in range(-(-self.length // self.step)):
+            start = last - before * self.step
+            inside = at - start < self.length
+            rows.append(np.flatnonzero(inside))
+            ends.append(start[inside] + self.length)
+        return Assigned(np.concatenate(rows), np.concatenate(ends))
+
+    def start_of(self, end: int) -> int:
+        """The start of the window with this end."""
+        if self.zone is None:
+            return end - self.length
+        return _midnight(self.zone, _day_of(self.zone, end) - self.length // _DAY)
+
+    def outline(self) -> str:
+        """What must not change while windows are open."""
+        return f"{self.length}/{self.step}@{self.origin}{f' {self.zone}' if self.zone else ''}"
+
+    def _day_ends(self, at: Micros) -> Micros:
+        """Looks at each distinct quarter of an hour once: no zone changes its offset within one."""
+        zone, days = str(self.zone), self.length // _DAY
+        quarters, place = np.unique(at // 900_000_000, return_inverse=True)
+        ends = []
+        for quarter in quarters.tolist():
+            day = _day_of(zone, quarter * 900_000_000)
+            ends.append(_midnight(zone, day - (day - self.origin // _DAY) % days + days))
+        return np.array(ends, np.int64)[place]
+
+
+def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None) -> EventWindows:
+    """Windows one after the other. ``origin``: how long after midnight of 1970-01-01 in UTC (with
+    ``zone``: after that day) the first one begins. ``zone``: for windows of whole days. Raises
+    ``ConfigError``."""
+    micros = _above_0(length, "the length of a window")
+    shift = micros_of(origin, "the origin of a window")
+    if zone is not None:
+        try:
+            zoneinfo.ZoneInfo(zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
+            raise ConfigError(f"zone {zone!r} is no time zone: give a name such as 'Europe/Berlin'") from error
+        if micros % _DAY or shift % _DAY:
+            raise ConfigError(f"a window of {length!r} with a zone: only windows of whole days take a zone")
+    return EventWindows(micros, micros, shift % micros, zone)
+
+
+def hopping(length: Duration, step: Duration, *, origin: Duration = 0) -> EventWindows:
+    """Windows of ``length``, one every ``step``; each time belongs to several. Raises
+    ``ConfigError``."""
+    micros, every = _above_0(length, "the length of a window"), _above_0(step, "the step of a window")
+    if every > micros:
+        raise ConfigError(f"windows of {length!r} every {step!r} leave gaps: the step is at most the length")
+    return EventWindows(micros, every, micros_of(origin, "the origin of a window") % every)
+
+
+def _above_0(duration: Duration, what: str) -> int:
+    micros = micros_of(duration, what)
+    if micros == 0:
+        raise ConfigError(f"{what} is {duration!r}: give a length of time above 0")
+    return micros
+
+
+@lru_cache(maxsize=100_000)
+def _midnight(zone: str, day: int) -> int:
+    """The first moment of a day (counted from 1970-01-01) in a zone."""
+    where = zoneinfo.ZoneInfo(zone)
+    date = _EPOCH + datetime.timedelta(days=day)
+    naive = datetime.datetime(date.year, date.month, date.day, tzinfo=where)
+    # Where the clock goes forward at midnight, that moment is skipped: the day begins after it.
+    first = naive.astimezone(datetime.UTC)
+    while first.astimezone(where).date() < date:
+        first += datetime.timedelta(minutes=15)
+    since = first - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000
+
+
+def _day_of(zone: str, at: int) -> int:
+    """The day of a moment in a zone."""
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=at)
+    return (moment.astimezone(zoneinfo.ZoneInfo(zone)).date() - _EPOCH).days

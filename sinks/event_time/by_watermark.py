@@ -1,0 +1,172 @@
+"""What committers have in common that go by the watermark of a ``WatermarkCommitter``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.topology import (
+    ArrowBolt,
+    Combiner,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    TopologyContext,
+    TransactionAttempt,
+)
+from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
+from sinks.event_time.watermark import WATERMARK_FIELDS, opaque
+from sinks.states import MapState
+
+Key = tuple[Any, ...]
+_WATERMARK_COLUMNS = list(WATERMARK_FIELDS)
+
+
+class Watermarks(NamedTuple):
+    """The watermark before the transaction and after it, in microseconds since 1970. A record is
+    late by the first one, and what is due is due by the second one."""
+
+    before: int
+    after: int
+
+
+class WatermarkedCommitter(ArrowBolt, Committer):
+    """Keeps rows per key in an opaque state, and in each transaction gets the watermark."""
+
+    deterministic = True
+    commits_on_driver = True
+    #: The number of streams of records.
+    _streams = 1
+
+    def __init__(self, state: MapState, key: Sequence[str]) -> None:
+        name = type(self).__name__
+        if not key:
+            raise TopologyError(f"{name} needs at least one key field")
+        self.state = opaque(name, state)
+        self.key = tuple(key)
+        self._component_id = ""
+        self._fields: Fields | None = None  # of the records
+        self._grouping: Grouping | None = None
+        self._tasks = (0, 1)  # this one, and how many there are
+        self._watermarks: Watermarks | None = None
+        self._attempt: TransactionAttempt | None = None
+        self._collector: Any = None
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        self._component_id = component_id
+        records = [each for each in inputs if list(each.fields) != _WATERMARK_COLUMNS]
+        if len(inputs) - len(records) != 1 or len(records) != self._streams:
+            streams = "one stream" if self._streams == 1 else "two streams"
+            raise TopologyError(
+                f"committer {component_id!r} needs {streams} of records and one watermark: subscribe it to the records, and "
+                "with all_grouping to a WatermarkCommitter"
+            )
+        for source in records:
+            self._check_keyed(component_id, source, parallelism)
+        self._fields, self._grouping = records[0].fields, records[0].grouping
+        self._bind_records(*records)
+
+    def _check_keyed(self, component_id: str, source: Input, parallelism: int) -> None:
+        grouping = source.grouping
+        narrowed = isinstance(grouping, FieldsGrouping) and set(grouping.fields) <= set(self.key)
+        if parallelism > 1 and not narrowed and not isinstance(grouping, GlobalGrouping):
+            raise TopologyError(
+                f"committer {component_id!r} has {parallelism} tasks, and {type(grouping).__name__} from "
+                f"{source.component_id!r} can bring one key to several of them: use fields_grouping on a part of the key "
+                f"({', '.join(self.key)}), or parallelism 1"
+            )
+        source.require(component_id, self.key)
+        for name in self.key:
+            if source.fields.type_of(name) is None:
+                raise TopologyError(
+                    f"committer {component_id!r}: key field {name!r} of {source.component_id!r} has no type; declare it, "
+                    f"as in Fields({name}=str)"
+                )
+
+    @abstractmethod
+    def _bind_records(self, *records: Input) -> None:
+        """Check the fields of the records, and bind the state."""
+
+    @abstractmethod
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None: ...
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._collector, self._attempt, self._watermarks = collector, batch_id, None
+        self._tasks = context.task_index, context.task_count
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names == _WATERMARK_COLUMNS:
+            self._watermarks = Watermarks(batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
+        else:
+            self._take(batch)
+
+    @abstractmethod
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """Keep records until ``finish_batch``."""
+
+    def finish_batch(self) -> Iterable[pa.RecordBatch]:
+        if self._attempt is None:
+            return []
+        if self._watermarks is None:
+            raise TopologyError(f"committer {self._component_id!r} got no watermark of its transaction")
+        self.state.begin_commit(self._attempt)
+        out = list(self._commit(self._watermarks))
+        self.state.commit(self._attempt)
+        return out
+
+    @abstractmethod
+    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
+        """Write into the state, between ``begin_commit`` and ``commit``, and return the rows of the
+        default stream."""
+
+    def _mine(self, keys: Sequence[Key]) -> Sequence[bool]:
+        """Which of these keys of the state this task writes."""
+        task, tasks = self._tasks
+        if tasks == 1 or not isinstance(self._grouping, FieldsGrouping) or self._fields is None:
+            return [task == 0 or tasks == 1] * len(keys)
+        names = list(self._grouping.fields)
+        columns = [pa.array([key[self.key.index(name)] for key in keys], self._fields.type_of(name)) for name in names]
+        numbered = pa.RecordBatch.from_arrays([*columns, pa.array(range(len(keys)))], names=[*names, "#"])
+        own: set[int] = set()
+        for target, part in self._grouping.split(numbered, tasks, 0):
+            if target == task:
+                own.update(part.column("#").to_pylist())
+        return [number in own for number in range(len(keys))]
+
+
+class Passing(Combiner):
+    """Applies a combiner to records, and lets watermarks pass."""
+
+    def __init__(self, make: Callable[[], Combiner]) -> None:
+        self._make = make
+        self._records: Combiner | None = None
+        self._watermark: pa.RecordBatch | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names == _WATERMARK_COLUMNS:
+            self._watermark = batch
+            return
+        if self._records is None:
+            self._records = self._make()
+        self._records.add(batch)
+
+    def finish(self) -> pa.RecordBatch | None:
+        if self._watermark is not None:
+            return self._watermark
+        return self._records.finish() if self._records is not None else None

@@ -1,0 +1,211 @@
+"""The watermark of a transactional topology, kept under the transaction like everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import BadRecordError, TopologyError
+from framework.operators.durations import Duration, micros_of
+from framework.operators.event_clock import EventClock
+from framework.operators.event_columns import check_times, times_of
+from framework.topology import (
+    ArrowBolt,
+    Combiner,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    TopologyContext,
+    TransactionAttempt,
+    ValueType,
+)
+from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM
+from framework.topology.groupings import GlobalGrouping
+from sinks.states import MapState, checked_state
+
+#: What the tasks of the other committers get, once per transaction: the watermark before it, the
+#: watermark after it, and when it was planned, in microseconds since 1970.
+WATERMARK_FIELDS = Fields.of({"watermark_before": pa.int64(), "watermark": pa.int64(), "planned_at": pa.int64()})
+_NEWEST = pa.schema([("partition", pa.string()), ("newest", pa.int64())])
+_ROW = "clock"
+
+
+class WatermarkCommitter(ArrowBolt, Committer):
+    """Keeps the event time of a topology in an opaque state.
+
+    ``on``: the field with a record's event time: a timestamp with a zone, or a number of ``unit``
+    ("s", "ms", "us") since 1970. ``partition``: the fields that name a record's source partition,
+    such as ``["topic", "partition"]`` of a Kafka spout with that ``metadata``; without them, the
+    source counts as one partition, and records that are read in parallel may be late.
+    ``out_of_orderness``: how far a record may be behind the newest one of its partition.
+    ``idle_after``: a partition of which nothing came for so long, by the planning times of the
+    transactions, holds the watermark up no more; None: it always does. ``max_ahead``: a record
+    whose event time is further beyond the planning time is a bad record.
+
+    Subscribe it to the records, and to the clock stream of the spout, each by a global grouping.
+    The committers that go by its watermark subscribe to it by ``all_grouping``::
+
+        watermark = WatermarkCommitter(OpaqueMapState(backend), on="at", partition=["topic", "partition"])
+        builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+        builder.set_bolt("per-5min", WindowedCommitter(...), 2).fields_grouping("orders", Fields("shop")).all_grouping("watermark")
+    """  # noqa: W505 - the example is not wrapped
+
+    deterministic = True
+    commits_on_driver = True
+
+    def __init__(
+        self,
+        state: MapState,
+        on: str,
+        *,
+        partition: Sequence[str] = (),
+        out_of_orderness: Duration = 0,
+        idle_after: Duration | None = None,
+        max_ahead: Duration = "1 day",
+        unit: str = "s",
+    ) -> None:
+        self.state = opaque(type(self).__name__, state)
+        self.on, self.unit, self.partition = on, unit, tuple(partition)
+        self._out_of_orderness = micros_of(out_of_orderness, "out_of_orderness")
+        self._idle_after = micros_of(idle_after, "idle_after") if idle_after is not None else None
+        self._max_ahead = micros_of(max_ahead, "max_ahead")
+        self._component_id = ""
+        self._newest: dict[str, int] = {}
+        self._clock: tuple[int, bool] | None = None
+        self._attempt: TransactionAttempt | None = None
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        self._component_id = component_id
+        if parallelism != 1 and not all(isinstance(each.grouping, GlobalGrouping) for each in inputs):
+            raise TopologyError(f"committer {component_id!r} keeps one clock: give it parallelism 1")
+        records = [each for each in inputs if each.stream != CLOCK_STREAM]
+        if len(inputs) - len(records) != 1 or not records:
+            raise TopologyError(
+                f"committer {component_id!r} needs the records and the planning times: subscribe it to the records, and with "
+                f"global_grouping(SPOUT, {CLOCK_STREAM!r}) to the spout"
+            )
+        for source in records:
+            source.require(component_id, (self.on, *self.partition))
+            check_times(component_id, self.on, source.fields.type_of(self.on), self.unit)
+        self.state.bind(Fields(name=str), Fields(watermark=int, clock=str))
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(WATERMARK_FIELDS)
+
+    def combiner(self) -> Combiner:
+        return _NewestTimes(self.on, self.partition, self.unit)
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._attempt, self._newest, self._clock = batch_id, {}, None
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names == list(CLOCK_FIELDS):
+            self._clock = batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
+            return
+        for partition, at in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            self._newest[partition] = max(at, self._newest.get(partition, at))
+
+    def keep_for_commit(self) -> bytes:
+        planned_at, unread = self._told()
+        for partition, at in sorted(self._newest.items()):
+            if at - planned_at > self._max_ahead:
+                raise BadRecordError(
+                    f"committer {self._component_id!r}: field {self.on!r} holds {_shown(at)}, which is further ahead of "
+                    f"{_shown(planned_at)} than max_ahead allows{f' (partition {partition})' if partition else ''}"
+                )
+        return json.dumps([self._newest, planned_at, unread]).encode()
+
+    def take_for_commit(self, kept: bytes) -> None:
+        self._newest, *clock = json.loads(kept)
+        self._clock = (clock[0], clock[1])
+
+    def finish_batch(self) -> Iterable[pa.RecordBatch]:
+        if self._attempt is None:
+            return []
+        planned_at, unread = self._told()
+        self.state.begin_commit(self._attempt)
+        (found,) = self.state.multi_get([_ROW])
+        before = EventClock.of_document(json.loads(found[1])) if found is not None else EventClock()
+        after = before.after(
+            self._newest,
+            planned_at,
+            out_of_orderness=self._out_of_orderness,
+            idle_after=self._idle_after,
+            unread=unread,
+        )
+        self.state.multi_put([_ROW], [(after.watermark, json.dumps(after.document()))])
+        self.state.commit(self._attempt)
+        told = {"watermark_before": before.watermark, "watermark": after.watermark, "planned_at": after.planned_at}
+        return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
+
+    def _told(self) -> tuple[int, bool]:
+        if self._clock is None:
+            raise TopologyError(f"committer {self._component_id!r} got no planning time of its transaction")
+        return self._clock
+
+
+class _NewestTimes(Combiner):
+    """Reduces records to the newest event time of each source partition, and lets planning times
+    pass."""
+
+    def __init__(self, on: str, partition: tuple[str, ...], unit: str) -> None:
+        self._on, self._partition, self._unit = on, partition, unit
+        self._newest: dict[str, int] = {}
+        self._clock: pa.RecordBatch | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names == list(CLOCK_FIELDS):
+            self._clock = batch
+            return
+        if not batch.num_rows:
+            return
+        at = pa.array(times_of(batch.column(self._on), self._on, self._unit))
+        names = pa.array(np.full(batch.num_rows, ""), pa.string())
+        if self._partition:
+            parts = [pc.fill_null(batch.column(each).cast(pa.string()), "") for each in self._partition]
+            names = pc.binary_join_element_wise(*parts, "/") if len(parts) > 1 else parts[0]
+        grouped = (
+            pa.table({"partition": names, "at": at}).group_by("partition", use_threads=False).aggregate([("at", "max")])
+        )
+        newest = zip(grouped.column("partition").to_pylist(), grouped.column("at_max").to_pylist(), strict=True)
+        for partition, latest in newest:
+            self._newest[partition] = max(latest, self._newest.get(partition, latest))
+
+    def finish(self) -> pa.RecordBatch | None:
+        if self._clock is not None:
+            return self._clock
+        if not self._newest:
+            return None
+        return pa.RecordBatch.from_arrays([list(self._newest), list(self._newest.values())], schema=_NEWEST)
+
+
+def opaque(committer: str, state: MapState) -> MapState:
+    """The state, if a replay starts from its previous values. Raises ``TopologyError``."""
+    checked = checked_state(committer, state)
+    if checked.value_type is not ValueType.OPAQUE:
+        raise TopologyError(f"{committer} needs an OpaqueMapState: a replay must start from the time before it")
+    return checked
+
+
+def _shown(micros: int) -> str:
+    try:
+        return str(pa.scalar(micros, pa.timestamp("us", "UTC")).as_py())
+    except (ValueError, OverflowError):
+        return f"{micros} microseconds since 1970"

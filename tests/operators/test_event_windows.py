@@ -1,0 +1,99 @@
+"""Windows of event time as pure arithmetic."""
+
+from __future__ import annotations
+
+import datetime
+import zoneinfo
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.errors import ConfigError
+from framework.operators.durations import micros_of
+from framework.operators.event_clock import NEVER, EventClock
+from framework.operators.event_windows import hopping, tumbling
+
+pytestmark = pytest.mark.rule("C43")
+
+MICROS = 1_000_000
+
+
+def micros(text: str, zone: str) -> int:
+    moment = datetime.datetime.fromisoformat(text).replace(tzinfo=zoneinfo.ZoneInfo(zone))
+    return int(moment.timestamp()) * MICROS
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "hours"),
+    [
+        ("Europe/Berlin", "2026-03-29", 23),
+        ("Europe/Berlin", "2026-10-25", 25),
+        ("Europe/Berlin", "2026-07-01", 24),
+        ("America/Sao_Paulo", "2018-11-04", 23),  # the clock goes forward at midnight
+        ("Asia/Kathmandu", "2026-01-01", 24),
+    ],
+)
+def test_a_day_in_a_zone_has_its_own_length(zone: str, day: str, hours: int) -> None:
+    window = tumbling("1 day", zone=zone)
+    noon = micros(f"{day}T12:00:00", zone)
+    (end,) = window.assign(np.array([noon])).ends.tolist()
+    start = window.start_of(end)
+    assert end - start == hours * 3_600 * MICROS
+    assert window.assign(np.array([start, end - 1, end, start - 1])).ends.tolist()[:2] == [end, end]
+    assert window.assign(np.array([end])).ends[0] > end
+    assert window.assign(np.array([start - 1])).ends[0] == start
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(1, 50),
+    st.integers(0, 60),
+    st.lists(st.integers(-500, 500), min_size=1, max_size=20),
+)
+def test_a_time_is_in_each_window_that_spans_it_and_in_no_other(
+    length: int, step: int, origin: int, times: list[int]
+) -> None:
+    step = min(step, length)
+    window = hopping(length, step, origin=origin)
+    assigned = window.assign(np.array(times) * MICROS)
+    found = sorted(zip(assigned.rows.tolist(), (assigned.ends // MICROS).tolist(), strict=True))
+    shift = origin % step
+    expected = [
+        (row, start + length)
+        for row, at in enumerate(times)
+        for start in range(at - length + 1, at + 1)
+        if (start - shift) % step == 0
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize("wrong", ["5 parsecs", "", "-1 s", -1, True, float("nan"), None, "min"])
+def test_what_is_no_length_of_time_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="gap is .*give a length of time"):
+        micros_of(wrong, "gap")
+
+
+def test_windows_that_cannot_be_are_refused() -> None:
+    for make, why in (
+        (lambda: tumbling(0), "above 0"),
+        (lambda: hopping("1 min", "2 min"), "leave gaps"),
+        (lambda: tumbling("1 day", zone="Mars/Olympus"), "no time zone"),
+        (lambda: tumbling("1 h", zone="Europe/Berlin"), "whole days"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            make()
+
+
+def test_an_idle_partition_and_an_unread_one() -> None:
+    rules: dict[str, Any] = {"out_of_orderness": 10, "idle_after": 100}
+    clock = EventClock().after({"a": 1_000, "b": 500}, 0, **rules)
+    assert clock.watermark == 490
+    assert clock.after({"a": 2_000}, 99, **rules).watermark == 490
+    later = clock.after({"a": 2_000}, 100, **rules)
+    assert later.watermark == 1_990
+    assert later.after({"b": 600}, 110, **rules).watermark == 1_990  # it never goes back
+    assert EventClock().after({"a": 1}, 0, unread=True, **rules).watermark == NEVER
+    assert EventClock.of_document(later.document()) == later

@@ -1,0 +1,109 @@
+"""Sessions that are sent once, whatever the batches, the order and the failures."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
+from framework.testing import run_on
+from sinks import Count, First, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, WatermarkCommitter
+from sinks.event_time.sessions import SessionCommitter
+from sinks.event_time.windowed import LATE_STREAM
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.sinks.event_time.test_windowed import FAULTS
+
+pytestmark = pytest.mark.rule("C44")
+
+ROW = Fields(user=str, source=int, at=int, paid=pa.decimal128(10, 2))
+
+
+def topology(*, opaque: bool = True, lag: int = 0) -> Topology:
+    spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: [], 1: []}, ROW, 10)
+    builder = TransactionalTopologyBuilder("visits", "clicks", spout, 2)
+    watermark = WatermarkCommitter(
+        OpaqueMapState(MemoryBackend()), "at", partition=["source"], out_of_orderness=lag, max_ahead="1000000 days"
+    )
+    builder.set_bolt("watermark", watermark).global_grouping("clicks").global_grouping("clicks", CLOCK_STREAM)
+    sessions = SessionCommitter(
+        OpaqueMapState(MemoryBackend()),
+        5,
+        on="at",
+        key=["user"],
+        aggregates={"clicks": Count(), "paid": Sum("paid"), "first": First("at"), "last": Last("at")},
+    )
+    builder.set_bolt("visits", sessions, 2).fields_grouping("clicks", Fields("user")).all_grouping("watermark")
+    for name, stream in (("sent", "default"), ("late", LATE_STREAM)):
+        counted = StateCommitter(
+            OpaqueMapState(MemoryBackend()),
+            ["user", "session_start", "session_end"],
+            {"times": Count(), "clicks": Sum("clicks"), "paid": Sum("paid")},
+        )
+        builder.set_bolt(name, counted).global_grouping("visits", stream)
+    return builder.build()
+
+
+def test_records_that_connect_two_sessions_make_them_one() -> None:
+    rows = [["a", 0, at, Decimal("0.50")] for at in (10, 18, 14, 60, 99)]
+    for take in (1, 2, 5):
+        done = run_on(topology(lag=10), {0: rows}, take=take)
+        (row, later) = done.table("sent")
+        assert (row["clicks"], row["paid"], row["session_start"].second, row["session_end"].second) == (
+            3,
+            Decimal("1.50"),
+            10,
+            23,
+        )
+        assert later["clicks"] == 1
+        assert len(done.table("visits")) == 1
+
+
+def test_what_belongs_to_no_open_session_is_late() -> None:
+    done = run_on(topology(), {0: [["a", 0, at, Decimal(1)] for at in (10, 50, 20, 46)]}, take=1)
+    assert [row["session_start"].second for row in done.rows("visits", LATE_STREAM)] == [20]
+    assert done.table("visits")[0]["due_at"] == 55_000_000
+
+
+def expected(rows: list[tuple[str, int]], watermark: int) -> list[tuple[str, int, int, int]]:
+    found: list[list[Any]] = []
+    for user, at in sorted(rows):
+        if found and found[-1][0] == user and at - found[-1][2] < 5:
+            found[-1][2], found[-1][3] = at, found[-1][3] + 1
+        else:
+            found.append([user, at, at, 1])
+    return [(user, first, last + 5, count) for user, first, last, count in found if last + 5 <= watermark]
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(*[st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), min_size=1, max_size=20)] * 2),
+    st.integers(1, 9),
+    FAULTS,
+    st.booleans(),
+)
+def test_batches_tasks_and_failures_change_no_session(drawn: Any, take: int, faults: Any, opaque: bool) -> None:
+    partitions = {
+        number: [[user, number, at, Decimal("0.10")] for user, at in sorted(rows, key=lambda each: each[1])]
+        for number, rows in enumerate(drawn)
+    }
+    transactions = max(-(-len(rows) // take) for rows in partitions.values())
+    chosen = [each for each in faults if each.txid <= transactions]
+    done = run_on(topology(opaque=opaque), partitions, take=take, faults=chosen)
+    watermark = min(rows[-1][2] for rows in partitions.values())
+
+    def seconds(moment: datetime.datetime) -> int:
+        return int(moment.timestamp())
+
+    sent = [
+        (row["user"], seconds(row["session_start"]), seconds(row["session_end"]), row["clicks"])
+        for row in done.table("sent")
+    ]
+    assert sorted(sent) == sorted(expected([row for rows in drawn for row in rows], watermark))
+    assert all(row["times"] == 1 and row["paid"] == Decimal("0.10") * row["clicks"] for row in done.table("sent"))
+    assert done.table("late") == []
