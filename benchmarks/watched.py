@@ -150,7 +150,7 @@ def root(zookeeper: str) -> dict[str, Any]:
             stack.enter_context(submit(topology, config, executor="local")).wait_until_caught_up(600)
         port = free_port()
         settings = [part for key, value in config.items() for part in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "framework", "ui", "--port", str(port), *settings]
+        command = [sys.executable, "-m", "ratchet", "ui", "--port", str(port), *settings]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             base = f"http://127.0.0.1:{port}/api"

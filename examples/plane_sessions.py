@@ -3,7 +3,7 @@
 Departures come from Kafka, one record each. All departures of a plane are in one partition, in
 order. For each plane, the bolt keeps the current session and a summary of the sessions that have
 ended: exactly-once, on disk. At the end the state is read from outside, like
-``python -m framework.state examples.plane_sessions:topology get N14228``.
+``ratchet state get examples.plane_sessions:topology N14228``.
 
     python -m examples.plane_sessions [--local] [--flights N]
 """

@@ -1,4 +1,4 @@
-"""Servers that keep running after the command that started them: ``python -m integration up``, and
+"""Servers that keep running after the command that started them: ``ratchet servers up``, and
 ``down``."""
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class EmbeddedServers:
             running = read_state(self.folder)
             if running is not None:
                 raise ServerError(
-                    f"servers already run in {self.folder} (python -m integration down --dir {self.folder} ends them)"
+                    f"servers already run in {self.folder} (ratchet servers down --dir {self.folder} ends them)"
                 )
             lock.truncate(0)
             lock.write(str(os.getpid()))

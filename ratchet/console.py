@@ -20,7 +20,7 @@ def main() -> None:
     from framework.commands.cli import app
 
     signal.signal(signal.SIGINT, before)
-    app()
+    app(prog_name="ratchet")
 
 
 def read(*what: Any, **options: Any) -> Snapshot:

@@ -1,5 +1,5 @@
-"""``python -m sinks.compact PATH``: merges the small files of a table, and removes files that are
-no longer needed."""
+"""``ratchet compact PATH``: merges the small files of a table, and removes files that are no longer
+needed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,3 @@ def main(
         before, after = table.compact()
         removed = table.vacuum(older_than_s=grace_s)
     print(json.dumps({"files_before": before, "removed": removed, **described(table.files()), "compacted_to": after}))  # noqa: T201
-
-
-if __name__ == "__main__":
-    app()

@@ -39,7 +39,7 @@ COMMANDS = {
     "compact": ("sinks.compact:app", "Merge the small files of a table."),
     "new": ("framework.commands.new:app", "Write a project that works."),
     "topic": ("spouts.kafka.topic:app", "Create a topic, write to it, look into it."),
-    "servers": ("integration.__main__:app", "Real servers for development: up, down, status."),
+    "servers": ("integration.cli:app", "Real servers for development: up, down, status."),
     "config": ("framework.commands.reference:config_app", "Explain the configuration keys."),
     "metrics": ("framework.commands.reference:metrics_app", "Explain the metrics."),
 }

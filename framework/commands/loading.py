@@ -30,7 +30,7 @@ def load_transactional(name: str, config: Config) -> Topology:
     if isinstance(found, CoreTopology):
         raise ConfigError(
             f"{name} is a core topology, which keeps no transactional state: there is nothing to do here; the state of stateful "
-            "bolts is for python -m framework.state"
+            "bolts is for ratchet state"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""``python -m framework.reset MODULE:TOPOLOGY``: goes back, on purpose and by name.
+"""``ratchet reset MODULE:TOPOLOGY``: goes back, on purpose and by name.
 
 Without ``--yes`` it shows what there is and what would go. It needs the topology's leadership, so a
 running driver keeps it from doing anything.

@@ -1,5 +1,5 @@
-"""``python -m framework.state MODULE:TOPOLOGY COMMAND``: the state of a topology, read at the last
-committed checkpoint while the topology runs; and its snapshots.
+"""``ratchet state COMMAND MODULE:TOPOLOGY``: the state of a topology, read at the last committed
+checkpoint while the topology runs; and its snapshots.
 
 Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'``
 for a tuple. A snapshot is a file of JSON lines: a header, then one line per key with the bytes of
@@ -15,7 +15,6 @@ import datetime
 import gzip
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from framework.commands.exits import EXIT_FAILED, exit_codes
 from framework.commands.loading import load_topology
@@ -42,7 +42,22 @@ from framework.topology import CoreTopology
 
 SNAPSHOT_FORMAT = "ratchet-state-2"
 
+
+class _StateCommands(TyperGroup):
+    """Takes the topology before the command too, although each command has it as an argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if len(args) > 1 and ":" in args[0] and not args[0].startswith("-"):
+            args = [args[1], args[0], *args[2:]]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_codes():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=_StateCommands,
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -354,15 +369,3 @@ def _say_which(state: TopologyState) -> None:
         else f"{state.txid_before} to {state.txid_after}"
     )
     typer.echo(f"checkpoint {span}", err=True)
-
-
-def main() -> None:
-    first, *rest = [*sys.argv[1:], ""]
-    if ":" in first and rest[0] and not first.startswith("-"):
-        sys.argv[1:3] = sys.argv[2:0:-1]  # the commands take the topology as their first argument
-    with exit_codes():
-        app()
-
-
-if __name__ == "__main__":
-    main()

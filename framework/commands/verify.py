@@ -1,4 +1,4 @@
-"""``python -m framework.verify MODULE:TOPOLOGY``: recomputes a topology's sinks from its source."""
+"""``ratchet verify MODULE:TOPOLOGY``: recomputes a topology's sinks from its source."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class CommitPhase:
             raise ConfigError(
                 f"{state.location} is of incarnation {header.incarnation}, and the topology {self._topology_id!r} is of "
                 f"{self._incarnation}: ZooKeeper's state was wiped and written anew, or the sink was; restore the one that was "
-                "lost, or start anew with `python -m framework.reset --everything`"
+                "lost, or start anew with `ratchet reset --everything`"
             )
 
     def _agrees(self, state: FencedState, header: Header, currtx: int, digests: Mapping[int, str]) -> bool:
@@ -183,12 +183,12 @@ class CommitPhase:
                 if header.open is None:
                     raise ConfigError(
                         f"{state.location} joined after transaction {header.done}, and ZooKeeper says that {currtx} is next: its "
-                        "state is older than the sink; restore a later one, or start anew with `python -m framework.reset "
+                        "state is older than the sink; restore a later one, or start anew with `ratchet reset "
                         "--everything`"
                     )
                 raise ConfigError(
                     f"{state.location} is done with transaction {currtx}, for which it was never opened: its header was written "
-                    "by something else; restore the sink, or start anew with `python -m framework.reset --everything`"
+                    "by something else; restore the sink, or start anew with `ratchet reset --everything`"
                 )
             committed = digests.get(currtx - 1, FORGOTTEN)
             if header.open is not None and header.open.txid == currtx - 1 and committed != FORGOTTEN:
@@ -335,7 +335,7 @@ class CommitPhase:
                 raise ConfigError(
                     f"{self._states[index].location} holds transactions up to {current.done} only, and {attempt.txid} was to be "
                     "committed: it was restored from a backup, or lost what was not yet on disk; restore all that it held, or "
-                    "start anew with `python -m framework.reset --everything`"
+                    "start anew with `ratchet reset --everything`"
                 )
             if current.open is not None and (current.open.txid, current.open.attempt_id) > (
                 attempt.txid,
@@ -371,8 +371,8 @@ class CommitPhase:
             raise ConfigError(
                 f"{state.location} holds transaction {found.txid} as attempt {found.attempt_id} made it, with plan "
                 f"{found.plan_digest}; committed was another attempt, with plan {committed.plan_digest}: it was restored from a "
-                "backup, or lost what was not yet on disk; restore all that it held, or start anew with `python -m "
-                "framework.reset --everything`"
+                "backup, or lost what was not yet on disk; restore all that it held, or start anew with "
+                "`ratchet reset --everything`"
             )
 
     def _sweep(self, index: int, attempt: AttemptHeader) -> None:

@@ -7,9 +7,9 @@ PostgreSQL.
 Fill the topic first, and then run it against your own servers. On a Spark cluster, use a database
 that all its hosts reach::
 
-    python -m framework.run ratchet.demo.flights:topology --set app.kafka=HOST:PORT \
+    ratchet run ratchet.demo.flights:topology --set app.kafka=HOST:PORT \
         --set app.database=flights.db
-    python -m framework.run ratchet.demo.flights:topology --set app.kafka=HOST:PORT \
+    ratchet run ratchet.demo.flights:topology --set app.kafka=HOST:PORT \
         --set app.database=postgresql://USER@HOST/NAME --set spark.master=spark://HOST:PORT
 """
 

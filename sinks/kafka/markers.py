@@ -50,7 +50,7 @@ OPEN_PATIENCE_S = 3.0
 #: another ``transaction.timeout.ms``. A batch must be delivered within it.
 TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
-_ANEW = "restore the one that was lost, or start anew with `python -m framework.reset --everything`"
+_ANEW = "restore the one that was lost, or start anew with `ratchet reset --everything`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

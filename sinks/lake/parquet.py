@@ -83,7 +83,7 @@ GRACE_S = 3_600.0
 class ParquetTable(FileTable):
     """A folder of Parquet files. Only the files that its manifests name belong to the table.
 
-    ``compact()`` (``python -m sinks.compact PATH``) merges small files. It may run while the
+    ``compact()`` (``ratchet compact PATH``) merges small files. It may run while the
     topology runs.
     """
 

@@ -47,7 +47,7 @@ STOPPING = "stopping, the commit under way is finished (Ctrl-C again to end now)
 def interrupted(folder: Path, when: Callable[[psutil.Process, Path], bool], *options: str) -> tuple[int, str]:
     """Exit status and standard error of a run that was interrupted at a moment."""
     (folder / "mine.py").write_text(PIPELINE)
-    command = [sys.executable, "-m", "framework", "run", "mine:topology", "--set", "spark.master=local[1]", *options]
+    command = [sys.executable, "-m", "ratchet", "run", "mine:topology", "--set", "spark.master=local[1]", *options]
     log = folder / "run.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(

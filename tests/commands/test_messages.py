@@ -123,9 +123,9 @@ class User:
     def runs(self, name: str, *options: str, **environment: str) -> Answer:
         words = ("run", name, "--until-caught-up", *options)
         if not self._in_processes and not environment:
-            return call("framework", *words, cwd=self.folder)
+            return call("ratchet", *words, cwd=self.folder)
         answer = subprocess.run(
-            [sys.executable, "-m", "framework", *words],
+            [sys.executable, "-m", "ratchet", *words],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             capture_output=True,
@@ -264,7 +264,7 @@ def test_two_topologies_on_a_topic_that_was_created_again_go_on_as_they_are_told
         advice = re.search(r"run `ratchet (.*?)`", stopped.stderr)
         assert advice is not None, stopped.stderr
         words = advice[1].replace("MODULE:TOPOLOGY", each).split()
-        assert call("framework", *words, *options, cwd=user.folder).returncode == 0
+        assert call("ratchet", *words, *options, cwd=user.folder).returncode == 0
         assert user.runs(each, "--executor", "local", *options).returncode == 0
     with closing(sqlite3.connect(user.folder / "words.db")) as database:
         assert set(database.execute("SELECT word, n FROM words_live")) == {("old", 1), ("new", 2)}

@@ -26,7 +26,7 @@ from tests.kit.waiting import PATIENCE_S
 
 
 def ratchet(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    answer = call("framework", *words) if cwd is None else call("framework", *words, cwd=cwd)
+    answer = call("ratchet", *words) if cwd is None else call("ratchet", *words, cwd=cwd)
     return answer.returncode, answer.stdout, answer.stderr
 
 
@@ -225,7 +225,7 @@ def test_a_terminal_that_lacks_a_sign_gets_another(tmp_path: Path) -> None:
         TOPOLOGY + "topology = of(OpaqueMemoryTransactionalSpout({0: [['a']]}, Fields(word=str), 1))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "framework", "check", "mine:topology", "--executor", "local"],
+        [sys.executable, "-m", "ratchet", "check", "mine:topology", "--executor", "local"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"},
         capture_output=True,

@@ -69,9 +69,11 @@ def test_a_zookeeper_that_does_not_answer_is_reported_in_one_line(tmp_path: Path
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.parametrize("module", ["framework.reset", "framework.verify"])
-def test_commands_on_transactional_state_refuse_a_core_topology(module: str) -> None:
-    answer = call(module, "examples.joined_streams:topology", *(["--positions"] if "reset" in module else []))
+@pytest.mark.parametrize("command", ["reset", "verify"])
+def test_commands_on_transactional_state_refuse_a_core_topology(command: str) -> None:
+    answer = call(
+        "ratchet", command, "examples.joined_streams:topology", *(["--positions"] if command == "reset" else [])
+    )
     assert answer.returncode == 2
     assert "examples.joined_streams:topology is a core topology, which keeps no transactional state" in answer.stderr
 
@@ -114,7 +116,7 @@ def topology():
 def failed(folder: Path, what: str) -> tuple[list[str], int]:
     """The last lines that are about the error, and how many attempts were made."""
     (folder / "mine.py").write_text(PIPELINE.replace("WHAT", what))
-    answer = call("framework", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=folder)
+    answer = call("ratchet", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=folder)
     assert answer.returncode == 1
     lines = answer.stderr.splitlines()
     error = next(number for number, line in enumerate(lines) if line.startswith("error: "))
@@ -177,6 +179,6 @@ def test_a_value_of_a_wrong_type_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_an_error_that_repeats_is_logged_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PIPELINE.replace("WHAT", "str(10 // number)"))
-    answer = call("framework", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=tmp_path)
+    answer = call("ratchet", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=tmp_path)
     assert answer.stderr.count("batch.failed") == 1
     assert answer.stderr.count("Traceback") == 1

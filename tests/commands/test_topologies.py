@@ -51,7 +51,7 @@ class Words:
 
     def ask(self, command: str, *words: str) -> Answer:
         options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
-        return call("framework", command, *words, *options)
+        return call("ratchet", command, *words, *options)
 
     def documents(self, command: str, *words: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.ask(command, *words, "--json").stdout.splitlines()]
@@ -198,7 +198,7 @@ def kafka_topology(servers: str, topic: str, folder: Path) -> str:
 
 def checked(words: Words, topology: str) -> tuple[int, dict[str, dict[str, Any]]]:
     options = [part for key, value in words.settings.items() for part in ("--set", f"{key}={value}")]
-    answer = call("framework", "check", topology, "--json", *options, cwd=words.folder)
+    answer = call("ratchet", "check", topology, "--json", *options, cwd=words.folder)
     return answer.returncode, {each["subject"]: each for each in map(json.loads, answer.stdout.splitlines())}
 
 
@@ -252,7 +252,7 @@ def test_check_asks_for_the_servers_that_the_transactions_of_a_table_are_recorde
         "b.set_bolt('count', StateCommitter(s, ['word'], {'n': Count()})).global_grouping('lines')\n"
         "topology = b.build()\n"
     )
-    answer = call("framework", "run", "mine:topology", "--executor", "local", cwd=words.folder)
+    answer = call("ratchet", "run", "mine:topology", "--executor", "local", cwd=words.folder)
     assert answer.returncode == 2
     assert "transactional.zookeeper.servers is not set, and table 'words'" in answer.stderr
     assert "has state of topology 'words'" in answer.stderr
@@ -262,7 +262,7 @@ def test_a_run_over_a_topic_that_does_not_exist_fails_before_it_starts(words: Wo
     """A scheduled job with a misspelt topic must not report success."""
     topology = kafka_topology(topics.bootstrap_servers, name, words.folder)
     options = [part for key, value in words.settings.items() for part in ("--set", f"{key}={value}")]
-    answer = call("framework", "run", topology, "--until-caught-up", "--executor", "local", *options, cwd=words.folder)
+    answer = call("ratchet", "run", topology, "--until-caught-up", "--executor", "local", *options, cwd=words.folder)
     assert answer.returncode == 2
     assert f"error: topic {name!r} does not exist at" in answer.stderr
 
@@ -307,18 +307,18 @@ def test_a_core_topology_over_a_topic_that_does_not_exist_fails_too(words: Words
     (words.folder / "mine.py").write_text(CORE)
     options = ("--set", f"app.topic={name}", "--set", f"app.kafka={topics.bootstrap_servers}", "--executor", "local")
     for command in (("check",), ("run", "--until-caught-up")):
-        answer = call("framework", *command, "mine:core", *options, cwd=words.folder)
+        answer = call("ratchet", *command, "mine:core", *options, cwd=words.folder)
         assert answer.returncode == (1 if command == ("check",) else 2)
         assert f"topic {name!r} does not exist at {topics.bootstrap_servers}" in answer.stdout + answer.stderr
     topics.create(name, 1)
-    assert call("framework", "run", "--until-caught-up", "mine:core", *options, cwd=words.folder).returncode == 0
+    assert call("ratchet", "run", "--until-caught-up", "mine:core", *options, cwd=words.folder).returncode == 0
 
 
 def test_check_names_the_broker_of_a_sink_that_does_not_answer(words: Words, name: str) -> None:
     (words.folder / "mine.py").write_text(CORE)
     nobody = f"127.0.0.1:{free_port()}"
     options = ("--set", f"app.topic={name}", "--set", f"app.kafka={nobody}", "--executor", "local")
-    answer = call("framework", "check", "mine:sink", *options, cwd=words.folder)
+    answer = call("ratchet", "check", "mine:sink", *options, cwd=words.folder)
     assert answer.returncode == 1
     assert [line for line in answer.stdout.splitlines() if line.startswith("✗ bolt sink") and nobody in line]
 
@@ -328,7 +328,7 @@ def test_check_names_the_broker_of_a_sink_that_does_not_answer(words: Words, nam
 
 def test_records_are_written_to_a_topic_and_looked_at(topics: Topics, name: str, tmp_path: Path) -> None:
     def topic(*words: str) -> Answer:
-        return call("framework", "topic", *words, "--kafka", topics.bootstrap_servers)
+        return call("ratchet", "topic", *words, "--kafka", topics.bootstrap_servers)
 
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"who": "ann", "n": 1}\n\n{"who": "bob", "n": 2}\n')
@@ -378,7 +378,7 @@ def test_a_record_that_cannot_be_decoded_is_shown_with_what_to_do(
     module = words.folder / "mine.py"
     module.write_text(module.read_text().replace("TextCodec()", codec))
     options = [part for key, each in words.settings.items() for part in ("--set", f"{key}={each}")]
-    answer = call("framework", "run", topology, "--executor", "local", *options, cwd=words.folder)
+    answer = call("ratchet", "run", topology, "--executor", "local", *options, cwd=words.folder)
     assert answer.returncode == 1
     error = answer.stderr[answer.stderr.index("error: ") :].splitlines()
     assert f"topic {name!r}, partition 0, offset 0: " in error[0] and reason in error[0]
@@ -399,7 +399,7 @@ def test_the_last_records_are_found_behind_the_marks_of_transactions(topics: Top
             producer.abort_transaction()
         else:
             producer.commit_transaction()
-    shown = call("framework", "topic", "peek", name, "-n", "6", "--kafka", topics.bootstrap_servers).stdout
+    shown = call("ratchet", "topic", "peek", name, "-n", "6", "--kafka", topics.bootstrap_servers).stdout
     assert [line.split()[1] for line in shown.splitlines()] == ["14", "16", "18"]
 
 
@@ -408,7 +408,7 @@ def test_a_topic_is_not_created_where_nobody_answers(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(topic, "_TIMEOUT_S", 1.0)
     nobody = f"127.0.0.1:{free_port()}"
-    answer = call("framework", "topic", "create", "words", "--kafka", nobody)
+    answer = call("ratchet", "topic", "create", "words", "--kafka", nobody)
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"error: Kafka at {nobody}: ")
     assert answer.stderr != f"error: Kafka at {nobody}: \n"

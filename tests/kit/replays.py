@@ -167,12 +167,12 @@ class OverKafka:
 
     def ratchet(self, name: str, *words: str) -> Answer:
         """``ratchet NAME TOPOLOGY WORDS``."""
-        return call("framework", name, self.where, *words, *self._options)
+        return call("ratchet", name, self.where, *words, *self._options)
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """The same as a process of its own, in a group of its own, so that it can be killed."""
         return subprocess.Popen(
-            [sys.executable, "-m", "framework", name, self.where, *words, *self._options],
+            [sys.executable, "-m", "ratchet", name, self.where, *words, *self._options],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

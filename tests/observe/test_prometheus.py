@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from framework import Fields, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from integration import RedisServer, ServerError
-from integration.__main__ import app
+from integration.cli import app
 from integration.prometheus import PrometheusServer
 from integration.server import free_port
 from integration.servers import is_ours
@@ -126,7 +126,7 @@ def test_what_cannot_be_scraped_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_servers_come_up_with_prometheus_and_go_down_with_it(tmp_path: Path) -> None:
     def ratchet(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "integration", *arguments, "--dir", str(tmp_path)]
+        command = [sys.executable, "-m", "ratchet", "servers", *arguments, "--dir", str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     up = ratchet("up", "--observe", "--scrape", "127.0.0.1:9", "--json")

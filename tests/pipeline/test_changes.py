@@ -169,7 +169,7 @@ def test_reset_from_the_command_line_asks_for_yes_and_starts_over(
     where = ("--set", f"transactional.zookeeper.servers={servers.zookeeper}")
 
     def reset(*words: str) -> Answer:
-        return call("framework.reset", "mine:topology", *words, cwd=tmp_path)
+        return call("ratchet", "reset", "mine:topology", *words, cwd=tmp_path)
 
     for _ in range(2):
         made: dict[str, Any] = {}

@@ -954,6 +954,6 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
         found = dict(connection.execute("SELECT word, count FROM words WHERE NOT _deleted"))
     assert found == {word.decode(): count for word, count in sent.items()}
     assert words.ratchet("verify").returncode == 0
-    history = call("framework", "history", topic, *zookeeper).stdout.splitlines()
+    history = call("ratchet", "history", topic, *zookeeper).stdout.splitlines()
     assert "the rows of 'words' were exchanged for rebuilt ones" in history[-1]
     print(f"seed {seed}: {kills} kills, {rebuilt} exchanges before the last one")

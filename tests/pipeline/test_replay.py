@@ -375,7 +375,7 @@ def test_replay_from_the_command_line_shows_the_record_that_fails_and_what_mende
     this = "tests.pipeline.test_replay"
 
     def command(*more: str) -> Answer:
-        return call("framework", "replay", f"{this}:kafka_topology", *options, *more)
+        return call("ratchet", "replay", f"{this}:kafka_topology", *options, *more)
 
     with submit(kafka_topology(settings), config, executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)
@@ -397,7 +397,7 @@ def test_replay_from_the_command_line_shows_the_record_that_fails_and_what_mende
     assert (report["txid"], report["committed"], report["agrees"]) == (2, False, None)
     assert "invalid literal" in report["failure"]
 
-    words = [sys.executable, "-m", "framework", "replay", f"{this}:kafka_topology", *options, "--pdb"]
+    words = [sys.executable, "-m", "ratchet", "replay", f"{this}:kafka_topology", *options, "--pdb"]
     debugged = subprocess.run(
         words,
         input="p 'the text is ' + text\nq\n",

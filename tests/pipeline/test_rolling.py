@@ -67,7 +67,7 @@ def version(folder: Path, name: str, more: str = "") -> Path:
 
 @contextmanager
 def driver(folder: Path, settings: dict[str, str], executor: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "framework", "run", "pipeline:topology", "--executor", executor, *options]
+    command = [sys.executable, "-m", "ratchet", "run", "pipeline:topology", "--executor", executor, *options]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open(folder / "log", "wb") as log:

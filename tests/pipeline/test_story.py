@@ -49,7 +49,7 @@ def assert_prints(folder: Path, command: str, shown: str) -> None:
             written.replace("            collector.emit", "            breakpoint()\n            collector.emit")
         )
     done = subprocess.run(
-        [sys.executable, "-m", "framework", *shlex.split(command)],
+        [sys.executable, "-m", "ratchet", *shlex.split(command)],
         cwd=folder,
         input="".join(f"{line}\n" for line in typed),
         stdout=subprocess.PIPE,

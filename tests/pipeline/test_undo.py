@@ -645,9 +645,7 @@ def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topic
     assert counts() == whole
     newest = json.loads(words.ratchet("verify", "--json").stdout)["txid"]
     zookeeper = [f"--set={key}={value}" for key, value in words.config.items()]
-    planned = json.loads(call("framework", "history", topic, "--txid", str(newest), "--json", *zookeeper).stdout)[
-        "plan"
-    ]
+    planned = json.loads(call("ratchet", "history", topic, "--txid", str(newest), "--json", *zookeeper).stdout)["plan"]
     partition, meta = next((each, meta) for each, meta in planned.items() if meta["next_offset"] > meta["first_offset"])
     answer = words.ratchet("undo", "--yes", "--skip-records", f"{partition}/{meta['first_offset']}")
     assert answer.stdout.endswith("processes its records again, but for those that are left out\n"), answer.stderr
@@ -655,7 +653,7 @@ def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topic
     assert sum(count for _, count in counts()) == 199
     report = words.ratchet("verify", "--json")
     assert report.returncode == 0, report.stdout
-    history = call("framework", "history", topic, "--txid", str(json.loads(report.stdout)["txid"]), *zookeeper)
+    history = call("ratchet", "history", topic, "--txid", str(json.loads(report.stdout)["txid"]), *zookeeper)
     assert "taken back by ratchet undo" in history.stdout
 
 

@@ -74,7 +74,7 @@ def test_three_zookeeper_servers_survive_the_death_of_any_one(tmp_path: Path) ->
 
 def test_up_makes_clusters_and_down_ends_them(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "integration", *words, "--dir", str(tmp_path / "w")]
+        command = [sys.executable, "-m", "ratchet", "servers", *words, "--dir", str(tmp_path / "w")]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300)
 
     up = call("up", "--brokers", "3", "--zookeepers", "3", "--spark-workers", "2", "--json")

@@ -284,7 +284,7 @@ def test_no_orphan_when_the_guardian_is_killed(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_up_status_down_on_the_command_line(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "integration", *words, "--dir", str(tmp_path / "w")]
+        command = [sys.executable, "-m", "ratchet", "servers", *words, "--dir", str(tmp_path / "w")]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=PATIENCE_S)
 
     assert call("status").returncode == 1

@@ -1,4 +1,4 @@
-"""``python -m framework.state`` shows, saves and restores state; with real ZooKeeper and Redis."""
+"""``ratchet state`` shows, saves and restores state; with real ZooKeeper and Redis."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def command(*arguments: str, settings: Mapping[str, Any], key: str, status: int 
     for each, value in settings.items():
         overrides += ["--set", f"{each}={str(value).lower() if isinstance(value, bool) else value}"]
     name, *rest = arguments
-    done = call("framework.state", f"{__name__}:topology", name, *rest, *overrides, "--set", f"app.id={key}")
+    done = call("ratchet", "state", f"{__name__}:topology", name, *rest, *overrides, "--set", f"app.id={key}")
     assert done.returncode == status, done.stderr
     return done.stdout, done.stderr
 
@@ -90,7 +90,7 @@ def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tm
     assert said == f"error: topology '{key}' has not committed a checkpoint yet\n"
     run(key, [WORDS], settings)
     assert command("get", "the", settings=settings, key=key)[0] == "2\n"
-    swapped = [sys.executable, "-m", "framework.state", "get", f"{__name__}:topology", "the"]
+    swapped = [sys.executable, "-m", "ratchet", "state", "get", f"{__name__}:topology", "the"]
     overrides = [part for each, value in {**settings, "app.id": key}.items() for part in ("--set", f"{each}={value}")]
     assert subprocess.run([*swapped, *overrides], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "2\n"
     assert "there is no key sun" in command("get", "sun", settings=settings, key=key, status=1)[1]
@@ -165,7 +165,7 @@ def test_values_that_expire_and_values_of_a_class_are_saved_and_restored(
 
     def command(*words: str, status: int = 0) -> str:
         overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={json.dumps(value)}")]
-        done = call("framework.state", f"{__name__}:tallying", *words, *overrides)
+        done = call("ratchet", "state", f"{__name__}:tallying", *words, *overrides)
         assert done.returncode == status, done.stderr
         return done.stdout
 
@@ -205,7 +205,7 @@ def test_diff_compares_stored_values_and_not_python_equality(tmp_path: Path) -> 
         tmp_path / "b",
         [(1, "one"), (True, "false"), ([1, 2], "list"), ("nan", nan), ("map", {3: 4, 1: 2}), ("new", None)],
     )
-    done = call("framework.state", f"{__name__}:topology", "diff", str(before), str(after))
+    done = call("ratchet", "state", f"{__name__}:topology", "diff", str(before), str(after))
     assert done.returncode == 1, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         ["count", True, "true", "false"],
@@ -234,7 +234,7 @@ def test_a_snapshot_that_would_lack_the_state_of_a_bolt_is_refused(servers: Embe
     settings["app.bolt"] = "tally"
     overrides = [part for each, value in settings.items() for part in ("--set", f"{each}={value}")]
     saved = tmp_path / "saved"
-    done = call("framework.state", f"{__name__}:of_a_bolt", "snapshot", str(saved), *overrides)
+    done = call("ratchet", "state", f"{__name__}:of_a_bolt", "snapshot", str(saved), *overrides)
     assert done.returncode == 2 and "has state of count" in done.stderr, done
     assert not saved.exists()
 

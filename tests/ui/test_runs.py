@@ -336,7 +336,7 @@ def test_ratchet_ui_serves_all_topologies_until_it_is_interrupted(servers: Embed
     settings = {"transactional.zookeeper.servers": servers.zookeeper, "transactional.zookeeper.root": f"/{name}"}
     port, own = free_port(), free_port()
     words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "framework", "ui", "--port", str(port), *words]
+    command = [sys.executable, "-m", "ratchet", "ui", "--port", str(port), *words]
     with submit(topology(), {**settings, "ui.port": own}, executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -362,8 +362,8 @@ def test_ratchet_ui_serves_all_topologies_until_it_is_interrupted(servers: Embed
 def test_ratchet_ui_without_a_store_or_with_others_looking_on_is_one_line(servers: EmbeddedServers) -> None:
     from tests.kit.command import call
 
-    answer = call("framework", "ui")
+    answer = call("ratchet", "ui")
     assert answer.returncode == 2 and "transactional.zookeeper.servers is not set" in answer.stderr
     zookeeper = f"transactional.zookeeper.servers={servers.zookeeper}"
-    answer = call("framework", "ui", "--port", str(free_port()), "--set", zookeeper, "--set", "ui.host=0.0.0.0")
+    answer = call("ratchet", "ui", "--port", str(free_port()), "--set", zookeeper, "--set", "ui.host=0.0.0.0")
     assert answer.returncode == 2 and "set ui.token" in answer.stderr

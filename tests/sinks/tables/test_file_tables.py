@@ -314,7 +314,7 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
     table.compact()
     table.vacuum(older_than_s=0)
     assert words(table) == sorted([*expected, "later"])
-    command = [sys.executable, "-m", "sinks.compact", str(table.path)]
+    command = [sys.executable, "-m", "ratchet", "compact", str(table.path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == len(expected) + 1

@@ -70,7 +70,7 @@ def values_in(table: pa.Table) -> list[Any]:
 
 
 def compacted_by_command(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sinks.compact", str(path), *options]
+    command = [sys.executable, "-m", "ratchet", "compact", str(path), *options]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 

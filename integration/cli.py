@@ -1,4 +1,4 @@
-"""``python -m integration up | down | status | images``: real servers for development, and images
+"""``ratchet servers up | down | status | images``: real servers for development, and images
 for containers."""
 
 from __future__ import annotations
@@ -120,7 +120,3 @@ def _show(state: dict[str, Any], as_json: bool) -> None:
 def _fail(error: ServerError) -> None:
     typer.echo(f"error: {error}", err=True)
     raise typer.Exit(2)
-
-
-if __name__ == "__main__":
-    app()
