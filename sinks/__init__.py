@@ -6,6 +6,7 @@ Database backends are imported on first use, because each needs the extra of its
 from typing import TYPE_CHECKING, Any
 
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
+from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
@@ -16,9 +17,9 @@ from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed import WindowedCommitter
 from sinks.kafka.sink import KafkaSink
-from sinks.lake.append import AppendCommitter
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend
+from sinks.rows.sqlite import SqliteTable
 from sinks.sql.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.values import OpaqueValue, TransactionalValue
@@ -72,6 +73,7 @@ __all__ = [
     "Row",
     "SessionCommitter",
     "SqliteBackend",
+    "SqliteTable",
     "StateCommitter",
     "Sum",
     "Together",

@@ -8,7 +8,7 @@ To write a backend, implement ``MapBackend`` and run the contract suite of
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from framework.errors import ConfigError, MovedOnError, RetryableError
-from framework.observe.logs import get_logger
+from framework.errors import ConfigError, MovedOnError
 from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
+from sinks.store_identity import StoreIdentity
 
 Key = tuple[Any, ...]
 Value = tuple[Any, ...]
@@ -30,8 +30,6 @@ Value = tuple[Any, ...]
 #: roll-back, which gives them the txid below.
 SWEPT = "sweep"
 ROLLED_BACK = "roll back"
-
-_log = get_logger()
 
 
 class Row(NamedTuple):
@@ -64,7 +62,7 @@ class Row(NamedTuple):
         return self.stamp.txid == txid + 1 and self.writer != ROLLED_BACK, self.prev
 
 
-class MapBackend(ABC):
+class MapBackend(StoreIdentity):
     """A store of one state's rows. The driver and each task have a copy, which opens its own
     connections.
 
@@ -313,25 +311,3 @@ class MapBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice; the next use opens them again."""
-
-    # --- for subclasses ---------------------------------------------------------------------------
-
-    #: The identity of the store when this process opened an attempt; empty before.
-    _opened_in: str = ""
-
-    def _may_lose_writes(self, reason: str, advice: str) -> None:
-        """Log how the store can lose acknowledged writes. Called when a state is prepared (C27)."""
-        _log.warning("store.may_lose_writes", state=self.location, reason=reason, advice=advice)
-
-    def _must_be(self, expected: Header, new: Header) -> str:
-        """The identity that the store must have for ``expected`` to become ``new``; empty if any
-        store will do."""
-        return self._opened_in if expected.same_attempt(new) else ""
-
-    def _another_store(self, header: Header) -> RetryableError:
-        opened = header.open
-        attempt = f"{opened.txid}:{opened.attempt_id} of epoch {header.epoch}" if opened is not None else "nothing"
-        return RetryableError(
-            f"{self.location}: the store is not the one in which {attempt} was opened: it was restarted, restored, or another "
-            "one took its place, and may have lost rows; the attempt is repeated"
-        )

@@ -77,6 +77,7 @@ from sinks.lake.folders import (
 )
 from sinks.lake.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
 from sinks.paths import check_can_be_made
+from sinks.table import Table
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -143,7 +144,7 @@ class FileTableShape:
         return FileTableShape(kind, schema, partition_by)
 
 
-class FileTable(FencedState):
+class FileTable(Table):
     """A folder that a topology appends batches to.
 
     ``path``: a folder of a file system with atomic links, local or NFS. It is created when missing.

@@ -10,7 +10,7 @@ import copy
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -35,22 +35,16 @@ from sinks.refusals import explained, refused_delta, refused_row
 from sinks.sql.schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
-    Dialect,
-    HeadersTable,
     TableShape,
-    header_of,
     header_values,
     identifier,
 )
+from sinks.sql.store import SqlStore
 
 #: The longest name of a table.
 NAME_MAX = 63
 #: Rows per page of a scan.
 SCAN_ROWS = 10_000
-
-
-class SqlRollBack(Exception):
-    """Ends an sql_txn that only looks."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +64,12 @@ def _statement(shape: TableShape, upsert: Upsert, rows: str) -> str:
     return shape.upsert(dict(upsert.aggregates), upsert.value_type, rows)
 
 
-class SqlBackend(MapBackend):
+class SqlBackend(SqlStore, MapBackend):
     """A table with stamped rows, and a row of ``_ratchet_headers`` in the same database."""
 
-    dialect: ClassVar[Dialect]
-    #: The end of a SELECT that locks the header until the sql_txn ends: shared, to write rows, and
-    #: exclusive, to change the header.
-    _keep_header: ClassVar[str] = ""
-    _own_header: ClassVar[str] = ""
     #: Whether a column of floats can store NaN.
     _holds_nan: ClassVar[bool] = True
     commits_in_one_step = True
-    #: The schema of the tables; empty where it is not known yet, and in a database without schemas.
-    _home: str = ""
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
@@ -93,15 +80,6 @@ class SqlBackend(MapBackend):
             self.bind(key, value)
 
     # --- what a database adds ---------------------------------------------------------------------
-
-    @abstractmethod
-    def _reading(self) -> AbstractContextManager[Any]:
-        """A connection. Raises the database's errors as Ratchet's, which are named by recovery."""
-
-    @abstractmethod
-    def _writing(self) -> AbstractContextManager[Any]:
-        """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when
-        the commit gets no answer."""
 
     @abstractmethod
     def _merge(self, connection: Any, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
@@ -117,24 +95,9 @@ class SqlBackend(MapBackend):
         """Every column of the rows of these keys (as stored), in any order."""
 
     @abstractmethod
-    def _store(self, connection: Any) -> str:
-        """A SQL expression for the identity of this store. It differs in a store that takes its
-        place with older data (C27)."""
-
-    def _probe(self, connection: Any, *, exists: bool) -> None:
-        """Raise ``ConfigError`` if the store or the user's rights do not allow what a run does."""
-
-    @abstractmethod
     def _told_apart(self, connection: Any) -> str:
         """What is wrong with how an existing table identifies its rows or stores numbers; empty if
         nothing is."""
-
-    @property
-    def _headers(self) -> HeadersTable:
-        return HeadersTable(self.dialect, self._home)
-
-    def _create_headers(self, connection: Any) -> None:
-        connection.execute(self._headers.ddl())
 
     def _create_table(self, connection: Any) -> None:
         connection.execute(self.shape.ddl())
@@ -199,18 +162,6 @@ class SqlBackend(MapBackend):
 
     # --- header -----------------------------------------------------------------------------------
 
-    def check(self, topology_id: str) -> Header | None:
-        """Prepares in an sql_txn that is rolled back."""
-        header = None
-        with suppress(SqlRollBack), self._writing() as connection:
-            header = self._prepare(connection, topology_id)
-            raise SqlRollBack
-        return header
-
-    def prepare(self, topology_id: str) -> Header:
-        with self._writing() as connection:
-            return self._prepare(connection, topology_id)
-
     def _prepare(self, connection: Any, topology_id: str) -> Header:
         columns = self._found_columns(connection)
         self._probe(connection, exists=bool(columns))
@@ -256,21 +207,6 @@ class SqlBackend(MapBackend):
         problem = self.shape.check_columns(columns) if columns else ""
         if problem:
             raise ConfigError(f"{self.location} {problem}")
-
-    def read_header(self) -> Header:
-        with self._reading() as connection:
-            return self._found_header(connection, "")
-
-    def raise_header(self, expected: Header, new: Header) -> None:
-        must_be = self._must_be(expected, new)
-        with self._writing() as connection:
-            found, store = self._select_header_and_store(connection)
-            if found != expected:
-                raise found.refused(expected, self.location)
-            if must_be not in ("", store):
-                raise self._another_store(expected)
-            connection.execute(self._headers.update(), (*header_values(new), self._table))
-        self._opened_in = store
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -545,41 +481,7 @@ class SqlBackend(MapBackend):
 
         return explained(error, dict(zip(key, place, strict=True)), values, alone)
 
-    def _accepts(self, write: Callable[[Any], object]) -> bool:
-        """Whether the database accepts what is written. Nothing is left of it."""
-        try:
-            with suppress(SqlRollBack), self._writing() as connection:
-                write(connection)
-                raise SqlRollBack
-        except BadRecordError:
-            return False
-        return True
-
     # --- inside -----------------------------------------------------------------------------------
-
-    def _select_header(self, connection: Any, lock: str) -> Header | None:
-        row = self._select(connection, self._headers.select() + lock)
-        return header_of(row, self.location) if row is not None else None
-
-    def _select(self, connection: Any, statement: str) -> Any:
-        """The row that a statement about the header selects; None if there is none."""
-        return connection.execute(statement, (self._table,)).fetchone()
-
-    def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
-        """The header, locked to be changed, and the identity of the store, in one statement."""
-        row = self._select(connection, self._headers.select(self._store(connection)) + self._own_header)
-        if row is None:
-            raise self._no_header()
-        return header_of(row, self.location), row[-1]
-
-    def _found_header(self, connection: Any, lock: str) -> Header:
-        header = self._select_header(connection, lock)
-        if header is None:
-            raise self._no_header()
-        return header
-
-    def _no_header(self) -> CorruptStateError:
-        return CorruptStateError(f"{self.location}: its header is gone from {HEADERS_TABLE}; restore the database")
 
     @contextmanager
     def _under(self, connection: Any, header: Header) -> Iterator[None]:
@@ -591,11 +493,6 @@ class SqlBackend(MapBackend):
         self._check_header(connection, self._opens_from, self._own_header)
         yield
         connection.execute(self._headers.update(), (*header_values(header.done_as_open()), self._table))
-
-    def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
-        found = self._found_header(connection, lock)
-        if found != expected:
-            raise found.refused(expected, self.location)
 
     def _explain_unchanged(
         self, keys: Sequence[Key], rows: Mapping[Key, Row], written: tuple[Stamp, str], value_type: ValueType

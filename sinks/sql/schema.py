@@ -453,4 +453,4 @@ def _previous(name: str) -> str:
 
 
 def _q(name: str) -> str:
-    return f'"{name}"'
+    return '"' + name.replace('"', '""') + '"'

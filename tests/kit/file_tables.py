@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from framework.topology import CommitFence, Header, OpenCommit, TransactionAttempt
+from framework.topology import CommitFence, FencedState, Header, OpenCommit, TransactionAttempt
 from sinks.lake.folders import HeaderChain, overwrite, write_once
 from sinks.lake.table import FileTable
 
 
-def opened(table: FileTable, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:
+def opened(table: FencedState, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:
     """Raise the header for an attempt, and return it."""
     found = table.read_header()
     header = found.opened(epoch, OpenCommit(txid, attempt, digest))

@@ -126,6 +126,7 @@ RULES: dict[str, str] = {
     "C38": "Rounds are bounded by time; what one does not come to is done in the next, whatever a bolt takes for a tuple.",
     "C39": "State and windows move with their keys, or are refused; a prepared checkpoint is finished under its own layout.",
     "C40": "Every topology has one driver; between processes nobody is heard without the key, and hosts talk encrypted.",
+    "C41": "A replay finds a table without previous values as it was: appended rows are removed, changed ones put back.",
     "C43": "The watermark after a transaction is a function of the one before, the plan and its records; a replay finds the same.",
     "C44": "What happens because time has passed belongs to the transaction whose watermark passed it, and to no other.",
     "C51": "A record whose value is refused is left out by the plan, with its reason, and is a dead letter of that transaction.",

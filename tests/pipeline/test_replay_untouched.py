@@ -20,7 +20,7 @@ from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
 from framework.transactions.plans import plan_digest
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
-from sinks.sql import sqlite as sqlite_module
+from sinks.sql import sqlite_store as sqlite_module
 from spouts import MemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Same, Sums, replayed, run, state_at, topology_of
 
@@ -197,7 +197,7 @@ def at_rest(tmp_path: Path, store: MemoryStore) -> Iterator[Topology]:
     """A topology that has run, and whose file nobody has open."""
     built = topology_of([["k", 1]] * 3, Sums(state_at(tmp_path)))
     run(built, store)
-    sqlite_module._File.at(str(tmp_path / "x.db")).close()
+    sqlite_module.SqliteFile.at(str(tmp_path / "x.db")).close()
     yield built
 
 

@@ -29,7 +29,7 @@ from framework.errors import (
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
-from sinks.sql import postgres as postgres_module
+from sinks.sql import postgres_store as postgres_module
 from sinks.sql.postgres_limits import LimitReached
 from tests.kit.waiting import PATIENCE_S
 

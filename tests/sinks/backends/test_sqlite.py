@@ -14,7 +14,7 @@ import pytest
 from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, TopologyError
 from sinks import Count, Max, OpaqueMapState, SqliteBackend, Sum
-from sinks.sql import sqlite as sqlite_module
+from sinks.sql import sqlite_store as sqlite_module
 
 KEY, VALUE = Fields(word=str), Fields(n=int)
 
@@ -246,7 +246,7 @@ def test_aggregates_of_a_batch_are_one_statement(path: Path) -> None:
     state = OpaqueMapState(backend)
     state.prepare("standalone")
     statements: list[str] = []
-    connection = sqlite_module._File.at(str(path)).connected()
+    connection = sqlite_module.SqliteFile.at(str(path)).connected()
     connection.set_trace_callback(statements.append)
     deltas = pa.table({"word": [f"w{number}" for number in range(1000)], "n": [1] * 1000})
     state.apply(TransactionAttempt(1, 1), deltas, {"n": Count()}, want_values=False)

@@ -17,21 +17,25 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from sinks.lake.table import FileTable
+from sinks.table import Table
 
 
 class AppendCommitter(ArrowBolt, Committer):
-    """Appends its input to a ``ParquetTable`` or a ``DeltaLakeTable``, in one commit per
-    transaction. Takes any grouping and any parallelism: each task writes its own files, and all of
-    them become visible together. An empty batch appends nothing.
+    """Appends its input to a table, exactly once: a ``SqliteTable`` or ``PostgresTable``, or a
+    ``ParquetTable`` or ``DeltaLakeTable``.
+
+    Takes any grouping and any parallelism. In a table of a database, the rows of a task become
+    visible when that task commits; in a table of files, all rows of a transaction become visible
+    together. An empty batch appends nothing.
 
     ``columns``: the fields to write, in this order; by default all fields. The rows of one task
     keep their order.
     """
 
     deterministic = True
+    commits_on_driver = True
 
-    def __init__(self, table: FileTable, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, table: Table, columns: Sequence[str] | None = None) -> None:
         self.table = table
         self._columns = tuple(columns) if columns is not None else None
         self._batches: list[pa.RecordBatch] = []
@@ -45,6 +49,14 @@ class AppendCommitter(ArrowBolt, Committer):
             )
         self._fields: Fields = shapes.pop()
         self.table.bind(self._fields)
+        if parallelism > 1 and self.table.needs_one_task:
+            raise TopologyError(
+                f"committer {component_id!r}: {self.table.location} has no stamp column, so that a replay must find out which "
+                "rows are written: use parallelism 1, or a stamp"
+            )
+
+    def commits_in_one_step(self) -> bool:
+        return self.table.commits_in_one_step
 
     def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
         source.require(component_id, self._columns or ())
@@ -66,5 +78,8 @@ class AppendCommitter(ArrowBolt, Committer):
         self._batches.append(rows)
 
     def finish_batch(self) -> None:
-        if self._attempt is not None and self._batches:
+        if self._attempt is None:
+            return
+        fence = self._attempt.fence
+        if self._batches or (fence is not None and fence.opens_from is not None):
             self.table.write(self._attempt, self._batches)

@@ -1,0 +1,1 @@
+"""Ordinary tables of databases, appended to and changed by key."""

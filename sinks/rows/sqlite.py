@@ -1,0 +1,100 @@
+"""Tables of SQLite files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import BadRecordError
+from framework.topology.canonical import has_nan
+from sinks.rows.table import Column, RowTable
+from sinks.sql.sqlite_store import SqliteStore
+
+
+class SqliteTable(SqliteStore, RowTable):
+    """A table of a SQLite file, for ``AppendCommitter`` and ``UpsertCommitter``.
+
+    ``path``: the file; a relative path starts at the driver's current directory. ``name``: the
+    table. It is created when missing, and may have been made by hand, with constraints, defaults,
+    generated columns and triggers. ``stamp``: the column that holds the txid of the transaction
+    that wrote a row. None: there is none; then an ``AppendCommitter`` needs parallelism 1 and
+    deterministic input.
+    """
+
+    json = "TEXT"
+    table_options = " STRICT"
+
+    def __init__(self, path: str | os.PathLike[str], name: str, *, stamp: str | None = "_txid") -> None:
+        self._table = name
+        self._open_at(path)
+        super().__init__(name, stamp)
+
+    def check_rows(self, rows: pa.RecordBatch) -> None:
+        super().check_rows(rows)
+        for field, column in zip(rows.schema, rows.columns, strict=True):
+            if has_nan(column):
+                raise BadRecordError(
+                    f"{self.location}: {field.name!r} is NaN, which SQLite stores as NULL; filter it out upstream"
+                )
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._reading() as connection:
+            connection.execute("PRAGMA foreign_keys = ON")
+            try:
+                with self._sql_txn(connection):
+                    yield connection
+            finally:
+                connection.execute("PRAGMA foreign_keys = OFF")  # the connection is shared
+
+    def _held_columns(self, connection: sqlite3.Connection, table: str) -> list[Column]:
+        found = connection.execute("SELECT name, type, hidden FROM pragma_table_xinfo(?) WHERE hidden <> 1", (table,))
+        return [Column(name, kind, generated=hidden in (2, 3)) for name, kind, hidden in found]
+
+    def _unique(self, connection: sqlite3.Connection, columns: Sequence[str]) -> bool:
+        primary = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk > 0", (self._table,))
+        if {name for (name,) in primary} == set(columns):
+            return True
+        indexes = connection.execute(
+            'SELECT name FROM pragma_index_list(?) WHERE "unique" = 1 AND partial = 0', (self._table,)
+        ).fetchall()
+        for (index,) in indexes:
+            if {name for (name,) in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))} == set(
+                columns
+            ):
+                return True
+        return False
+
+    def _load(self, connection: sqlite3.Connection, into: str, rows: pa.Table) -> None:
+        columns = [self._stored_column(*each) for each in zip(rows.columns, rows.column_names, strict=True)]
+        marks = ", ".join("?" * rows.num_columns)
+        statement = f"INSERT INTO {into} ({self._list(rows.column_names)}) VALUES ({marks})"
+        connection.executemany(statement, zip(*columns, strict=True))
+
+    def _stage(self, connection: sqlite3.Connection, columns: str) -> str:
+        staged = "temp._ratchet_staged"
+        connection.execute(f"DROP TABLE IF EXISTS {staged}")
+        connection.execute(
+            f"CREATE TEMP TABLE _ratchet_staged AS SELECT {columns} FROM {self._at(self._table)} WHERE 0"
+        )
+        return "_ratchet_staged"
+
+    def _index_stamp(self, connection: sqlite3.Connection) -> None:
+        index = self._q(f"{self._table}_{self._stamp}")
+        connection.execute(
+            f"CREATE INDEX IF NOT EXISTS {index} ON {self._at(self._table)} ({self._q(self._stamp or '')})"
+        )
+
+    def _error_of(self, error: sqlite3.Error) -> Exception:
+        found = super()._error_of(error)
+        if isinstance(found, BadRecordError):
+            return BadRecordError(f"{self.location}: {error}; the table refuses this row")
+        return found
+
+    def _run(self, connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        return connection.execute(statement, tuple(parameters))

@@ -1,0 +1,598 @@
+"""Tables of rows in a database: they look as if somebody had made them by hand.
+
+::
+
+    <table>             the user's columns, and at most one of ours, the stamp (_txid)
+    <table>_before      the rows as they were before the open transaction changed them (C41)
+    <table>_deleted     with sequence_by: the sequences of deleted rows
+    _ratchet_headers    the header of each table (C1)
+    _ratchet_written    the tasks of the open transaction that have written
+
+Invariants:
+
+1. Every write is one sql_txn that compares the header first.
+2. The header is never open for another attempt while rows of an earlier attempt at the same txid
+   are there: the sql_txn that opens the attempt removes them, or puts the rows from before back.
+3. What a transaction changes is copied to ``<table>_before`` in the sql_txn that changes it. It
+   stays there until a later transaction is opened.
+"""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+
+from framework.errors import ConfigError, CorruptStateError, TopologyError
+from framework.topology import Fields, Header, OpenCommit, TransactionAttempt, ValueType, check_granted
+from sinks.rows.values import column_type, storable
+from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
+from sinks.sql.store import SqlStore
+from sinks.table import Table
+
+OnNewColumn = Literal["add", "ignore", "fail"]
+
+WRITTEN_TABLE = "_ratchet_written"
+#: Columns of ours in side tables and in staged rows.
+TXID, EXISTED, ACTION, DELETED_AT = "_ratchet_txid", "_ratchet_existed", "_ratchet_action", "_ratchet_deleted_at"
+OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT)
+#: What a staged row does to the row with its key.
+UPSERT, DELETE, REPLACE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table as it is in the database. ``kind``: its type as the database prints it.
+    ``generated``: the database computes the value. ``always``: an identity that takes no value
+    unless it is overridden."""
+
+    name: str
+    kind: str
+    generated: bool = False
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How an ``UpsertCommitter`` changes a table."""
+
+    key: tuple[str, ...]
+    sequence: str | None = None
+    ignore_nulls: bool = False
+    on_new_column: OnNewColumn = "fail"
+    keep_deletes: int = 0
+
+
+class RowTable(SqlStore, Table):
+    """A table of a database. ``stamp``: the column that holds the txid of the transaction that
+    wrote a row; None: there is none."""
+
+    #: The type of a column of nested values.
+    json: ClassVar[str]
+    #: Where a statement says ``CREATE TABLE``, after the list of columns.
+    table_options: ClassVar[str] = ""
+
+    def __init__(self, name: str, stamp: str | None) -> None:
+        self._table = name
+        self._stamp = stamp
+        self._fields: Fields | None = None
+        self._changes: Changes | None = None
+        for each in (name, *([stamp] if stamp is not None else [])):
+            self._check_name(each, "")
+
+    # --- what a database adds ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _held_columns(self, connection: Any, table: str) -> list[Column]:
+        """The columns of a table, in order; empty if there is no table."""
+
+    @abstractmethod
+    def _unique(self, connection: Any, columns: Sequence[str]) -> bool:
+        """Whether a key or an index makes these columns of the table unique."""
+
+    @abstractmethod
+    def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
+        """Insert all rows into a table, which is named as in SQL."""
+
+    @abstractmethod
+    def _stage(self, connection: Any, columns: str) -> str:
+        """Create an empty table for this sql_txn with the columns that this list of expressions
+        selects from the table. Returns its name in SQL."""
+
+    @abstractmethod
+    def _index_stamp(self, connection: Any) -> None:
+        """Create a cheap index of the stamp column."""
+
+    def _widened(self, held: str, declared: pa.DataType) -> str | None:
+        """The type that a column of type ``held`` needs to hold all values of ``declared``; None:
+        it holds them, or the database could not change it without loss."""
+        return None
+
+    # --- declared columns -------------------------------------------------------------------------
+
+    @property
+    def value_type(self) -> ValueType:  # type: ignore[override]
+        return ValueType.OPAQUE if self.can_undo else ValueType.TRANSACTIONAL
+
+    @property
+    def can_undo(self) -> bool:
+        return self._stamp is not None or self._changes is not None
+
+    @property
+    def needs_one_task(self) -> bool:
+        return not self.can_undo
+
+    @property
+    def commits_in_one_step(self) -> bool:
+        return True
+
+    def bind(self, fields: Fields) -> None:
+        self._bind(fields, None)
+
+    def bind_changes(self, fields: Fields, changes: Changes) -> None:
+        """As ``bind``, for a committer that changes rows by their key."""
+        for name in (f"{self._table}_before", f"{self._table}_deleted"):
+            self._check_name(name, f", the name of a table beside {self._table!r}")
+        self._bind(fields, changes)
+
+    def _bind(self, fields: Fields, changes: Changes | None) -> None:
+        schema = fields.schema()
+        if schema is None:
+            untyped = next(name for name in fields if fields.type_of(name) is None)
+            raise TopologyError(
+                f"{self.location}: field {untyped!r} has no type; declare it, as in Fields({untyped}=str)"
+            )
+        if self._fields is not None and (self._fields, self._changes) != (fields, changes):
+            raise TopologyError(
+                f"{self.location} is written by two committers: a table has one; give each its own table"
+            )
+        seen: dict[str, str] = {}
+        for field in schema:
+            self._check_name(field.name, "")
+            column_type(self.dialect, self.json, field.name, field.type)
+            folded = field.name.casefold() if self.dialect.folds_case else field.name
+            if folded in seen:
+                raise TopologyError(
+                    f"{self.location}: {seen[folded]!r} and {field.name!r} are the same column in {self.dialect.name}: rename one"
+                )
+            seen[folded] = field.name
+        taken = [each for each in (*OWN_COLUMNS, self._stamp) if each is not None and each in fields]
+        if taken:
+            raise TopologyError(
+                f"{self.location}: {taken[0]!r} is a column of Ratchet's; rename the field, or the stamp"
+            )
+        self._fields, self._changes = fields, changes
+
+    @property
+    def schema(self) -> pa.Schema:
+        if self._fields is None:
+            raise TopologyError(f"{self.location} has no columns: use it in a committer of a topology")
+        return self._fields.schema()
+
+    def _check_name(self, name: str, what: str) -> None:
+        longest = self.dialect.name_bytes_max
+        reserved = self.dialect.reserved_prefix
+        if not name or "\0" in name:
+            problem = "is no name in SQL"
+        elif longest is not None and len(name.encode()) > longest:
+            problem = f"has more than {longest} bytes, which {self.dialect.name} would cut"
+        elif name in self.dialect.reserved_columns or (reserved and name.casefold().startswith(reserved)):
+            problem = f"is reserved by {self.dialect.name}"
+        else:
+            return
+        raise TopologyError(f"{self.location}: {name!r}{what} {problem}; give another name")
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def _prepare(self, connection: Any, topology_id: str) -> Header:
+        columns = self._held_columns(connection, self._table)
+        self._probe(connection, exists=bool(columns))
+        self._create_headers(connection)
+        header = self._select_header(connection, self._own_header)
+        if header is not None and header.topology_id != topology_id:
+            raise ConfigError(
+                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a table has one owner; use "
+                "another table"
+            )
+        if not columns:
+            if header is not None:
+                raise CorruptStateError(
+                    f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: restore it"
+                )
+            self._create_table(connection)
+        else:
+            self._check_columns(connection, columns)
+        self._create_side_tables(connection)
+        if header is None:
+            stamp = self._stamp
+            if columns and stamp is not None and any(each.name == stamp for each in columns):
+                query = f"SELECT 1 FROM {self._at(self._table)} WHERE {self._q(stamp)} IS NOT NULL LIMIT 1"
+                if self._run(connection, query).fetchone() is not None:
+                    raise ConfigError(
+                        f"{self.location} has rows with a {stamp}, and no header in {HEADERS_TABLE}: restore the header, or set "
+                        f"{stamp} to null in rows that are no longer to be taken back"
+                    )
+            header = Header(topology_id, uuid.uuid4().hex)
+            self._run(connection, self._headers.insert(), (self._table, *header_values(header)))
+        return header
+
+    def _create_table(self, connection: Any) -> None:
+        key = self._changes.key if self._changes is not None else ()
+        columns = [
+            f"{self._q(name)} {kind}{' NOT NULL' if name in key else ''}" for name, kind in self._declared().items()
+        ]
+        if self._stamp is not None:
+            columns.append(f"{self._q(self._stamp)} {self.dialect.integer}")
+        if key:
+            columns.append(f"PRIMARY KEY ({self._list(key)})")
+        with self._creating(connection):
+            self._run(connection, f"CREATE TABLE {self._at(self._table)} ({', '.join(columns)}){self.table_options}")
+            if self._stamp is not None and self._changes is None:
+                self._index_stamp(connection)
+
+    def _check_columns(self, connection: Any, held: Sequence[Column]) -> None:
+        """Compare an existing table with the declared columns, and give it the stamp."""
+        names = {each.name: each for each in held}
+        for name in (*self.schema.names, *([self._stamp] if self._stamp is not None else [])):
+            other = next((each for each in names if each.casefold() == name.casefold()), name)
+            if self.dialect.folds_case and name not in names and other != name:
+                raise ConfigError(
+                    f"{self.location} has a column {other!r}, and the field is {name!r}, which is the same name in "
+                    f"{self.dialect.name}: name the field {other!r}"
+                )
+            if name in names and (names[name].generated or (names[name].always and self._changes is None)):
+                raise ConfigError(
+                    f"{self.location} makes the values of {name!r} by itself: leave that field out, with columns=[...]"
+                )
+        missing = [name for name in self.schema.names if name not in names]
+        mode = self._changes.on_new_column if self._changes is not None else "fail"
+        needed = [name for name in missing if self._changes is not None and name in self._changes.key]
+        if needed or (missing and mode == "fail"):
+            name = (needed or missing)[0]
+            advice = "" if self._changes is None or needed else "; or use on_new_column='add' or 'ignore'"
+            raise ConfigError(f"{self.location} has no column {name!r}: {self._adding(name)}{advice}")
+        if self._changes is not None and not self._unique(connection, self._changes.key):
+            raise ConfigError(
+                f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: ALTER TABLE "
+                f"{self._at(self._table)} ADD PRIMARY KEY ({self._list(self._changes.key)})"
+            )
+        if self._stamp is not None and self._stamp not in names:
+            with self._creating(connection):
+                self._run(
+                    connection,
+                    f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(self._stamp)} {self.dialect.integer}",
+                )
+                if self._changes is None:
+                    self._index_stamp(connection)
+
+    def _create_side_tables(self, connection: Any) -> None:
+        integer, text = self.dialect.integer, self.dialect.text
+        with self._creating(connection):
+            self._run(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {self._at(WRITTEN_TABLE)} (state {text} NOT NULL, writer {text} NOT NULL, "
+                f"txid {integer} NOT NULL, PRIMARY KEY (state, writer))",
+            )
+            if self._changes is not None:
+                self._create_before(connection)
+
+    def _create_before(self, connection: Any) -> None:
+        changes = self._by_key()
+        before, integer = f"{self._table}_before", self.dialect.integer
+        columns = [each for each in self._held_columns(connection, self._table) if not each.generated]
+        found = {each.name for each in self._held_columns(connection, before)}
+        if not found:
+            kinds = ", ".join(f"{self._q(each.name)} {each.kind}" for each in columns)
+            self._run(
+                connection,
+                f"CREATE TABLE {self._at(before)} ({kinds}, {TXID} {integer} NOT NULL, {EXISTED} {integer} NOT NULL, "
+                f"PRIMARY KEY ({self._list(changes.key)}))",
+            )
+        else:
+            for each in columns:
+                if each.name not in found:
+                    self._run(connection, f"ALTER TABLE {self._at(before)} ADD COLUMN {self._q(each.name)} {each.kind}")
+        if changes.sequence is not None:
+            kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns)
+            named = ", ".join(f"{self._q(name)} {kinds_of[name]} NOT NULL" for name in (*changes.key, changes.sequence))
+            self._run(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {self._at(f'{self._table}_deleted')} ({named}, {TXID} {integer} NOT NULL, "
+                f"PRIMARY KEY ({self._list(changes.key)}, {TXID}))",
+            )
+
+    def _missing_kinds(self, held: Sequence[Column]) -> dict[str, str]:
+        names = {each.name for each in held}
+        return {name: kind for name, kind in self._declared().items() if name not in names}
+
+    def sweep(self, header: Header) -> int:
+        return 0  # the sql_txn that opened the attempt has taken back what earlier ones wrote
+
+    def roll_back(self, header: Header) -> int:
+        with self._writing() as connection:
+            self._check_header(connection, header, self._own_header)
+            return self._take_back(connection, header.stamp.txid)
+
+    def purge(self, header: Header, before_txid: int) -> int:
+        if self._changes is None or self._changes.sequence is None:
+            return 0
+        with self._writing() as connection:
+            self._check_header(connection, header, self._keep_header)
+            limit = before_txid - self._changes.keep_deletes
+            query = f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {TXID} < {limit}"
+            removed: int = self._run(connection, query).rowcount
+            return removed
+
+    def clear(self, topology_id: str) -> Header:
+        if self._stamp is None:
+            raise ConfigError(
+                f"{self.location} has no stamp that tells which rows are Ratchet's: empty it by its own means"
+            )
+        self.prepare(topology_id)
+        with self._writing() as connection:
+            found = self._found_header(connection, self._own_header)
+            header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
+            self._run(connection, f"DELETE FROM {self._at(self._table)} WHERE {self._q(self._stamp)} IS NOT NULL")
+            self._forget(connection)
+            if self._changes is not None and self._changes.sequence is not None:
+                self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')}")
+            self._run(connection, self._headers.update(), (*header_values(header), self._table))
+            return header
+
+    def _enter(self, connection: Any, expected: Header, new: Header) -> None:
+        """Invariants 2 and 3."""
+        if new.open is None or expected.same_attempt(new):
+            return
+        if expected.open is None or expected.open.txid != new.open.txid:
+            self._forget(connection)
+        elif new.done < new.open.txid and self.can_undo:
+            self._take_back(connection, new.open.txid)
+
+    def _take_back(self, connection: Any, txid: int) -> int:
+        """Make the table what it was before the transaction. Returns the number of rows changed."""
+        if self._changes is not None:
+            changed = self._put_back(connection, txid)
+        else:
+            query = f"DELETE FROM {self._at(self._table)} WHERE {self._q(self._stamp or '')} = {txid:d}"
+            changed = self._run(connection, query).rowcount
+        self._forget(connection)
+        return changed
+
+    def _put_back(self, connection: Any, txid: int) -> int:
+        changes = self._by_key()
+        before = self._at(f"{self._table}_before")
+        table, of_txid = self._at(self._table), f"{before}.{TXID} = {txid:d}"
+        born = f"SELECT 1 FROM {before} WHERE {of_txid} AND {before}.{EXISTED} = 0 AND {self._same(before, table)}"
+        count: int = self._run(connection, f"DELETE FROM {table} WHERE EXISTS ({born})").rowcount
+        found = {each.name for each in self._held_columns(connection, f"{self._table}_before")}
+        columns = [
+            each for each in self._held_columns(connection, self._table) if not each.generated and each.name in found
+        ]
+        names = [each.name for each in columns]
+        kept = [each.name for each in columns if each.always]
+        statement = self._upserting(
+            names,
+            self._list(names),
+            f"{before} WHERE {of_txid} AND {EXISTED} = 1",
+            {name: f"excluded.{self._q(name)}" for name in names if name not in (*changes.key, *kept)},
+            overriding=bool(kept),
+        )
+        count += self._run(connection, statement).rowcount
+        if changes.sequence is not None:
+            self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {TXID} = {txid:d}")
+        return count
+
+    def _forget(self, connection: Any) -> None:
+        self._run(
+            connection, f"DELETE FROM {self._at(WRITTEN_TABLE)} WHERE state = {self.dialect.mark}", (self._table,)
+        )
+        if self._changes is not None:
+            self._run(connection, f"DELETE FROM {self._at(f'{self._table}_before')}")
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def check_rows(self, rows: pa.RecordBatch) -> None:
+        storable(pa.Table.from_batches([rows]), self.location)
+
+    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        rows = storable(pa.Table.from_batches(batches, schema=self.schema), self.location)
+        with self._commit(attempt) as (connection, first):
+            if not first or not rows.num_rows:
+                return
+            if self._stamp is not None:
+                stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
+                rows = rows.append_column(self._stamp, stamp)
+            self._load(connection, self._at(self._table), rows)
+
+    def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
+        """Apply rounds of changes one after the other; a round has each key once. Its columns are
+        those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
+        deletion before a ``REPLACE``."""
+        stored = [storable(each, self.location) for each in rounds]
+        with self._commit(attempt) as (connection, first):
+            if not first or not any(each.num_rows for each in stored):
+                return
+            names = self._fit(connection)
+            for each in stored:
+                self._apply(connection, each, names, attempt.txid)
+
+    @contextmanager
+    def _commit(self, attempt: TransactionAttempt) -> Iterator[tuple[Any, bool]]:
+        """A sql_txn that writes rows of an attempt, and whether its task has not written yet."""
+        fence = attempt.fence
+        if fence is None:
+            raise TopologyError(f"{self.location} is written by topologies only: its attempts need a driver")
+        with self._writing() as connection:
+            if fence.opens_from is None:
+                check_granted(self._found_header(connection, self._keep_header), attempt, self.location)
+                yield connection, self._is_first(connection, fence.writer, attempt.txid)
+                return
+            opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
+            header = fence.opens_from.opened(fence.epoch, opened)
+            self._check_header(connection, fence.opens_from, self._own_header)
+            self._enter(connection, fence.opens_from, header)
+            yield connection, self.can_undo or self._is_first(connection, fence.writer, attempt.txid)
+            self._run(connection, self._headers.update(), (*header_values(header.done_as_open()), self._table))
+
+    def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
+        """Note that a task writes. False: it has written before, in this attempt, or where a replay
+        skips what is written, in an earlier one."""
+        mark = self.dialect.mark
+        statement = (
+            f"INSERT INTO {self._at(WRITTEN_TABLE)} (state, writer, txid) VALUES ({mark}, {mark}, {mark}) "
+            f"{self._or_nothing('state')}"
+        )
+        return bool(self._run(connection, statement, (self._table, writer, txid)).rowcount == 1)
+
+    def _fit(self, connection: Any) -> list[str]:
+        """The declared columns that the table has, after the changes that ``on_new_column`` allows
+        (C42)."""
+        changes = self._by_key()
+        if changes.on_new_column == "fail":
+            return list(self.schema.names)
+        held = {each.name: each for each in self._held_columns(connection, self._table)}
+        missing = [name for name in self.schema.names if name not in held]
+        if changes.on_new_column == "ignore":
+            return [name for name in self.schema.names if name in held]
+        widened = {
+            field.name: kind
+            for field in self.schema
+            if field.name in held and (kind := self._widened(held[field.name].kind, field.type)) is not None
+        }
+        if missing or widened:
+            with self._creating(connection):
+                held = {each.name: each for each in self._held_columns(connection, self._table)}  # under the lock
+                for name in missing:
+                    if name not in held:
+                        self._run(connection, self._adding(name))
+                for name, kind in widened.items():
+                    for table in (self._table, f"{self._table}_before"):
+                        self._run(connection, f"ALTER TABLE {self._at(table)} ALTER COLUMN {self._q(name)} TYPE {kind}")
+                self._create_before(connection)
+        return list(self.schema.names)
+
+    def _adding(self, name: str) -> str:
+        """The statement that adds a declared column."""
+        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {self._declared()[name]}"
+
+    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], txid: int) -> None:
+        """Copy what the rows change, and change it."""
+        changes = self._by_key()
+        key, sequence = self._list(changes.key), changes.sequence
+        own = [f"CAST(NULL AS {self.dialect.integer}) AS {ACTION}"]
+        if sequence is not None:
+            own.append(f"{self._q(sequence)} AS {DELETED_AT}")
+        staged = self._stage(connection, ", ".join([self._list(names), *own]))
+        self._load(connection, staged, rows.select([*names, ACTION, *([DELETED_AT] if sequence is not None else [])]))
+        table, before = self._at(self._table), self._at(f"{self._table}_before")
+        same = self._same(table, staged)
+        if sequence is not None:
+            self._leave_out_older(connection, staged)
+        copied = [
+            each.name
+            for each in self._held_columns(connection, f"{self._table}_before")
+            if each.name not in (TXID, EXISTED)
+        ]
+        nothing = self._or_nothing(changes.key[0])
+        of_table = ", ".join(f"{table}.{self._q(each)}" for each in copied)
+        self._run(
+            connection,
+            f"INSERT INTO {before} ({self._list(copied)}, {TXID}, {EXISTED}) SELECT {of_table}, {txid:d}, 1 FROM {table} "
+            f"WHERE EXISTS (SELECT 1 FROM {staged} WHERE {same}) {nothing}",
+        )
+        self._run(
+            connection,
+            f"INSERT INTO {before} ({key}, {TXID}, {EXISTED}) SELECT {key}, {txid:d}, 0 FROM {staged} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {same}) {nothing}",
+        )
+        gone = f"SELECT 1 FROM {staged} WHERE {ACTION} <> {UPSERT} AND {same}"
+        self._run(connection, f"DELETE FROM {table} WHERE EXISTS ({gone})")
+        written, values = list(names), self._list(names)
+        if self._stamp is not None:
+            written.append(self._stamp)
+            values = f"{values}, {txid:d}"
+        assigned = {name: f"excluded.{self._q(name)}" for name in written if name not in changes.key}
+        if changes.ignore_nulls:
+            for name in names:
+                if name not in changes.key:
+                    assigned[name] = f"COALESCE(excluded.{self._q(name)}, _held.{self._q(name)})"
+        self._run(connection, self._upserting(written, values, f"{staged} WHERE {ACTION} <> {DELETE}", assigned))
+        if sequence is not None:
+            deleted, at = self._at(f"{self._table}_deleted"), self._q(sequence)
+            self._run(
+                connection,
+                f"INSERT INTO {deleted} AS _held ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
+                f"WHERE {ACTION} = {DELETE} ON CONFLICT ({key}, {TXID}) DO UPDATE SET {at} = excluded.{at}",
+            )
+
+    def _leave_out_older(self, connection: Any, staged: str) -> None:
+        changes = self._by_key()
+        name = changes.sequence or ""
+        table, deleted, at = self._at(self._table), self._at(f"{self._table}_deleted"), self._q(name)
+        for held in (table, deleted):
+            newer = f"{self._compared(f'{held}.{at}')} > {self._compared(f'{staged}.{at}')}"
+            self._run(
+                connection,
+                f"DELETE FROM {staged} WHERE EXISTS (SELECT 1 FROM {held} WHERE {self._same(held, staged)} AND {newer})",
+            )
+        newer = f"{self._compared(f'{table}.{at}')} > {self._compared(f'{staged}.{DELETED_AT}')}"
+        self._run(
+            connection,
+            f"UPDATE {staged} SET {ACTION} = {UPSERT} WHERE {ACTION} = {REPLACE} AND EXISTS (SELECT 1 FROM {table} "
+            f"WHERE {self._same(table, staged)} AND {newer})",
+        )
+
+    # --- statements -------------------------------------------------------------------------------
+
+    def _upserting(
+        self, names: Sequence[str], values: str, source: str, assigned: dict[str, str], *, overriding: bool = False
+    ) -> str:
+        """The statement that inserts ``values``, an SQL list, selected from ``source``, and for
+        keys that are there makes the assignments. In these, ``excluded`` is the new row and
+        ``_held`` the old one."""
+        assignments = ", ".join(f"{self._q(name)} = {value}" for name, value in assigned.items())
+        action = f"UPDATE SET {assignments}" if assignments else "NOTHING"
+        over = "OVERRIDING SYSTEM VALUE " if overriding else ""
+        return (
+            f"INSERT INTO {self._at(self._table)} AS _held ({self._list(names)}) {over}SELECT {values} FROM {source} "
+            f"ON CONFLICT ({self._list(self._by_key().key)}) DO {action}"
+        )
+
+    def _or_nothing(self, column: str) -> str:
+        """The end of an INSERT that leaves out rows whose key is there. ``column``: of the key."""
+        return "ON CONFLICT DO NOTHING"
+
+    def _run(self, connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        return connection.execute(statement, parameters)
+
+    def _q(self, name: str) -> str:
+        """A name in a statement that takes parameters."""
+        return qualified("", name).replace("%", "%%") if self.dialect.mark == "%s" else qualified("", name)
+
+    def _at(self, table: str) -> str:
+        """The name of a table in a statement that takes parameters."""
+        found = qualified(self._home, table)
+        return found.replace("%", "%%") if self.dialect.mark == "%s" else found
+
+    def _list(self, names: Iterable[str]) -> str:
+        return ", ".join(map(self._q, names))
+
+    def _same(self, one: str, other: str) -> str:
+        return " AND ".join(f"{one}.{self._q(name)} = {other}.{self._q(name)}" for name in self._by_key().key)
+
+    def _compared(self, expression: str) -> str:
+        changes = self._by_key()
+        return self.dialect.compared(expression, self.schema.field(changes.sequence or "").type)
+
+    def _declared(self) -> dict[str, str]:
+        return {each.name: column_type(self.dialect, self.json, each.name, each.type) for each in self.schema}
+
+    def _by_key(self) -> Changes:
+        if self._changes is None:
+            raise TopologyError(f"{self.location} has no key: use an UpsertCommitter")
+        return self._changes

@@ -1,0 +1,146 @@
+"""One state's header in a SQL database, and the connections of those who write under it (C1).
+
+A state is a map (``sinks.sql.backend``) or a table of rows (``sinks.rows``). A subclass provides
+connections and a dialect.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, ClassVar
+
+from framework.errors import BadRecordError, CorruptStateError
+from framework.topology import Header
+from sinks.sql.schema import HEADERS_TABLE, Dialect, HeadersTable, header_of, header_values
+from sinks.store_identity import StoreIdentity
+
+
+class SqlRollBack(Exception):
+    """Ends an sql_txn that only looks."""
+
+
+class SqlStore(StoreIdentity):
+    """A table of a database, and its header in ``_ratchet_headers`` of the same database."""
+
+    dialect: ClassVar[Dialect]
+    #: The end of a SELECT that locks the header until the sql_txn ends: shared, to write rows, and
+    #: exclusive, to change the header.
+    _keep_header: ClassVar[str] = ""
+    _own_header: ClassVar[str] = ""
+    #: The schema of the tables; empty where it is not known yet, and in a database without schemas.
+    _home: str = ""
+    #: The name of the table.
+    _table: str
+
+    # --- what a database adds ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Any]:
+        """A connection. Raises the database's errors as Ratchet's, which are named by recovery."""
+
+    @abstractmethod
+    def _writing(self) -> AbstractContextManager[Any]:
+        """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when
+        the commit gets no answer."""
+
+    @abstractmethod
+    def _store(self, connection: Any) -> str:
+        """A SQL expression for the identity of this store. It differs in a store that takes its
+        place with older data (C27)."""
+
+    def _probe(self, connection: Any, *, exists: bool) -> None:
+        """Raise ``ConfigError`` if the store or the user's rights do not allow what a run does."""
+
+    @abstractmethod
+    def _prepare(self, connection: Any, topology_id: str) -> Header:
+        """Create what is missing, check what exists, and return the header, in the sql_txn of this
+        connection."""
+
+    @contextmanager
+    def _creating(self, connection: Any) -> Iterator[None]:
+        """For statements that create or alter tables."""
+        yield
+
+    # --- header -----------------------------------------------------------------------------------
+
+    @property
+    def _headers(self) -> HeadersTable:
+        return HeadersTable(self.dialect, self._home)
+
+    def _create_headers(self, connection: Any) -> None:
+        connection.execute(self._headers.ddl())
+
+    def check(self, topology_id: str) -> Header | None:
+        """Prepares in an sql_txn that is rolled back."""
+        header = None
+        with suppress(SqlRollBack), self._writing() as connection:
+            header = self._prepare(connection, topology_id)
+            raise SqlRollBack
+        return header
+
+    def prepare(self, topology_id: str) -> Header:
+        with self._writing() as connection:
+            return self._prepare(connection, topology_id)
+
+    def read_header(self) -> Header:
+        with self._reading() as connection:
+            return self._found_header(connection, "")
+
+    def raise_header(self, expected: Header, new: Header) -> None:
+        must_be = self._must_be(expected, new)
+        with self._writing() as connection:
+            found, store = self._select_header_and_store(connection)
+            if found != expected:
+                raise found.refused(expected, self.location)
+            if must_be not in ("", store):
+                raise self._another_store(expected)
+            self._enter(connection, expected, new)
+            connection.execute(self._headers.update(), (*header_values(new), self._table))
+        self._opened_in = store
+
+    def _enter(self, connection: Any, expected: Header, new: Header) -> None:
+        """Change what a new attempt finds, in the sql_txn that opens it. Called for every new
+        header."""
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _accepts(self, write: Callable[[Any], object]) -> bool:
+        """Whether the database accepts what is written. Nothing is left of it."""
+        try:
+            with suppress(SqlRollBack), self._writing() as connection:
+                write(connection)
+                raise SqlRollBack
+        except BadRecordError:
+            return False
+        return True
+
+    def _select_header(self, connection: Any, lock: str) -> Header | None:
+        row = self._select(connection, self._headers.select() + lock)
+        return header_of(row, self.location) if row is not None else None
+
+    def _select(self, connection: Any, statement: str) -> Any:
+        """The row that a statement about the header selects; None if there is none."""
+        return connection.execute(statement, (self._table,)).fetchone()
+
+    def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
+        """The header, locked to be changed, and the identity of the store, in one statement."""
+        row = self._select(connection, self._headers.select(self._store(connection)) + self._own_header)
+        if row is None:
+            raise self._no_header()
+        return header_of(row, self.location), row[-1]
+
+    def _found_header(self, connection: Any, lock: str) -> Header:
+        header = self._select_header(connection, lock)
+        if header is None:
+            raise self._no_header()
+        return header
+
+    def _no_header(self) -> CorruptStateError:
+        return CorruptStateError(f"{self.location}: its header is gone from {HEADERS_TABLE}; restore the database")
+
+    def _check_header(self, connection: Any, expected: Header, lock: str) -> None:
+        found = self._found_header(connection, lock)
+        if found != expected:
+            raise found.refused(expected, self.location)

@@ -1,0 +1,42 @@
+"""The contract of a table that rows are appended to."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from framework.topology import FencedState, Fields, TransactionAttempt
+
+
+class Table(FencedState):
+    """A state of rows, as ``AppendCommitter`` sees it: a table of files or of a database."""
+
+    @abstractmethod
+    def bind(self, fields: Fields) -> None:
+        """Fix names and types of the columns. Called on the driver. Raises ``TopologyError`` for
+        columns that the table cannot hold."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+
+    @property
+    def needs_one_task(self) -> bool:
+        """Whether only one task may write, because a replay skips the tasks that have written."""
+        return False
+
+    @property
+    def commits_in_one_step(self) -> bool:
+        """Whether one ``write`` can be the whole commit of an attempt."""
+        return False
+
+    def check_rows(self, rows: pa.RecordBatch) -> None:
+        """Raise ``BadRecordError`` for rows that are certainly refused. A committer calls it in the
+        processing phase, too: what is written in the commit cannot always be undone."""
+
+    @abstractmethod
+    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write the rows of one task. Called in the task, in the commit phase, once per attempt."""
