@@ -77,7 +77,8 @@ def _plans(bootstrap_servers: str, topics: list[str], partitions: int) -> dict[s
     try:
         for _ in range(3):
             _send(producer, topics, partitions, partitions)
-            made = _timed(used["all"], partial(planner.plan, plan or {}))
+            while (made := _timed(used["all"], partial(planner.plan, plan or {}))) is None and plan is None:
+                used["all"].pop()  # no broker has told of the records yet
             plan = made or plan
             while (made := planner.plan(plan)) is not None:  # what came a moment later
                 plan = made

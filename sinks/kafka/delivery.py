@@ -38,7 +38,7 @@ class Delivery:
         self._topic = topic
         self._outcomes = bytearray()  # in the order of ``send``
         self._refusal: KafkaError | None = None
-        self._has_key = True  # of the record that was refused
+        self.about = ""  # what is known of the record that was refused, for a message
         self._moved_at = time.monotonic()
 
     def send(self, topic: str, record: KafkaRecord, partition: int = _ANY_PARTITION) -> None:
@@ -68,11 +68,6 @@ class Delivery:
         """Whether each record is delivered, in the order of ``send``."""
         return (each == _DELIVERED for each in self._outcomes)
 
-    @property
-    def about(self) -> str:
-        """What is known of the record that was refused, for a message; may be empty."""
-        return ", a record without a key" if not self._has_key else ""
-
     def _wait(self, serve: Callable[[float], int]) -> None:
         """Raise ``RetryableError`` when the producer does not get on."""
         serve(_POLL_S)
@@ -89,4 +84,6 @@ class Delivery:
         self._moved_at = time.monotonic()
         # The records of a batch are refused with the one that is the cause: that one counts.
         if error is not None and (self._refusal is None or self._refusal.code() == _WITH_ANOTHER):
-            self._refusal, self._has_key = error, message.key() is not None
+            size = len(message.key() or b"") + len(message.value() or b"")
+            self._refusal = error
+            self.about = f", a record of {size:,} bytes{' without a key' if message.key() is None else ''}"

@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import passes
+from sinks.kafka.compressed_size import codec_of, compressed_bytes_max
 
 #: librdkafka's ``message.max.bytes`` where it is not set, and what it adds to key and value before
 #: it compares.
@@ -21,13 +22,13 @@ _ANSWER_S = 10.0
 @dataclass(frozen=True)
 class TopicLimits:
     """``client_bytes``: ``message.max.bytes`` of the client. ``topic_bytes``: ``max.message.bytes``
-    of the topic, which bounds its batches; None if it is not known. ``compresses``: the client
-    compresses, so the size of a batch is not known before. ``needs_key``: the topic is
-    compacted."""
+    of the topic, which bounds its batches; None if it is not known. ``codec``, ``level``: how the
+    client compresses. ``needs_key``: the topic is compacted."""
 
     client_bytes: int
     topic_bytes: int | None = None
-    compresses: bool = False
+    codec: str | None = None
+    level: int = -1
     needs_key: bool = False
 
     @property
@@ -35,31 +36,43 @@ class TopicLimits:
         """The size up to which a record is taken, compressed or not."""
         return self.client_bytes if self.topic_bytes is None else min(self.client_bytes, self.topic_bytes)
 
-    def refusal(self, key_bytes: int | None, value_bytes: int | None) -> str | None:
-        """Why a record without headers is certainly refused. ``key_bytes``, ``value_bytes``: the
-        sizes of its parts; None for null.
+    def refusal(self, key: bytes | None, value: bytes | None) -> str | None:
+        """Why a record without headers is refused; None if it is not.
 
-        >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, 130)
-        >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, 150).split(":")[0]
+        >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, bytes(130))
+        >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, bytes(150)).split(":")[0]
         'a record of 150 bytes is larger than max.message.bytes of the topic (200)'
+        >>> TopicLimits(client_bytes=1_000, topic_bytes=300, codec="gzip").refusal(None, bytes(900))
         """
-        if key_bytes is None and self.needs_key:
+        if key is None and self.needs_key:
             return "the topic is compacted, and takes no record without a key: give each a key, or change the topic"
-        size = (key_bytes or 0) + (value_bytes or 0)
+        size = len(key or b"") + len(value or b"")
         if size + _CLIENT_ADDS > self.client_bytes:
             return (
                 f"a record of {size:,} bytes is larger than message.max.bytes of the client ({self.client_bytes:,}): raise it, "
                 "or write smaller records"
             )
-        if self.topic_bytes is None or self.compresses:
+        if self.fits(None if key is None else len(key), None if value is None else len(value)):
             return None
+        compressed = ""
+        if self.codec is not None:
+            size_max = compressed_bytes_max(self.codec, self.level, (key or b"") + (value or b""))
+            if self.topic_bytes is None or _BATCH_ADDS + size_max <= self.topic_bytes:
+                return None
+            compressed = f", compressed with {self.codec} up to {size_max:,},"
+        return (
+            f"a record of {size:,} bytes{compressed} is larger than max.message.bytes of the topic ({self.topic_bytes:,}): "
+            "raise it, or write smaller records"
+        )
+
+    def fits(self, key_bytes: int | None, value_bytes: int | None) -> bool:
+        """Whether a record without headers fits, compressed or not. ``key_bytes``,
+        ``value_bytes``: the sizes of its parts; None for null."""
+        size = (key_bytes or 0) + (value_bytes or 0)
+        if (key_bytes is None and self.needs_key) or size + _CLIENT_ADDS > self.client_bytes:
+            return False
         body = _RECORD_ADDS + size + sum(_varint(-1 if each is None else each) for each in (key_bytes, value_bytes))
-        if _BATCH_ADDS + _varint(body) + body > self.topic_bytes:
-            return (
-                f"a record of {size:,} bytes is larger than max.message.bytes of the topic ({self.topic_bytes:,}): raise it, or "
-                "write smaller records"
-            )
-        return None
+        return self.topic_bytes is None or _BATCH_ADDS + _varint(body) + body <= self.topic_bytes
 
     def close(self) -> None:
         """Nothing: it is kept as writers are."""
@@ -77,7 +90,8 @@ def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
     return TopicLimits(
         int(given.get("message.max.bytes", CLIENT_BYTES_MAX)),
         _bytes_max(found),
-        compresses=any(given.get(name, "none") != "none" for name in ("compression.type", "compression.codec")),
+        codec=codec_of(given),
+        level=int(given.get("compression.level", -1)),
         needs_key="compact" in found.get("cleanup.policy", ""),
     )
 

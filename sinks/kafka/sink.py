@@ -65,7 +65,7 @@ class KafkaSink(ArrowBolt, Committer):
     again. Give ``at_least_once=True`` to the builder, too.
 
     A record without a key for a compacted topic is a bad record. So is one that is larger than
-    ``message.max.bytes`` of the client or, where the client does not compress,
+    ``message.max.bytes`` of the client or, compressed if the client compresses,
     ``max.message.bytes`` of the topic. Both are found before the commit is opened.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
@@ -250,6 +250,7 @@ class _Records:
 
 def _refusal(records: pa.RecordBatch, limits: TopicLimits) -> str | None:
     """Why one of the records is refused; None if nothing is known against them."""
-    keys, values = (pc.binary_length(column).to_pylist() for column in records.columns)
-    refusals = (limits.refusal(*sizes) for sizes in set(zip(keys, values, strict=True)))
+    sizes = zip(*(pc.binary_length(column).to_pylist() for column in records.columns), strict=True)
+    unsure = [number for number, each in enumerate(sizes) if not limits.fits(*each)]
+    refusals = (limits.refusal(*(column[number].as_py() for column in records.columns)) for number in unsure)
     return next(filter(None, refusals), None)

@@ -59,6 +59,9 @@ class KeyedMessage:
     def key(self) -> None:
         return None
 
+    def value(self) -> bytes:
+        return b"value"
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -136,5 +139,5 @@ def test_a_batch_that_is_refused_names_the_topic_and_the_missing_key(
     producer = SlowProducer(clock, 1.0)
     producer.error = KafkaError(KafkaError.INVALID_RECORD, "Compacted topic cannot accept message without key")
     monkeypatch.setattr(writer, "Producer", lambda _: producer)
-    with pytest.raises(ConfigError, match="topic 'out', a record without a key: .*give every record a key"):
+    with pytest.raises(ConfigError, match="topic 'out', a record of 5 bytes without a key: .*give every record a key"):
         PlainWriter(KafkaSettings("broker:9092", None)).write("out", RECORDS, "t/sink/0", "7 digest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 from functools import partial
 from pathlib import Path
@@ -119,8 +120,66 @@ def test_a_record_is_refused_from_the_byte_at_which_kafka_refuses_it(
             reports.append(error)
         assert producer.flush(60) == 0
         taken[size] = all(each is None for each in reports)
-    assert {size: limits.refusal(None if key is None else len(key), size) is None for size in taken} == taken
+    assert {size: limits.refusal(key, b"x" * size) is None for size in taken} == taken
     assert set(taken.values()) == {True, False}
+
+
+@pytest.mark.rule("C51")
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd", "snappy"])
+def test_a_record_that_is_too_large_when_it_is_compressed_is_left_out(
+    topics: Topics, name: str, tmp_path: Path, codec: str
+) -> None:
+    """Also beside a state, and those that fit are written."""
+    topic = topics.create(name, 1, max_message_bytes="20000")
+    chance = random.Random(1)
+    rows: list[list[Any]] = [[f"k{number}", number] for number in range(20)]
+    rows[7:7] = [["x" * 200_000, 20]]  # it fits
+    rows[12:12] = [[chance.randbytes(40_000).hex(), -1]]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, FIELDS, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    settings = {"compression.type": codec}
+    sink = KafkaSink(topic, key="k", value=["n"], bootstrap_servers=topics.bootstrap_servers, settings=settings)
+    builder.set_bolt("out", sink).global_grouping("spout")
+    counting = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "n")), ["n"], {"count": Count()})
+    builder.set_bolt("counts", counting).global_grouping("spout")
+    store = MemoryStore()
+    with submit(builder.build(), {}, store, "local") as run:
+        run.wait_until_caught_up(120)
+    assert set(refused(store, name)) == {("0", 12)}
+    found: list[Any] = []
+    read_topics(topics.bootstrap_servers, [topic], found.append)
+    assert sorted(json.loads(each.value())["n"] for each in found) == list(range(21))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd", "snappy"])
+def test_what_is_not_refused_is_taken_when_it_is_compressed(topics: Topics, name: str, codec: str, seed: int) -> None:
+    """Around the limit, for contents that compress well, badly, and hardly."""
+    topics.create(name, max_message_bytes="20000")
+    settings = {"compression.type": codec}
+    limits = limits_of(KafkaSettings(topics.bootstrap_servers, settings), name)
+    producer = Producer({"bootstrap.servers": topics.bootstrap_servers, "linger.ms": 0, "acks": "all", **settings})
+    chance = random.Random(seed)
+    words = [chance.randbytes(4).hex().encode()[: chance.randint(2, 8)] for _ in range(2_000)]
+    contents = [
+        b" ".join(chance.choices(words, k=50_000)),
+        chance.randbytes(50_000),
+        chance.randbytes(50_000).hex().encode(),
+        json.dumps([{"id": chance.randrange(10**6), "value": chance.random()} for _ in range(5_000)]).encode(),
+    ]
+    outcomes = set()
+    for content in contents:
+        low, high = 0, len(content)
+        while high - low > 1:  # the largest that is not refused
+            half = (low + high) // 2
+            low, high = (half, high) if limits.refusal(b"k", content[:half]) is None else (low, half)
+        for size in [low - 50, low, high + high // 2]:
+            if limits.refusal(b"k", content[:size]) is None:
+                reports: list[Any] = []
+                producer.produce(name, content[:size], b"k", on_delivery=partial(_noted, reports))
+                assert producer.flush(60) == 0
+                assert reports == [None], (seed, size)
+            outcomes.add(limits.refusal(b"k", content[:size]) is None)
+    assert outcomes == {True, False}
 
 
 def _noted(reports: list[Any], error: Any, message: Any) -> None:
