@@ -141,7 +141,12 @@ def users_line(error: BaseException) -> str:
     """The last line of the user's own code that an error passed, as ``file:line: code``; empty when
     there is none."""
     own = [each for each in traceback.extract_tb(error.__traceback__) if is_users_file(each.filename)]
-    return f"{_ARCHIVE.sub('', own[-1].filename)}:{own[-1].lineno}: {own[-1].line}" if own else ""
+    return shown_line(own[-1].filename, own[-1].lineno or 0, own[-1].line or "") if own else ""
+
+
+def shown_line(file: str, number: int, code: str) -> str:
+    """A line of the user's own code, as ``file:line: code``."""
+    return f"{_ARCHIVE.sub('', file)}:{number}: {code}"
 
 
 def is_users_file(file: str) -> bool:

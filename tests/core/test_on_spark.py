@@ -20,8 +20,8 @@ from framework.core import worker_client
 from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
 from framework.execution.spark import jobs as spark_rounds
-from framework.execution.spark.batch_executor import python_part
 from framework.execution.spark.jobs import SparkJobs
+from framework.execution.spark.worker_errors import python_part
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
 from tests.kit.targets import Often

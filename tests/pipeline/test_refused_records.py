@@ -525,16 +525,21 @@ def test_records_are_taken_out_of_batches_on_spark(
 
 
 class Frame(DataFrameBolt):
-    """Refuses a value in a function that Spark calls."""
+    """Refuses a value in a function that Spark calls, once with ``error``."""
 
     deterministic = True
+
+    def __init__(self, error: type[Exception] = BadRecordError) -> None:
+        self._error = error
 
     def execute_dataframe(self, frame: Any) -> Any:
         from pyspark.sql.functions import udf
 
+        error = self._error
+
         def checked(n):  # type: ignore[no-untyped-def] # Spark reads hints
             if n == 3:
-                raise BadRecordError("three is refused")
+                raise error("three is refused")
             return n
 
         return frame.select(udf(checked, "long")("n").alias("n"))
@@ -544,13 +549,26 @@ class Frame(DataFrameBolt):
 
 
 @pytest.mark.spark
-def test_a_record_that_a_function_of_a_dataframe_refuses_is_left_out(tmp_path: Path, spark: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "error", "said"),
+    [
+        ("spark", BadRecordError, "three is refused"),
+        ("local", BadRecordError, "three is refused"),
+        ("local", KeyError, "KeyError: 'three is refused'"),
+        pytest.param("spark", KeyError, "KeyError: 'three is refused'", marks=pytest.mark.slow),
+    ],
+)
+def test_a_record_that_a_function_of_a_dataframe_refuses_is_left_out(
+    tmp_path: Path, spark: str, error: type[Exception], said: str, where: str
+) -> None:
     store = MemoryStore()
     spout = OpaqueMemoryTransactionalSpout({0: [[n] for n in range(5)]}, Fields(n=int), 5, on_bad_record="skip")
     builder = TransactionalTopologyBuilder("refusing", "spout", spout)
-    builder.set_bolt("frame", Frame()).shuffle_grouping("spout")
+    builder.set_bolt("frame", Frame(error)).shuffle_grouping("spout")
     counting = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "t")), ["n"], {"count": Count()})
     builder.set_bolt("out", counting).global_grouping("frame")
-    with submit(builder.build(), {"spark.master": spark}, store) as run:
+    config = {"spark.master": spark, "topology.bad.record.errors": True, "topology.max.attempts": 2}
+    with submit(builder.build(), config, store, where) as run:
         run.wait_until_caught_up(PATIENCE_S)
-    assert refused(store) == {("0", 3): "spark: three is refused"}
+    component = "spark" if where == "spark" else "frame"
+    assert refused(store) == {("0", 3): f"{component}: {said}"}

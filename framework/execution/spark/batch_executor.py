@@ -26,7 +26,7 @@ import cloudpickle
 from pyspark import RDD, SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from framework.errors import BadRecordError, InvariantViolation, RetryableError
+from framework.errors import InvariantViolation, RetryableError
 from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.gc_tuning import collect_rarely
@@ -46,6 +46,7 @@ from framework.execution.single_task import expected_reports, run_commit, run_pr
 from framework.execution.spark.dataframes import SqlFrames
 from framework.execution.spark.resident_task import ResidentTask
 from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
+from framework.execution.spark.worker_errors import python_part, worker_failure
 from framework.execution.tasks import PlannedTopology, run_level
 from framework.observe.logs import get_logger
 from framework.topology.spouts import PartitionedSpout
@@ -63,7 +64,6 @@ WARM_UP_JOBS = 12
 WARM_UP_TRIES = 3
 #: What Spark's error says when code in a worker has raised: it would in each batch, too.
 _PYTHON_ERROR = "PythonException"
-_REFUSED = f"{BadRecordError.__module__}.{BadRecordError.__qualname__}: "
 
 Reports = list[TaskReport]
 #: Spark adds reports in a thread of its own, while phases take theirs out.
@@ -533,11 +533,7 @@ class SparkExecutor:
                 return PhaseResult(error.failure)
             if isinstance(error, RetryableError):
                 return PhaseResult(TaskFailure.of(error, "spark", 0))
-            lines = python_part(error) or [type(error).__name__]
-            said = lines[-1].strip()[:500]
-            refused = said.removeprefix(_REFUSED)  # by a function of a DataFrame
-            kind = FailureKind.ERROR if refused == said else FailureKind.BAD_RECORD
-            return PhaseResult(TaskFailure(kind, "spark", 0, refused, trace="\n".join(lines)))
+            return PhaseResult(worker_failure(error, "spark"))
         return result
 
     def _warm_up(self) -> None:
@@ -570,21 +566,3 @@ class SparkExecutor:
 
 def _group(header: AttemptHeader, phase: Phase) -> str:
     return f"{header.topology_id} {header} epoch {header.epoch} {phase.value}"
-
-
-#: Lines that say less than the Python worker's own error, and advice that does not concern users of
-#: Ratchet.
-_BESIDE_THE_POINT = ("exception was thrown from the Python worker", "consider using `rdd.checkpoint()`")
-
-
-def python_part(error: BaseException) -> list[str]:
-    """The lines of an error from Spark that a Python programmer can use: those before the JVM's
-    stack."""
-    lines: list[str] = []
-    for line in str(error).splitlines():
-        if line.lstrip().startswith("at "):
-            break
-        said = line.split(" SQLSTATE:")[0].removesuffix("Driver stacktrace:")
-        if said.strip():
-            lines.append(said)
-    return [line for line in lines if not any(words in line for words in _BESIDE_THE_POINT)] or lines

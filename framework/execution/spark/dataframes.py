@@ -14,15 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import RDD, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from framework.errors import FailedException, TopologyError
-from framework.execution.failures import USER_ERRORS, FailureKind, FrameFailed, TaskFailure
+from framework.errors import TopologyError
+from framework.execution.failures import USER_ERRORS, FrameFailed, TaskFailure
 from framework.execution.messages import AttemptHeader, decode_batch, encode_batch
 from framework.execution.plan import ExecutionPlan
 from framework.execution.spark.session import Spark
+from framework.execution.spark.worker_errors import worker_failure
 from framework.execution.tasks import PlannedTopology
 from framework.topology.bolts import DataFrameBolt
 from framework.topology.fields import Fields
@@ -126,12 +128,11 @@ def frame_bolts(plan: ExecutionPlan) -> list[str]:
 
 
 def _failure(error: BaseException, component_id: str) -> TaskFailure:
-    """The failure for an error. Recognises a ``FailedException`` that Spark wrapped on its way from
-    an executor."""
-    failure = TaskFailure.of(error, component_id, 0)
-    if failure.kind is FailureKind.ERROR and f"{FailedException.__module__}.FailedException" in str(error):
-        return TaskFailure(FailureKind.FAILED, component_id, 0, "a function of the query raised FailedException")
-    return failure
+    """The failure for an error of the bolt, or of a function that Spark called for it."""
+    if isinstance(error, PySparkException):
+        failure = worker_failure(error, component_id)
+        return failure if failure.where else TaskFailure.of(error, component_id, 0)
+    return TaskFailure.of(error, component_id, 0)
 
 
 def _spark_types(fields: Fields, component_id: str, input_name: str) -> tuple[StructType, pa.Schema]:

@@ -15,8 +15,9 @@ from pyspark import RDD
 from pyspark.errors import PySparkException
 
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.spark.batch_executor import by_partition, python_part, refuse_repetition
+from framework.execution.spark.batch_executor import by_partition, refuse_repetition
 from framework.execution.spark.session import PROCESSING_POOL, Spark
+from framework.execution.spark.worker_errors import python_part
 
 T = TypeVar("T")
 Item = TypeVar("Item")
