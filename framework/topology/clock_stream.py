@@ -165,7 +165,8 @@ class ClockPlanner(PartitionPlanner):
         self._planner.committed(_without(plan))
 
     def record_count(self, plan: Plan) -> int | None:
-        return self._planner.record_count(_without(plan))
+        rest = _without(plan)
+        return self._planner.record_count(rest) if rest or not plan else 1  # the clock alone is read, too
 
     def record_counts(self, plan: Plan) -> Mapping[str, int | None]:
         counts = self._planner.record_counts(_without(plan))

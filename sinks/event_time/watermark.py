@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, TopologyError
 from framework.operators.durations import Duration, micros_of
-from framework.operators.event_clock import EventClock
+from framework.operators.event_clock import NEVER, EventClock
 from framework.operators.event_columns import check_times, times_of
 from framework.topology import (
     ArrowBolt,
@@ -125,7 +125,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
     def keep_for_commit(self) -> bytes:
         planned_at, unread = self._told()
         for partition, at in sorted(self._newest.items()):
-            if at - planned_at > self._max_ahead:
+            if planned_at != NEVER and at - planned_at > self._max_ahead:
                 raise BadRecordError(
                     f"committer {self._component_id!r}: field {self.on!r} holds {_shown(at)}, which is further ahead of "
                     f"{_shown(planned_at)} than max_ahead allows{f' (partition {partition})' if partition else ''}"
@@ -156,9 +156,9 @@ class WatermarkCommitter(ArrowBolt, Committer):
         return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
 
     def _told(self) -> tuple[int, bool]:
-        if self._clock is None:
-            raise TopologyError(f"committer {self._component_id!r} got no planning time of its transaction")
-        return self._clock
+        """The planning time, and whether a partition is unread. Where ``explain`` reads a part of a
+        transaction, the clock may not be in it, and stands still."""
+        return self._clock if self._clock is not None else (NEVER, False)
 
 
 class _NewestTimes(Combiner):

@@ -136,6 +136,11 @@ FAULTS = st.lists(
 def test_batches_tasks_and_failures_change_no_window(
     drawn: Any, take: int, faults: Any, opaque: bool, lag: int, window: Any
 ) -> None:
+    check(drawn, take, faults, opaque=opaque, lag=lag, window=window)
+
+
+def check(drawn: Any, take: int, faults: Any, *, opaque: bool, lag: int, window: Any) -> None:
+    """Run, and compare the windows that were sent with what reading in order gives."""
     partitions = {}
     for number, rows in enumerate(drawn):  # in order within ``lag``
         ordered = sorted(rows, key=lambda each: each[1])
