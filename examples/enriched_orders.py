@@ -15,22 +15,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from framework import (
+from framework.topology import FencedState
+from ratchet import (
+    AvroCodec,
     BaseTransactionalBolt,
     Committer,
+    Count,
     DataFrameBolt,
     Fields,
+    JsonCodec,
+    MapState,
+    OpaqueKafkaTransactionalSpout,
+    OpaqueMapState,
     OutputCollector,
     OutputFieldsDeclarer,
+    SqliteBackend,
+    StateCommitter,
+    Sum,
+    TopicStream,
     Topology,
     TopologyContext,
     TransactionalTopologyBuilder,
     TransactionAttempt,
     Tuple,
 )
-from framework.topology import FencedState
-from sinks import Count, MapState, OpaqueMapState, SqliteBackend, StateCommitter, Sum
-from spouts import AvroCodec, JsonCodec, OpaqueKafkaTransactionalSpout, TopicStream
 
 ORDER = Fields(order=str, customer=str, cents=int)
 PAYMENT = Fields(order=str, paid=int)

@@ -16,23 +16,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from framework import (
+from framework.observe import configure_logging
+from ratchet import (
     BaseBatchBolt,
     BaseTransactionalBolt,
     Committer,
     Fields,
+    MemoryTransactionalSpout,
     OutputCollector,
     OutputFieldsDeclarer,
+    SqliteBackend,
     Topology,
     TopologyContext,
+    TransactionalMapState,
     TransactionalTopologyBuilder,
     TransactionAttempt,
     Tuple,
     submit,
 )
-from framework.observe import configure_logging
-from sinks import SqliteBackend, TransactionalMapState
-from spouts import MemoryTransactionalSpout
 
 PARTITION_TAKE_PER_BATCH = 3
 DATA = {

@@ -15,7 +15,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from framework import (
+from framework.observe import configure_logging
+from ratchet import (
     BaseRichBolt,
     BaseRichSpout,
     CoreTopology,
@@ -28,7 +29,6 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.observe import configure_logging
 
 IMPRESSIONS = [[number, f"ad-{number % 3}"] for number in range(12)]
 CLICKS = [[number, 5 * number] for number in reversed(range(12))]  # (id, seconds until the click)

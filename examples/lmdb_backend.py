@@ -25,8 +25,8 @@ from typing import Any
 
 import lmdb
 
-from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
 from framework.topology import Fields, Header, Reach, Stamp
+from ratchet import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
 from sinks.backend import Key, MapBackend, Row
 from sinks.plain_values import JsonColumns
 

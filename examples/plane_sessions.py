@@ -21,11 +21,17 @@ from typing import Any, NamedTuple
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from framework import (
+from framework.coordination import store_of
+from framework.core.reader import TopologyState
+from framework.observe import configure_logging
+from integration import EmbeddedServers
+from ratchet import (
     BaseStatefulBolt,
     Config,
     CoreTopology,
     Fields,
+    JsonCodec,
+    KafkaSpout,
     KeyValueState,
     RichOutputCollector,
     TopologyBuilder,
@@ -33,13 +39,8 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.coordination import store_of
-from framework.core.reader import TopologyState
-from framework.observe import configure_logging
-from integration import EmbeddedServers
 from ratchet.demo.flights_data import departures
 from ratchet.demo.sending import send
-from spouts import JsonCodec, KafkaSpout
 
 TOPIC = "departures"
 PARTITIONS = 4

@@ -20,23 +20,24 @@ from urllib.parse import urlsplit
 
 from examples.streaming_word_count import SplitSentence
 from examples.word_count import TEXT, send_lines
-from framework import (
+from framework.observe import configure_logging
+from integration import EmbeddedServers, RedisServer
+from ratchet import (
     BaseBasicBolt,
     BaseStatefulBolt,
     CoreTopology,
     Fields,
+    KafkaSpout,
     KeyValueState,
     OutputCollector,
     OutputFieldsDeclarer,
     RichOutputCollector,
+    TextCodec,
     TopologyBuilder,
     TopologyContext,
     Tuple,
     submit,
 )
-from framework.observe import configure_logging
-from integration import EmbeddedServers, RedisServer
-from spouts import KafkaSpout, TextCodec
 
 PROVIDERS = ("memory", "redis", "lmdb")
 

@@ -22,22 +22,23 @@ from pathlib import Path
 from typing import Any
 
 from examples.word_count import TEXT, send_lines, words_of
-from framework import (
+from framework.observe import configure_logging
+from integration import EmbeddedServers
+from ratchet import (
     BaseBasicBolt,
     BaseRichBolt,
     CoreTopology,
     Fields,
+    KafkaSpout,
     OutputCollector,
     OutputFieldsDeclarer,
     RichOutputCollector,
+    TextCodec,
     TopologyBuilder,
     TopologyContext,
     Tuple,
     submit,
 )
-from framework.observe import configure_logging
-from integration import EmbeddedServers
-from spouts import KafkaSpout, TextCodec
 
 
 class SplitSentence(BaseRichBolt):

@@ -20,23 +20,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from framework import (
+from framework.observe import configure_logging
+from ratchet import (
     BaseBasicBolt,
     BaseTransactionalBolt,
     Committer,
     Fields,
+    MapState,
+    MemoryTransactionalSpout,
+    OpaqueMapState,
+    OpaqueMemoryTransactionalSpout,
     OutputCollector,
     OutputFieldsDeclarer,
+    SqliteBackend,
     Topology,
     TopologyContext,
+    TransactionalMapState,
     TransactionalTopologyBuilder,
     TransactionAttempt,
     Tuple,
     submit,
 )
-from framework.observe import configure_logging
-from sinks import MapState, OpaqueMapState, SqliteBackend, TransactionalMapState
-from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 
 BUCKET_SIZE = 10
 TAKE_PER_PARTITION = 40

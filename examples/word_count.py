@@ -18,21 +18,25 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from framework import (
+from framework.observe import configure_logging
+from integration import EmbeddedServers
+from ratchet import (
     BaseBasicBolt,
+    Count,
     Fields,
+    OpaqueKafkaTransactionalSpout,
+    OpaqueMapState,
     OutputCollector,
     OutputFieldsDeclarer,
+    SqliteBackend,
+    StateCommitter,
+    TextCodec,
     Topology,
     TransactionalTopologyBuilder,
     Tuple,
     submit,
 )
-from framework.observe import configure_logging
-from integration import EmbeddedServers
 from ratchet.demo.sending import send
-from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
-from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 
 TEXT = Path(__file__).with_name("rain.txt")
 PARTITIONS = 3

@@ -22,6 +22,23 @@ from __future__ import annotations
 
 import re
 
+__all__ = [
+    "BadRecordError",
+    "CommitOutcomeUnknown",
+    "ConfigError",
+    "CorruptStateError",
+    "DataLossError",
+    "FailedException",
+    "InvariantViolation",
+    "LeadershipLostError",
+    "MovedOnError",
+    "RatchetError",
+    "RetryableError",
+    "StaleWriterError",
+    "TopologyError",
+    "UnknownFieldError",
+]
+
 #: How many bytes of a reason are kept: more would burden logs, documents and dead letters.
 REASON_BYTES_MAX = 1_024
 #: What a terminal, a log or a store may take for something else than text: control characters, line

@@ -1,5 +1,37 @@
-"""The console script ``ratchet``, ``ratchet.read`` for notebooks, and the demo."""
+"""Everything that a pipeline imports: ``from ratchet import Fields, Count, submit``.
 
-from ratchet.console import main, read
+A name is looked up when it is first used. So ``import ratchet`` loads nothing else, and the client
+of a store is loaded only where it is used.
+"""
 
-__all__ = ["main", "read"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ratchet.console import main as main
+
+if TYPE_CHECKING:  # the packages below, for type checkers
+    from framework import *  # noqa: F403
+    from framework.errors import *  # noqa: F403
+    from framework.state import *  # noqa: F403
+    from framework.testing import *  # noqa: F403
+    from sinks import *  # noqa: F403
+    from spouts import *  # noqa: F403
+
+#: Where names are looked up, in this order. Each package has those of its ``__all__``.
+PACKAGES = ("framework", "framework.errors", "framework.state", "sinks", "spouts", "framework.testing")
+
+if not TYPE_CHECKING:  # else every name would have a type: Any
+
+    def __getattr__(name: str) -> Any:
+        if name == "__all__":
+            return __dir__()
+        if not name.startswith("_"):
+            for package in map(import_module, PACKAGES):
+                if name in package.__all__:
+                    found = globals()[name] = getattr(package, name)
+                    return found
+        raise AttributeError(f"module 'ratchet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({name for package in PACKAGES for name in import_module(package).__all__})

@@ -1,4 +1,4 @@
-"""What ``ratchet`` does when it is typed, and ``ratchet.read`` for notebooks.
+"""What ``ratchet`` does when it is typed.
 
 It imports nothing of ours before Ctrl-C is quiet: Python takes a second to import the framework.
 """
@@ -6,10 +6,6 @@ It imports nothing of ours before Ctrl-C is quiet: Python takes a second to impo
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from framework import Snapshot
 
 
 def main() -> None:
@@ -21,18 +17,3 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, before)
     app(prog_name="ratchet")
-
-
-def read(*what: Any, **options: Any) -> Snapshot:
-    """As ``framework.read``: states of a topology, all as of one transaction.
-
-    ::
-
-        import ratchet
-
-        with ratchet.read(topology) as found:
-            found["words"].duckdb().aggregate("sum(count)").show()
-    """
-    from framework import read as read_states
-
-    return read_states(*what, **options)

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import packages_distributions
 
 from tests.kit.processes import ROOT
@@ -25,7 +26,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """The modules that a file imports, with their lines.
 
     ``from a.b import c`` names ``a.b``. It also names ``a.b.c``, unless the package ``a.b``
-    mentions ``c`` itself.
+    mentions ``c`` itself, or has it when it is asked.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -35,7 +36,12 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             package = ROOT.joinpath(*node.module.split(".")) / "__init__.py"
             if package.is_file():
                 own = package.read_text()
-                yield from ((node.lineno, f"{node.module}.{each.name}") for each in node.names if each.name not in own)
+                asked = import_module(node.module) if "__getattr__" in own else None
+                yield from (
+                    (node.lineno, f"{node.module}.{each.name}")
+                    for each in node.names
+                    if each.name != "*" and each.name not in own and not hasattr(asked, each.name)
+                )
 
 
 def test_every_module_that_is_imported_is_where_the_import_says() -> None:

@@ -20,7 +20,7 @@ from framework.topology import CoreTopology, Topology
 
 #: Where the packages of Ratchet are.
 _OURS = Path(__file__).resolve().parents[2]
-_PACKAGES = ("framework", "spouts", "sinks", "integration")
+_PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet")
 
 
 def load_transactional(name: str, config: Config) -> Topology:
