@@ -18,6 +18,7 @@ from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
 from framework.transactions.history_archive import history_target
 from framework.transactions.reset import reset_positions
 from framework.transactions.run import Run
+from framework.ui.run_page import page_of_core_run, page_of_run
 
 if TYPE_CHECKING:
     from framework.observe.tracing import TransactionTraces
@@ -87,7 +88,7 @@ def submit(
                 f"topology {topology.id!r} is a core topology: it has no transactional state, so submit() takes its "
                 "configuration, 'spark' or 'local' as its executor, a store, and nothing else"
             )
-        return submit_core(topology, checked, executor, store)
+        return submit_core(topology, checked, executor, store, page_of_core_run(topology, checked))
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
     checked.check_transactional()
@@ -134,6 +135,7 @@ def submit(
         standby=standby,
         traces=traces,
         history=history,
+        page=page_of_run(topology, checked),
     )
 
 

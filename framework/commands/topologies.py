@@ -21,9 +21,9 @@ from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, escaped
 from framework.inspect.rebuild import read_exchanges
+from framework.inspect.topologies import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
 from framework.observe.journal import RECORDS_MAX
-from framework.overview import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.transactions.documents import read_history, read_incarnation, read_transaction
 from framework.transactions.history_archive import history_target
 

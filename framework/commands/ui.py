@@ -32,7 +32,7 @@ def serve(
     with exit_codes():
         settings = Config.load(config, overrides or ())
         from framework.ui.server import serve_page  # an extra, and only this command needs it
-        from framework.views import RootSource
+        from framework.ui.sources.root import RootSource
 
         chosen = port or settings.ui_port or PORT
         with stop_on_signal("stopping\n") as stopped, opened(config, overrides) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from framework.config import Config
@@ -24,6 +25,10 @@ from framework.topology import BaseRichSpout, Bolt, CoreTopology
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
+
+
+#: Serves the page of a run, and returns what ends it.
+CorePage = Callable[[RoundDriver, CoordinationStore | None, Callable[[], CoreStatus]], Callable[[], None]]
 
 
 class CoreTopologyFailed(RatchetError):
@@ -67,10 +72,10 @@ class CoreRun(RunningThread):
         *,
         store: CoordinationStore | None = None,
         owned: bool = False,
+        page: CorePage | None = None,
     ) -> None:
         self._topology = topology
         self._executor = executor
-        self._store = store
         self._driver = RoundDriver(
             plan, executor, timeout_s=config.message_timeout_secs, attempts_max=config.max_attempts
         )
@@ -91,7 +96,7 @@ class CoreRun(RunningThread):
             )
             if owned:
                 owns.append(store.close)
-        self._begin(config, *owns)
+        self._begin(config, *owns, page=None if page is None else partial(page, self._driver, store, self.status))
 
     def _work(self) -> None:
         (self._terms or self._driver).run()
@@ -100,12 +105,6 @@ class CoreRun(RunningThread):
         from framework.observe.metrics import CoreRunCollector
 
         return CoreRunCollector(self._topology.id, self.status, self._driver.figures)
-
-    def _page(self, config: Config) -> Callable[[], None]:
-        from framework.core.view import CoreSource
-        from framework.ui.server import serve_page
-
-        return serve_page(CoreSource(self._topology, self._driver, self._store, config, self.status), config)
 
     def _begin_anew(self) -> None:
         """Start over with new tasks. This driver no longer leads, so what its tasks know and hold
@@ -158,6 +157,7 @@ def submit_core(
     config: Config,
     executor: str | None,
     store: CoordinationStore | None,
+    page: CorePage | None = None,
 ) -> CoreRun:
     """Start a core topology. ``store``: where its driver is elected and, if it has state, where the
     record of its checkpoints is kept; by default the store that the configuration names. Raises
@@ -188,7 +188,7 @@ def submit_core(
         if owned and store is not None:
             store.close()
         raise
-    return CoreRun(topology, plan, runner, config, store=store, owned=owned)
+    return CoreRun(topology, plan, runner, config, store=store, owned=owned, page=page)
 
 
 def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:

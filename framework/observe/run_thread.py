@@ -52,14 +52,11 @@ class RunningThread(ABC):
         """The collector of the run's metrics. Called only when metrics are served; only then is
         their library loaded."""
 
-    @abstractmethod
-    def _page(self, config: Config) -> Callable[[], None]:
-        """Serve the run's page. Returns what ends it. Called only when a page is served; only then
-        are its libraries loaded."""
-
-    def _begin(self, config: Config, *owned: Callable[[], object]) -> None:
+    def _begin(
+        self, config: Config, *owned: Callable[[], object], page: Callable[[], Callable[[], None]] | None
+    ) -> None:
         """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
-        be started."""
+        be started. ``page``: serves the run's page, and returns what ends it."""
         with ExitStack() as owning:  # closes all of it, should something not start
             for each in reversed(owned):
                 owning.callback(each)
@@ -75,8 +72,8 @@ class RunningThread(ABC):
                         config.metrics_allowed_hosts,
                     )
                 )
-            if config.ui_port is not None:
-                owning.callback(self._page(config))
+            if page is not None:
+                owning.callback(page())
             self._owned = owning.pop_all()  # the servers end first: they read what is owned
         self._thread.start()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from framework.observe.tracing import TransactionTraces
+
+
+#: Serves the page of a run, and returns what ends it.
+RunPage = Callable[[Driver, CoordinationStore, Callable[[], RunStatus]], Callable[[], None]]
 
 
 class TopologyFailed(RatchetError):
@@ -70,6 +75,7 @@ class Run(RunningThread):
         standby: bool = False,
         traces: TransactionTraces | None = None,
         history: HistoryTarget | None = None,
+        page: RunPage | None = None,
     ) -> None:
         self._topology = topology
         self._driver = Driver(
@@ -83,11 +89,15 @@ class Run(RunningThread):
             history=history,
         )
         super().__init__(topology.id)
-        self._store = store
         self._config = config
         presence = Presence(store, topology.id, "transactional", self._told)
         owns = [executor.close, presence.close, *(each.close for each in (traces, history) if each is not None)]
-        self._begin(config, *owns, *([store.close] if owned else []))
+        self._begin(
+            config,
+            *owns,
+            *([store.close] if owned else []),
+            page=None if page is None else partial(page, self._driver, store, self.status),
+        )
 
     def _work(self) -> None:
         self._driver.run()
@@ -96,12 +106,6 @@ class Run(RunningThread):
         from framework.observe.metrics import RunCollector
 
         return RunCollector(self.status, self._driver.journal.figures, [each.value for each in FailureKind])
-
-    def _page(self, config: Config) -> Callable[[], None]:
-        from framework.transactions.view import RunSource
-        from framework.ui.server import serve_page
-
-        return serve_page(RunSource(self._topology, self._driver, self._store, config, self.status), config)
 
     def _told(self) -> dict[str, Any]:
         """What the run says of itself in the store."""

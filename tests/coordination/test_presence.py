@@ -12,7 +12,7 @@ from framework.coordination import MemoryStore, Put
 from framework.coordination.presence import TEXT_MAX, Presence, read_drivers
 from framework.coordination.transactional_state import encode_document
 from framework.errors import ConfigError, CorruptStateError
-from framework.overview import read_topologies, read_topology
+from framework.inspect.topologies import read_topologies, read_topology
 from tests.kit.waiting import wait_for
 from tests.kit.words_runs import Setup
 

@@ -25,7 +25,7 @@ from framework.core.checkpoints import CheckpointRecord, Layout
 from framework.core.leader_loop import read_record
 from framework.errors import RatchetError, escaped
 from framework.inspect.rebuild import read_exchanges
-from framework.overview import read_topologies
+from framework.inspect.topologies import read_topologies
 from framework.transactions.documents import (
     differences_to_state,
     read_history,
@@ -35,7 +35,7 @@ from framework.transactions.documents import (
     read_undone,
 )
 from framework.ui.messages import Encoded, Viewer, encode
-from framework.views import RootSource
+from framework.ui.sources.root import RootSource
 from sinks import Count, OpaqueMapState, StateCommitter
 from sinks.memory import MemoryBackend
 from spouts import OpaqueMemoryTransactionalSpout

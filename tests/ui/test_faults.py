@@ -10,7 +10,7 @@ from framework import submit
 from framework.config import Config
 from framework.coordination import store_of
 from framework.ui.server import serve_page
-from framework.views import RootSource
+from framework.ui.sources.root import RootSource
 from integration import ZooKeeperServer
 from integration.server import free_port
 from tests.kit.waiting import PATIENCE_S, wait_for

@@ -18,9 +18,9 @@ from framework.coordination import Put
 from framework.errors import ConfigError, RetryableError
 from framework.transactions import MemoryStore
 from framework.transactions.history_reader import HistoryReader
-from framework.transactions.view import RunSource
 from framework.ui import documents
-from framework.views import RootSource, shape_in, told_shape
+from framework.ui.sources.root import RootSource, shape_in, told_shape
+from framework.ui.sources.transactional_run import RunSource
 from integration import EmbeddedServers
 from integration.server import free_port
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
@@ -244,7 +244,7 @@ def test_without_the_extra_one_line_says_what_to_install() -> None:
 
 
 def test_a_run_without_a_page_loads_none_of_it() -> None:
-    code = "import sys, framework.submission, framework.overview; print({'starlette', 'uvicorn'} & set(sys.modules))"
+    code = "import sys, framework.submission, framework.inspect.topologies; print({'starlette', 'uvicorn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "set()"
 

@@ -24,7 +24,7 @@ from framework.config import Config
 from framework.coordination import store_of
 from framework.errors import RetryableError
 from framework.ui.server import serve_page
-from framework.views import RootSource
+from framework.ui.sources.root import RootSource
 from integration import EmbeddedServers
 from integration.external import ExternalServers
 from integration.server import free_port

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from framework.coordination import CoordinationStore
-from framework.coordination.others import document_of
 from framework.coordination.presence import EVERY_S
 from framework.coordination.transactional_state import TransactionalState
+from framework.inspect.topologies import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.observe import TransactionRecord
-from framework.overview import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.transactions.documents import META, read_transaction
 from framework.transactions.history_reader import HistoryReader
 from framework.ui import documents
+from framework.ui.sources.drivers import document_of
 
 #: As ``Topology.outline`` writes an input.
 _INPUT = re.compile(r"([^/]+)/(.*?) by (.*)", re.DOTALL)

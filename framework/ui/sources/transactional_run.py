@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from framework.config import Config
-from framework.coordination.others import Drivers
 from framework.coordination.presence import EVERY_S
 from framework.coordination.store import CoordinationStore
 from framework.observe.health import trouble_in, waits
@@ -18,6 +17,7 @@ from framework.transactions.history_reader import HistoryReader
 from framework.transactions.status import RunStatus
 from framework.ui import documents
 from framework.ui.cached_reads import Kept
+from framework.ui.sources.drivers import Drivers
 
 
 class RunSource:

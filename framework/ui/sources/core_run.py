@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from framework.config import Config
-from framework.coordination.others import Drivers
 from framework.coordination.store import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.status import CoreStatus
 from framework.observe.health import trouble_in, waits
 from framework.topology import CoreTopology
 from framework.ui import documents
+from framework.ui.sources.drivers import Drivers
 
 
 class CoreSource:
