@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from framework.errors import InvariantViolation
+from framework.errors import ConfigError, InvariantViolation
 from framework.execution.encryption import decrypt, encrypt
 
 #: A path on this host, or a host and a port.
@@ -42,6 +42,8 @@ _AGAIN_AFTER_S = 0.01
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">Q")
+#: How large a message may be. A batch crosses as one, so this is far above what batches have.
+MESSAGE_BYTES_MAX = 4 << 30
 _DIGEST = "sha256"
 
 
@@ -88,13 +90,19 @@ def _decrypted(credentials: bytes) -> Credentials:
 
 class Channel:
     """One end of a channel. Every method raises ``OSError`` or ``EOFError`` when the other side is
-    gone, and ``TimeoutError`` when it is silent for too long."""
+    gone or announces more than ``MESSAGE_BYTES_MAX``, and ``TimeoutError`` when it is silent for
+    too long."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
     def send(self, message: Any, within_s: float) -> None:
         payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        if len(payload) > MESSAGE_BYTES_MAX:
+            raise ConfigError(
+                f"{len(payload):,} bytes are too many for one message between processes ({MESSAGE_BYTES_MAX:,}): make batches "
+                "smaller"
+            )
         self._socket.settimeout(within_s)
         self._socket.sendall(_LENGTH.pack(len(payload)))
         self._socket.sendall(payload)
@@ -103,6 +111,8 @@ class Channel:
         """``within_s``: how long the other side may be silent; None for no limit."""
         self._socket.settimeout(within_s)
         (length,) = _LENGTH.unpack(_exactly(self._socket, _LENGTH.size))
+        if length > MESSAGE_BYTES_MAX:
+            raise ConnectionAbortedError(f"the other side announced a message of {length:,} bytes")
         return pickle.loads(_exactly(self._socket, length))
 
     def fileno(self) -> int:

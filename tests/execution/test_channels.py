@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from pathlib import Path
 from queue import Queue
 
 import pytest
 
-from framework.execution.channels import Channel, ChannelServer, Credentials, connect
+from framework.errors import ConfigError
+from framework.execution import channels
+from framework.execution.channels import MESSAGE_BYTES_MAX, Channel, ChannelServer, Credentials, connect
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -52,3 +55,17 @@ def test_a_server_that_accepts_nobody_is_given_up(place: str) -> None:
     with crowd(place), pytest.raises(TimeoutError, match="did not let anybody in"):
         connect(place, credentials, 0.05)
     server.close()
+
+
+def test_a_message_of_any_length_is_neither_expected_nor_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those who have the key: nothing is made room for."""
+    for length in (2**64 - 1, MESSAGE_BYTES_MAX + 1):
+        mine, theirs = socket.socketpair()
+        with mine, Channel(theirs) as channel:
+            mine.sendall(struct.pack(">Q", length))
+            with pytest.raises(OSError, match=f"announced a message of {length:,} bytes"):
+                channel.receive(PATIENCE_S)
+    monkeypatch.setattr(channels, "MESSAGE_BYTES_MAX", 10)
+    mine, theirs = socket.socketpair()
+    with theirs, Channel(mine) as channel, pytest.raises(ConfigError, match="too many for one message"):
+        channel.send("x" * 100, PATIENCE_S)
