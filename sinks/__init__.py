@@ -20,6 +20,7 @@ from sinks.kafka.sink import KafkaSink
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend
 from sinks.rows.sqlite import SqliteTable
+from sinks.rows.upsert import UpsertCommitter
 from sinks.sql.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.values import OpaqueValue, TransactionalValue
@@ -27,11 +28,13 @@ from sinks.values import OpaqueValue, TransactionalValue
 if TYPE_CHECKING:
     from sinks.lake.delta import DeltaLakeTable
     from sinks.redis import RedisBackend
+    from sinks.rows.postgres import PostgresTable
     from sinks.sql.postgres import PostgresBackend
 
 _LAZY = {
     "DeltaLakeTable": "sinks.lake.delta",
     "PostgresBackend": "sinks.sql.postgres",
+    "PostgresTable": "sinks.rows.postgres",
     "RedisBackend": "sinks.redis",
 }
 
@@ -68,6 +71,7 @@ __all__ = [
     "OpaqueValue",
     "ParquetTable",
     "PostgresBackend",
+    "PostgresTable",
     "RedisBackend",
     "Reduce",
     "Row",
@@ -79,6 +83,7 @@ __all__ = [
     "Together",
     "TransactionalMapState",
     "TransactionalValue",
+    "UpsertCommitter",
     "WatermarkCommitter",
     "WindowedCommitter",
     "common_txid",

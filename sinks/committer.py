@@ -34,6 +34,18 @@ GROUPED_AT_ROWS = 262_144
 _INT64_MAX = 2**63 - 1
 
 
+def check_one_writer(component_id: str, source: Input, key: Sequence[str], parallelism: int) -> None:
+    """Raise ``TopologyError`` unless each key comes to one task (C12)."""
+    grouping = source.grouping
+    narrowed = isinstance(grouping, FieldsGrouping) and set(grouping.fields) <= set(key)
+    if parallelism > 1 and not narrowed and not isinstance(grouping, GlobalGrouping):
+        raise TopologyError(
+            f"committer {component_id!r} has {parallelism} tasks, and {type(grouping).__name__} from "
+            f"{source.component_id!r} can bring one key to several of them: use fields_grouping on a part of the key "
+            f"({', '.join(key)}), global_grouping, or parallelism 1"
+        )
+
+
 class StateCommitter(ArrowBolt, Committer):
     """Keeps aggregates per key in a state.
 
@@ -105,14 +117,7 @@ class StateCommitter(ArrowBolt, Committer):
                     f"committer {component_id!r}: key field {name!r} of {source.component_id!r} has no type; declare it, "
                     f"as in Fields({name}=str)"
                 )
-        grouping = source.grouping
-        narrowed = isinstance(grouping, FieldsGrouping) and set(grouping.fields) <= set(self.key)
-        if parallelism > 1 and not narrowed and not isinstance(grouping, GlobalGrouping):
-            raise TopologyError(
-                f"committer {component_id!r} has {parallelism} tasks, and {type(grouping).__name__} from "
-                f"{source.component_id!r} can bring one key to several of them: use fields_grouping on a part of the key "
-                f"({', '.join(self.key)}), global_grouping, or parallelism 1"
-            )
+        check_one_writer(component_id, source, self.key, parallelism)
         types: dict[str, Any] = {name: source.fields.type_of(name) for name in self.key}
         for name, aggregate in self.aggregates.items():
             types[name] = aggregate.output_type(source.fields.type_of(aggregate.field) if aggregate.field else None)

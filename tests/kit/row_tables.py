@@ -8,11 +8,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 
 from framework import Fields
 from framework.topology import Header
-from sinks import SqliteTable
+from sinks import PostgresTable, SqliteTable
 from sinks.rows.table import RowTable
 from tests.kit.file_tables import granted, opened
 
@@ -40,6 +41,21 @@ class SqliteDatabase(Database):
     def run(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             return connection.execute(statement, parameters).fetchall()
+
+
+class PostgresDatabase(Database):
+    def __init__(self, dsn: str, schema: str) -> None:
+        self.dsn, self.schema = dsn, schema
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE SCHEMA {schema}")  # type: ignore[call-overload]
+
+    def table(self, name: str = "events", **options: Any) -> RowTable:
+        return PostgresTable(self.dsn, name, schema=self.schema, **options)
+
+    def run(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True, options=f"-c search_path={self.schema}") as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description is not None else []
 
 
 def bound(table: RowTable, fields: Fields) -> RowTable:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.row_tables import Database, SqliteDatabase
+from tests.kit.row_tables import Database, PostgresDatabase, SqliteDatabase
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    return SqliteDatabase(tmp_path / f"{uuid.uuid4().hex}.db")
+    name = f"s_{uuid.uuid4().hex[:12]}"
+    if request.param == "sqlite":
+        return SqliteDatabase(tmp_path / f"{name}.db")
+    return PostgresDatabase(request.getfixturevalue("postgres").dsn, name)

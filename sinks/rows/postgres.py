@@ -1,0 +1,111 @@
+"""Tables of PostgreSQL databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from framework.errors import BadRecordError, ConfigError
+from framework.topology import Header, TransactionAttempt
+from sinks.rows.table import Column, RowTable
+from sinks.sql.postgres_rows import first_nul
+from sinks.sql.postgres_store import PostgresStore
+from sinks.sql.schema import qualified
+
+_COLUMNS = """
+SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+#: The type that holds every value of a column's own type and of a field.
+_WIDENINGS = (
+    (pa.types.is_integer, ("smallint", "integer"), "bigint"),
+    (pa.types.is_float64, ("real",), "double precision"),
+    (pa.types.is_string, ("character varying",), "text"),
+)
+
+
+class PostgresTable(PostgresStore, RowTable):
+    """A table of a PostgreSQL database, for ``AppendCommitter`` and ``UpsertCommitter``.
+
+    ``dsn``: as of ``PostgresBackend``. ``name``: the table. It is created when missing, and may
+    have been made by hand, with constraints, defaults, generated columns, triggers and foreign
+    keys. ``schema``: where the table is; by default the first schema of the user's search path.
+    ``stamp``: the column that holds the txid of the transaction that wrote a row. None: there is
+    none; then an ``AppendCommitter`` needs parallelism 1 and deterministic input.
+    """
+
+    json = "jsonb"
+
+    def __init__(self, dsn: str, name: str, *, schema: str | None = None, stamp: str | None = "_txid") -> None:
+        self._table = name
+        self._open_at(dsn, schema)
+        super().__init__(name, stamp)
+
+    def check_rows(self, rows: pa.RecordBatch) -> None:
+        super().check_rows(rows)
+        if (found := first_nul(pa.Table.from_batches([rows]))) is not None:
+            raise BadRecordError(f"{self.location}: {found[1]!r} has a NUL (0x00), which PostgreSQL does not store")
+
+    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        self._within_limits("append", 1, partial(super().write, attempt, list(batches)))
+
+    def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
+        self._within_limits("upsert", 1, partial(super().change, attempt, rounds))
+
+    def roll_back(self, header: Header) -> int:
+        return self._within_limits("roll back", 1, partial(super().roll_back, header))
+
+    def _probe(self, connection: Any, *, exists: bool) -> None:
+        super()._probe(connection, exists=exists)
+        if self._changes is not None:
+            (may,) = connection.execute("SELECT has_database_privilege(current_database(), 'TEMP')").fetchone()
+            if not may:
+                raise self._may_not("TEMP on the database")
+
+    def _held_columns(self, connection: Any, table: str) -> list[Column]:
+        return [Column(*row) for row in connection.execute(_COLUMNS, (qualified(self._home, table),))]
+
+    def _unique(self, connection: Any, columns: Sequence[str]) -> bool:
+        return self._is_unique(connection, qualified(self._home, self._table), columns)
+
+    def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
+        statement = f"COPY {into} ({self._list(rows.column_names)}) FROM STDIN (FORMAT csv)"
+        for number, field in enumerate(rows.schema):
+            if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+                texts = [None if each is None else f"\\x{each.hex()}" for each in rows.column(number).to_pylist()]
+                rows = rows.set_column(number, field.name, pa.chunked_array([pa.array(texts, pa.string())]))
+        sink = pa.BufferOutputStream()
+        pa_csv.write_csv(rows, sink, pa_csv.WriteOptions(include_header=False))
+        with connection.cursor().copy(statement.replace("%%", "%")) as copy:
+            copy.write(memoryview(sink.getvalue()))
+
+    def _stage(self, connection: Any, columns: str) -> str:
+        staged = "pg_temp._ratchet_staged"
+        self._run(connection, f"DROP TABLE IF EXISTS {staged}")
+        self._run(
+            connection,
+            f"CREATE TEMP TABLE _ratchet_staged ON COMMIT DROP AS SELECT {columns} FROM {self._at(self._table)} WITH NO DATA",
+        )
+        return staged
+
+    def _index_stamp(self, connection: Any) -> None:
+        self._run(connection, f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})")
+
+    def _widened(self, held: str, declared: pa.DataType) -> str | None:
+        bare = held.partition("(")[0]
+        found = (wide for fits, kinds, wide in _WIDENINGS if bare in kinds and fits(declared))
+        wide = next(found, None)
+        return None if wide == "bigint" and declared.bit_width < 32 else wide
+
+    def _named(self, error: psycopg.Error) -> Exception:
+        if error.sqlstate == "P0001":  # a trigger refuses the row
+            return BadRecordError(f"{self.location}: {error}; a trigger refuses this row")
+        found = super()._named(error)
+        if isinstance(found, ConfigError) and error.sqlstate == "428C9":
+            return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
+        return found

@@ -1,0 +1,178 @@
+"""The committer that keeps the newest row of each key in a table of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import BadRecordError, TopologyError
+from framework.topology import (
+    ArrowBolt,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    TopologyContext,
+    TransactionAttempt,
+)
+from framework.topology.canonical import canonical_column
+from sinks.committer import check_one_writer
+from sinks.rows.conditions import Condition
+from sinks.rows.reduction import DELETED, reduced
+from sinks.rows.table import Changes, OnNewColumn, RowTable
+
+#: The field of truth values that says that a record is a tombstone.
+TOMBSTONE = "tombstone"
+#: For how many transactions the sequence of a deleted row is kept.
+KEEP_DELETES = 100_000
+
+
+class UpsertCommitter(ArrowBolt, Committer):
+    """Keeps the newest row of each key in a ``SqliteTable`` or ``PostgresTable``, exactly once.
+
+    ``key``: the fields that a primary key or unique index of the table consists of. A row replaces
+    the one with its key as a whole, nulls included; ``ignore_nulls`` keeps the old values instead.
+    Of several rows of one key, the last one in the order of arrival counts.
+
+    A row is deleted where the field ``tombstone`` is true (a Kafka spout gives it with
+    ``metadata=["tombstone"]``), or where ``delete_when`` is true, such as ``"op = 'd'"``.
+    ``sequence_by``: a field that rises with each change of a key. A change with a lower value than
+    the row's is left out, also after the row was deleted; of equal ones, the later counts.
+    ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
+
+    ``columns``: the fields to write; by default all but ``tombstone``. The key and the sequence are
+    always written. ``on_new_column``: what to do about a field that the table lacks: "add" a
+    nullable column, in the transaction that first writes it (and widen columns where nothing is
+    lost), "ignore" the field, or "fail" at the start. ``on_bad_record``: "fail" leaves a record
+    that the table refuses to the ``on_bad_record`` of the spout, which names it.
+
+    One key must have one writer: give the committer parallelism 1, or group its input by fields of
+    the key.
+    """
+
+    deterministic = True
+    commits_on_driver = True
+
+    def __init__(
+        self,
+        table: RowTable,
+        key: Sequence[str],
+        *,
+        sequence_by: str | None = None,
+        delete_when: str | None = None,
+        columns: Sequence[str] | None = None,
+        ignore_nulls: bool = False,
+        on_new_column: OnNewColumn = "fail",
+        on_bad_record: Literal["fail"] = "fail",
+        keep_deletes: int = KEEP_DELETES,
+    ) -> None:
+        if isinstance(key, str) or not key:
+            raise TopologyError(f"UpsertCommitter needs a list of key fields, as in key=['id'], not {key!r}")
+        if on_new_column not in ("add", "ignore", "fail"):
+            raise TopologyError(f"on_new_column must be 'add', 'ignore' or 'fail', not {on_new_column!r}")
+        if on_bad_record != "fail":
+            raise TopologyError(
+                f"on_bad_record={on_bad_record!r} is not known here: give it to the spout, which leaves out what a table refuses"
+            )
+        if not isinstance(table, RowTable):
+            raise TopologyError(
+                f"UpsertCommitter needs a table of a database, such as PostgresTable(...), not a {type(table).__name__}"
+            )
+        self.table = table
+        self._changes = Changes(tuple(key), sequence_by, ignore_nulls, on_new_column, keep_deletes)
+        self._delete_when = Condition(delete_when) if delete_when is not None else None
+        self._columns = tuple(columns) if columns is not None else None
+        self._component_id = ""
+        self._tombstones = False
+        self._batches: list[pa.Table] = []
+        self._attempt: TransactionAttempt | None = None
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        self._component_id = component_id
+        for each in inputs:
+            check_one_writer(component_id, each, self._changes.key, parallelism)
+        shapes = {each.fields.select(self._chosen(component_id, each)) for each in inputs}
+        if len(shapes) != 1:
+            raise TopologyError(
+                f"committer {component_id!r}: its inputs give other fields, or the same with other types; make them equal"
+            )
+        fields: Fields = shapes.pop()
+        self._tombstones = all(
+            TOMBSTONE in each.fields and each.fields.type_of(TOMBSTONE) == pa.bool_() for each in inputs
+        )
+        if self._changes.sequence is not None:
+            kind = fields.type_of(self._changes.sequence)
+            if kind is not None and not _rises(kind):
+                raise TopologyError(
+                    f"committer {component_id!r}: {self._changes.sequence!r} is {kind}, which is no sequence: use integers, times "
+                    "or texts"
+                )
+        self.table.bind_changes(fields, self._changes)
+
+    def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
+        needed = [*self._changes.key, *([self._changes.sequence] if self._changes.sequence is not None else [])]
+        asked = self._delete_when.fields if self._delete_when is not None else []
+        source.require(component_id, (*needed, *asked, *(self._columns or ())))
+        if self._columns is None:
+            marks = source.fields.names if source.fields.type_of(TOMBSTONE) == pa.bool_() else ()
+            return tuple(each for each in source.fields.names if each != TOMBSTONE or each not in marks)
+        return (*self._columns, *(each for each in needed if each not in self._columns))
+
+    def commits_in_one_step(self) -> bool:
+        return self.table.commits_in_one_step
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._attempt = batch_id
+        self._batches = []
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        deleted = pa.array([False] * batch.num_rows)
+        if self._tombstones:
+            deleted = pc.or_(deleted, pc.fill_null(batch.column(TOMBSTONE), False))
+        if self._delete_when is not None:
+            deleted = pc.or_(deleted, self._delete_when.rows(batch))
+        rows = batch.select(self.table.schema.names).cast(self.table.schema)
+        for name in (*self._changes.key, self._changes.sequence):
+            if name is not None and rows.column(name).null_count:
+                what = "the sequence" if name == self._changes.sequence else "key field"
+                raise BadRecordError(
+                    f"component {self._component_id!r}: {what} {name!r} is null; give such records a value, or filter them out"
+                )
+        self.table.check_rows(rows)
+        table = pa.Table.from_batches([rows])
+        for name in self._changes.key:
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, table.schema.field(place), canonical_column(table.column(place)))
+        self._batches.append(table.append_column(DELETED, deleted))
+
+    def finish_batch(self) -> None:
+        if self._attempt is None:
+            return
+        rounds = reduced(pa.concat_tables(self._batches), self._changes) if self._batches else []
+        fence = self._attempt.fence
+        if rounds or (fence is not None and fence.opens_from is not None):
+            self.table.change(self._attempt, rounds)
+
+
+def _rises(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_timestamp(kind)
+        or types.is_date(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+    )
