@@ -167,7 +167,7 @@ def _row(found: TopologyOverview) -> tuple[str, ...]:
         number(status.get("lag")),
         number(status.get("rows_per_second")),
         ago(found.last.closed_at) if found.last is not None else "-",
-        _shortened(found.trouble or "-"),
+        _shortened(found.problem or "-"),
     )
 
 

@@ -16,9 +16,9 @@ from framework.core.acker_task import AckerTask
 from framework.core.checkpoints import CheckpointAction
 from framework.core.flow_control import ROUND_EXECUTE_S, Budget
 from framework.core.plan import CorePlan
+from framework.core.round_order import OVERTAKE_S, RoundOrder
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.core.segment_task import SegmentTask
-from framework.core.turns import OVERTAKE_S, Turns
 from framework.execution.tasks import PlannedTopology
 from framework.state.settings import provider_of
 
@@ -45,7 +45,7 @@ class TaskWorker:
         self._topology = PlannedTopology(plan.plan, plan.conf)
         self._encode = encode
         self._tasks: dict[tuple[int, int], SegmentTask | AckerTask] = {}
-        self._turns: dict[tuple[int, int], Turns] = {}
+        self._turns: dict[tuple[int, int], RoundOrder] = {}
         self._lock = threading.Lock()
         self._woken = threading.Condition()
         self._woken_round = 0
@@ -107,7 +107,7 @@ class TaskWorker:
         with self._lock:
             its = self._turns.get((level, partition))
             if its is None:
-                its = self._turns[(level, partition)] = Turns(self._overtake_s)
+                its = self._turns[(level, partition)] = RoundOrder(self._overtake_s)
         turns.enter_context(its.of(round_.number, round_.follows))
 
     def _task(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:

@@ -14,7 +14,7 @@ from framework.core.checkpoints import CheckpointRecord
 from framework.core.leader_loop import read_record
 from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
-from framework.observe.health import trouble_in, waits
+from framework.observe.health import problem_in, waits
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction
 
 
@@ -59,11 +59,11 @@ class TopologyOverview:
         return "standby" if self.drivers else "led" if self.led else "stopped"
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Why it cannot be read, what it waits for, or what failed last."""
         if self.unreadable is not None:
             return self.unreadable
-        return trouble_in([each.status for each in self.drivers])
+        return problem_in([each.status for each in self.drivers])
 
     def document(self) -> dict[str, Any]:
         """Everything, JSON-able."""
@@ -75,7 +75,7 @@ class TopologyOverview:
             "state": self.state,
             "txid": self.txid,
             "committed_at": self.last.closed_at if self.last is not None else None,
-            "trouble": self.trouble,
+            "trouble": self.problem,
             "drivers": [
                 {"host": each.host, "pid": each.pid, "phase": each.phase, "started_at": each.started_at}
                 for each in self.drivers

@@ -19,10 +19,10 @@ def waits(statuses: Statuses) -> bool:
     return any(each.get("waiting_for") or each.get("repeating") for each in statuses)
 
 
-def trouble_in(statuses: Statuses) -> str | None:
+def problem_in(statuses: Statuses) -> str | None:
     """What the drivers wait for, or what failed last.
 
-    >>> trouble_in([{"repeating": None, "last_error": "count[0]: no such row"}])
+    >>> problem_in([{"repeating": None, "last_error": "count[0]: no such row"}])
     'count[0]: no such row'
     """
     for name in ("repeating", "waiting_for", "last_error"):

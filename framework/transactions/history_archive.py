@@ -232,14 +232,14 @@ class _Term:
 
     def _run(self) -> None:
         try:
-            for _ in self._turns():
+            for _ in self._wakings():
                 if not self._copied():
                     return
         except Exception:  # noqa: BLE001 - a bug in here must not be silent, nor end the topology
             _log.error("history.crashed", topology=self._copying.topology_id, exc_info=True)
             self._update(history_waiting="the record for good has stopped: see history.crashed in the log")
 
-    def _turns(self) -> Iterator[None]:
+    def _wakings(self) -> Iterator[None]:
         """Each time that there is something to do, and once more at the end."""
         while True:
             with self._changed:

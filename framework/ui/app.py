@@ -234,7 +234,7 @@ class _Events(Response):
             encoded = self._watched.encoded(answer)
             news = viewer.news(encoded) if encoded is not None and answer.number != number else b""
             number = answer.number
-            said = _trouble(answer, self._every_s)
+            said = _problem(answer, self._every_s)
             if said != trouble:
                 news, trouble = news + said, said
             quiet_s = 0.0 if news else quiet_s + self._every_s
@@ -246,7 +246,7 @@ class _Events(Response):
             await asyncio.wait((gone,), timeout=self._every_s)
 
 
-def _trouble(answer: Answer[Any], every_s: float) -> bytes:
+def _problem(answer: Answer[Any], every_s: float) -> bytes:
     """In steps of five seconds, so that it is not said again and again."""
     old = answer.age_s > 3 * every_s + NEXT_S
     error = answer.error or ("what is asked does not answer" if old else None)

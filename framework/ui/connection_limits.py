@@ -30,11 +30,11 @@ BURST = 300
 PER_SECOND = 100
 #: How long a connection may be open without a request, in seconds.
 SILENT_S = 10.0
-#: How long the door stays shut after a connection that was one too many.
+#: How long the listener stays shut after a connection that was one too many.
 _SHUT_S = 0.01
 
 
-class Door(socket.socket):
+class BoundedListener(socket.socket):
     """A listening socket. ``most``: connections at once. Used from one event loop."""
 
     def __init__(self, listener: socket.socket, most: int) -> None:
@@ -90,15 +90,15 @@ class Door(socket.socket):
 
 
 class _Connection(socket.socket):
-    def __init__(self, accepted: socket.socket, door: Door, host: str) -> None:
+    def __init__(self, accepted: socket.socket, listener: BoundedListener, host: str) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
-        self._door: Door | None = door
+        self._listener: BoundedListener | None = listener
         self._host = host
 
     def close(self) -> None:
-        door, self._door = self._door, None
-        if door is not None:
-            door.left(self._host)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.left(self._host)
         super().close()
 
 

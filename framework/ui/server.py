@@ -23,7 +23,7 @@ try:
     import uvicorn
 
     from framework.ui.app import Page
-    from framework.ui.connection_limits import CONNECTIONS_MAX, Door, PromptProtocol
+    from framework.ui.connection_limits import CONNECTIONS_MAX, BoundedListener, PromptProtocol
     from framework.ui.guard import Guard, Token
 except ImportError as error:  # an extra
     raise ConfigError(
@@ -96,7 +96,7 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
         _log.error("page.ended", exc_info=True)
 
 
-def _listen(host: str, port: int) -> Door:
+def _listen(host: str, port: int) -> BoundedListener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_WAITING_MAX)
@@ -105,7 +105,7 @@ def _listen(host: str, port: int) -> Door:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TAKES_NOTHING_MS)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Door(
+    return BoundedListener(
         listener, CONNECTIONS_MAX if files == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, max(files // 4, 8))
     )
 

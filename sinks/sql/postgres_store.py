@@ -162,7 +162,7 @@ class _Connections:
         for each in closing:
             _close(each)
 
-    def home(self, dsn: str, connection: psycopg.Connection[Any]) -> str:
+    def default_schema(self, dsn: str, connection: psycopg.Connection[Any]) -> str:
         """The first schema of the user's search path, whatever another client of a pooler has set
         in this session. Raises ``ConfigError`` where there is none."""
         if dsn not in self._homes:
@@ -312,7 +312,7 @@ class PostgresStore(SqlStore):
     def _settle(self, connection: psycopg.Connection[Any]) -> None:
         """Find out in which schema the tables are."""
         if not self._home:
-            self._home = _connections.home(self._dsn, connection)
+            self._home = _connections.default_schema(self._dsn, connection)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:

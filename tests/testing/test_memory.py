@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from framework import BaseBasicBolt
 from framework.testing import Outside
-from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.clock import TurnCounter
 from framework.testing.simulation.worker_globals import WorkerMemory
 from tests.testing.mistakes import FIELDS, counting
 
@@ -114,7 +114,7 @@ def seen() -> tuple[Any, ...]:
 
 
 def test_a_turn_has_a_day_and_random_numbers_of_its_own_and_can_be_repeated() -> None:
-    turns = Turns(3, [globals()])
+    turns = TurnCounter(3, [globals()])
     real, state = time.time, random.getstate()
     found = []
     for number in (1, 2, 1):
@@ -127,7 +127,7 @@ def test_a_turn_has_a_day_and_random_numbers_of_its_own_and_can_be_repeated() ->
 
 
 def test_values_are_plain_within_a_turn() -> None:
-    with Turns(3, [globals()]).turn(1):
+    with TurnCounter(3, [globals()]).turn(1):
         at, day = datetime.datetime(2020, 1, 2, 3), datetime.date(2020, 1, 2)
         assert isinstance(at, datetime.datetime) and isinstance(day, datetime.date)
         assert isinstance(datetime.datetime.now(), datetime.datetime)

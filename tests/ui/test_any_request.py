@@ -1,7 +1,7 @@
 """The page and the port of the metrics answer, or close, whatever bytes come.
 
 ``python -m tests.kit.http_fuzz`` does it for longer, in a process of its own: it lifts the
-limits of the servers, which ``test_door.py`` and ``test_guard.py`` hold.
+limits of the servers, which ``test_connection_limits.py`` and ``test_guard.py`` hold.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class _TurnModule(ModuleType):
 _CLOCKS = {"time": _now, "time_ns": _now_ns, "localtime": _localtime, "gmtime": _gmtime, "strftime": _strftime}
 
 
-class Turns:
+class TurnCounter:
     """Counts the turns of a schedule. ``namespaces``: of the user's modules."""
 
     def __init__(self, seed: int, namespaces: Sequence[MutableMapping[str, Any]]) -> None:

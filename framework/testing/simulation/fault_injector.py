@@ -11,7 +11,7 @@ from pathlib import Path
 from framework.execution.messages import AttemptHeader, Record, TaskReport
 from framework.execution.plan import Phase
 from framework.execution.ports import ProcessingJob
-from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.clock import TurnCounter
 from framework.testing.simulation.external_effects import guarded
 from framework.testing.simulation.sample import Source, shown
 from framework.testing.simulation.schedule import Fault, Kind, Schedule
@@ -79,7 +79,7 @@ class FaultInjector:
         self.met: list[Kind] = []
         self.attempts: list[Execution] = []
         self.committed: dict[int, Kept] = {}
-        self.turns = Turns(schedule.seed, list(memory.namespaces.values()))
+        self.turns = TurnCounter(schedule.seed, list(memory.namespaces.values()))
         self._folder, self._connect = folder, connect
         self._faults = list(schedule.faults)
         self._late: list[_Late] = []

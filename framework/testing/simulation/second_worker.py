@@ -18,7 +18,7 @@ from framework.errors import RatchetError, RetryableError
 from framework.execution.plan import ExecutionPlan
 from framework.execution.ports import ProcessingJob
 from framework.execution.tasks import PlannedTopology
-from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.clock import TurnCounter
 from framework.testing.simulation.external_effects import guarded, install_guard
 from framework.testing.simulation.tasks import Processed, RowsTaken, process
 from framework.testing.simulation.worker_globals import WorkerMemory
@@ -153,7 +153,7 @@ class _Worker:
         if self._planned is None:
             raise RatchetError("no plan has come")
         self._memory.restore()
-        turns = Turns(question.seed, list(self._memory.namespaces.values()))
+        turns = TurnCounter(question.seed, list(self._memory.namespaces.values()))
         with turns.turn(question.turn), guarded(self._folder, connect=self._connect):
             return process(self._planned, question.job)
 

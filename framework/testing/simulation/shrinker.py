@@ -17,7 +17,7 @@ from framework.errors import ConfigError
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import Phase
 from framework.execution.tasks import PlannedTopology
-from framework.testing.simulation.clock import Turns
+from framework.testing.simulation.clock import TurnCounter
 from framework.testing.simulation.external_effects import guarded, install_guard, outsides_of, struck, unseen_library
 from framework.testing.simulation.fault_injector import Execution, Kept
 from framework.testing.simulation.findings import Finding, Report
@@ -114,7 +114,7 @@ class _Search:
 
     def run(self, schedules: int, progress: Progress | None) -> Report:
         report = self._report
-        self._look_without_trouble()
+        self._look_without_faults()
         for number in range(schedules):
             schedule = drawn(report.seed + number, self._places)
             outcome = simulate_schedule(self._world, schedule)
@@ -134,7 +134,7 @@ class _Search:
 
     # --- without faults --------------------------------------------------------------------------
 
-    def _look_without_trouble(self) -> None:
+    def _look_without_faults(self) -> None:
         """Find out what can be simulated, and what is the same each time."""
         world, report = self._world, self._report
         outcome = self._possible()
@@ -186,7 +186,7 @@ class _Search:
         another process."""
         plan, batches = outcome.plan, outcome.batches
         world, unsteady, judged = self._world, set[str](), set[str]()
-        turns = Turns(self._report.seed - 1, list(world.memory.namespaces.values()))
+        turns = TurnCounter(self._report.seed - 1, list(world.memory.namespaces.values()))
         first, *others = (
             {txid: rows for txid, kept in sorted(batches.items()) if (rows := once(kept)) is not None}
             for once in self._passes(outcome, turns)
@@ -202,7 +202,7 @@ class _Search:
         below = {each.target for each in plan.edges if each.source in unsteady}
         return frozenset(judged - unsteady - below)
 
-    def _passes(self, outcome: Outcome, turns: Turns) -> Iterator[Callable[[Kept], Execution | None]]:
+    def _passes(self, outcome: Outcome, turns: TurnCounter) -> Iterator[Callable[[Kept], Execution | None]]:
         world, plan, seed = self._world, outcome.plan, self._report.seed - 1
         conf = world.config.for_components()
 

@@ -9,7 +9,7 @@ from framework.config import Config
 from framework.coordination.store import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.status import CoreStatus
-from framework.observe.health import trouble_in, waits
+from framework.observe.health import problem_in, waits
 from framework.topology import CoreTopology
 from framework.ui import documents
 from framework.ui.sources.drivers import Drivers
@@ -74,7 +74,7 @@ class CoreSource:
             "state": "waiting" if waits([summary]) else status.phase,
             "txid": checkpoint.txid or None if checkpoint is not None else None,
             "committed_at": None,
-            "trouble": trouble_in([summary]),
+            "trouble": problem_in([summary]),
             "drivers": [] if self._drivers is None else self._drivers.documents(status.phase),
             "status": summary,
         }

@@ -8,7 +8,7 @@ from typing import Any
 from framework.config import Config
 from framework.coordination.presence import EVERY_S
 from framework.coordination.store import CoordinationStore
-from framework.observe.health import trouble_in, waits
+from framework.observe.health import problem_in, waits
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.topology.builder import Topology
 from framework.transactions.documents import read_transaction
@@ -116,7 +116,7 @@ class RunSource:
             "state": "waiting" if waits([summary]) else status.phase,
             "txid": status.committed_txid or None,
             "committed_at": closed[-1].closed_at if closed else None,
-            "trouble": trouble_in([summary]),
+            "trouble": problem_in([summary]),
             "drivers": self._drivers.documents(status.phase),
             "status": summary,
         }

@@ -16,7 +16,7 @@ class OvertakenError(RetryableError):
     """A round came to a task after a later one."""
 
 
-class Turns:
+class RoundOrder:
     """The turns of one task. Safe to use from several threads.
 
     Invariant: the task does its part of the rounds one by one, in the order of their numbers. A

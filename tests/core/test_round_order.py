@@ -14,8 +14,8 @@ from framework import Fields, TopologyBuilder
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
+from framework.core.round_order import OvertakenError, RoundOrder
 from framework.core.rounds import Addressed, Round, RoundRecord, walk_round
-from framework.core.turns import OvertakenError, Turns
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
@@ -23,7 +23,7 @@ from tests.kit.waiting import PATIENCE_S
 
 
 def test_a_round_waits_for_its_predecessor() -> None:
-    turns = Turns(60.0)
+    turns = RoundOrder(60.0)
     order: list[int] = []
 
     def later() -> None:
@@ -42,7 +42,7 @@ def test_a_round_waits_for_its_predecessor() -> None:
 
 
 def test_a_round_that_comes_after_its_successor_is_refused() -> None:
-    turns = Turns(0.01)
+    turns = RoundOrder(0.01)
     with turns.of(3, 2):
         pass
     with pytest.raises(OvertakenError, match="round 2 comes too late: round 3 has been here"), turns.of(2, 1):
@@ -52,7 +52,7 @@ def test_a_round_that_comes_after_its_successor_is_refused() -> None:
 
 
 def test_a_round_without_predecessor_runs_at_once() -> None:
-    turns = Turns(60.0)
+    turns = RoundOrder(60.0)
     with turns.of(7, 0):
         pass
     with turns.of(8, 7):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from framework.ui import connection_limits, server
-from framework.ui.connection_limits import Door
+from framework.ui.connection_limits import BoundedListener
 from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import Told, get, served
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.behaviour("6.4")
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoundedListener]:
     monkeypatch.setattr(connection_limits, "_SHUT_S", 0.0)
-    with Door(socket.create_server(("127.0.0.1", 0)), most=4) as found:
+    with BoundedListener(socket.create_server(("127.0.0.1", 0)), most=4) as found:
         yield found
 
 
-def come(at: Door, of: str = "127.0.0.1") -> socket.socket:
+def come(at: BoundedListener, of: str = "127.0.0.1") -> socket.socket:
     """A client of this address of the loopback interface."""
     return socket.create_connection(at.getsockname(), timeout=PATIENCE_S, source_address=(of, 0))
 
@@ -37,7 +37,7 @@ def is_cut(client: socket.socket) -> bool:
         return True
 
 
-def test_one_address_gets_half_of_the_places_and_a_place_that_is_left_is_free(opened: Door) -> None:
+def test_one_address_gets_half_of_the_places_and_a_place_that_is_left_is_free(opened: BoundedListener) -> None:
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(come(opened))
@@ -61,7 +61,7 @@ def test_one_address_gets_half_of_the_places_and_a_place_that_is_left_is_free(op
         assert not opened._inside
 
 
-def test_connections_that_come_too_fast_are_closed(opened: Door) -> None:
+def test_connections_that_come_too_fast_are_closed(opened: BoundedListener) -> None:
     refused = 0
     for _ in range(2 * connection_limits.BURST):
         with come(opened):
@@ -73,7 +73,7 @@ def test_connections_that_come_too_fast_are_closed(opened: Door) -> None:
 
 
 def test_without_a_free_file_the_next_connection_is_turned_away_and_waits_no_longer(
-    opened: Door, monkeypatch: pytest.MonkeyPatch
+    opened: BoundedListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = socket.socket.accept
     files_left = [False, True]  # none at first; then the one that the door gave up
