@@ -1,7 +1,8 @@
-"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, Redis, a
-stand-in for a Schema Registry, and a standalone Spark cluster. They run as child processes or in
-containers, or are external servers."""
+"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, Redis, Kafka
+Connect with Debezium, a stand-in for a Schema Registry, and a standalone Spark cluster. They run as
+child processes or in containers, or are external servers."""
 
+from integration.connect import ConnectWorker
 from integration.errors import NotOursError, ServerError
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener
 from integration.pgbouncer import PgBouncerServer
@@ -14,6 +15,7 @@ from integration.spark import SparkCluster
 from integration.zookeeper import SecurePort, ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
+    "ConnectWorker",
     "EmbeddedServers",
     "KafkaBroker",
     "KafkaCluster",

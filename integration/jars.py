@@ -1,6 +1,6 @@
-"""The servers' jars. PySpark contains those of ZooKeeper. Those of Kafka are fetched once from
-Maven Central by Ivy, which PySpark also contains, checked against ``kafka-jars.sha256``, and kept
-per user.
+"""The servers' jars. PySpark contains those of ZooKeeper. Those of Kafka, and of Kafka Connect with
+Debezium, are fetched once from Maven Central by Ivy, which PySpark also contains, checked against
+``kafka-jars.sha256`` and ``connect-jars.sha256``, and kept per user.
 
 The cache is complete or absent: jars are fetched into a separate folder, checked, and moved into
 place in one step.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from integration.errors import ServerError
@@ -26,6 +27,14 @@ from integration.java import find_java
 KAFKA_VERSION = "4.3.0"
 KAFKA_MODULE = ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
 LOCK_FILE = Path(__file__).with_name("kafka-jars.sha256")
+DEBEZIUM_VERSION = "3.5.0.Final"
+CONNECT_LOCK_FILE = Path(__file__).with_name("connect-jars.sha256")
+_IVY_FILE = """<ivy-module version="2.0">
+<info organisation="ratchet" module="jars"/>
+<configurations><conf name="default"/></configurations>
+<dependencies>{dependencies}</dependencies>
+</ivy-module>
+"""
 FETCH_TIMEOUT_S = 900
 
 #: The jars inside PySpark that Kafka's logging needs, and those that ZooKeeper needs.
@@ -67,40 +76,100 @@ def kafka_jars(progress: Progress | None = None) -> Path:
     Raises ``ServerError``: no network, a download that does not match its checksum, no room on the
     disk.
     """
+    return _kept(_Jars(f"Apache Kafka {KAFKA_VERSION}", f"kafka-{KAFKA_VERSION}", LOCK_FILE), progress)
+
+
+def connect_jars(progress: Progress | None = None) -> Path:
+    """The folder of the jars of Kafka Connect and Debezium, as ``kafka_jars``."""
+    name = f"Kafka Connect {KAFKA_VERSION} with Debezium {DEBEZIUM_VERSION}"
+    return _kept(_Jars(name, f"connect-{KAFKA_VERSION}-{DEBEZIUM_VERSION}", CONNECT_LOCK_FILE), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Jars:
+    """The jars of one program. ``lock_file``: a line for each jar with its SHA-256, and its file
+    name or ``group:artifact:version``. With coordinates, exactly these are fetched, otherwise all
+    that ``KAFKA_MODULE`` needs."""
+
+    title: str
+    folder: str
+    lock_file: Path
+
+    def locked(self) -> dict[str, str]:
+        """File name -> SHA-256."""
+        return {_file_name(what): digest for digest, what in self._lines()}
+
+    def wanted(self, staging: Path) -> list[str]:
+        """The arguments of Ivy that say what to fetch."""
+        coordinates = [what.split(":") for _, what in self._lines() if ":" in what]
+        if not coordinates:
+            return ["-confs", "default,runtime", "-types", "jar", "bundle", "-dependency", *KAFKA_MODULE]
+        lines = [
+            f'<dependency org="{group}" name="{name}" rev="{version}" transitive="false" conf="default->master"/>'
+            for group, name, version in coordinates
+        ]
+        (staging / "ivy.xml").write_text(_IVY_FILE.format(dependencies="".join(lines)), encoding="utf-8")
+        return ["-ivy", str(staging / "ivy.xml"), "-confs", "default", "-types", "jar", "bundle", "maven-plugin"]
+
+    def mismatch(self, folder: Path) -> str | None:
+        """What is wrong with a folder of jars; None if nothing is."""
+        expected = self.locked()
+        for name, digest in expected.items():
+            jar = folder / name
+            if not jar.is_file():
+                return f"{name} is missing"
+            if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
+                return f"{name} does not match its SHA-256 in {self.lock_file.name}"
+        extra = sorted(path.name for path in folder.glob("*.jar") if path.name not in expected)
+        return f"{extra[0]} is not in {self.lock_file.name}" if extra else None
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = [line.split() for line in self.lock_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [(digest, what) for digest, what in lines]
+
+
+def _file_name(what: str) -> str:
+    """The file name of a line in a lock file."""
+    _, colon, rest = what.partition(":")
+    return f"{rest.replace(':', '-')}.jar" if colon else what
+
+
+def _kept(jars: _Jars, progress: Progress | None) -> Path:
+    """The folder of these jars in the cache."""
     say = progress or _say
-    target = cache_folder() / f"kafka-{KAFKA_VERSION}"
-    expected = _locked()
+    target = cache_folder() / jars.folder
     with _one_at_a_time(target):
         if target.is_dir():
-            wrong = _mismatch(target, expected)
+            wrong = jars.mismatch(target)
             if wrong is None:
                 return target
-            say(f"cached Kafka jars are damaged ({wrong}); fetching them again")
+            say(f"cached jars of {jars.title} are damaged ({wrong}); fetching them again")
             shutil.rmtree(target)
-        _fetch(target, expected, say)
+        _fetch(target, jars, say)
     return target
 
 
-def _fetch(target: Path, expected: dict[str, str], say: Progress) -> None:
+def _fetch(target: Path, jars: _Jars, say: Progress) -> None:
     java = find_java()
-    staging = Path(tempfile.mkdtemp(prefix="kafka-", dir=target.parent))
+    staging = Path(tempfile.mkdtemp(prefix="jars-", dir=target.parent))
+    count = len(jars.locked())
     try:
         ivy = next(iter(sorted(spark_jars().glob("ivy-*.jar"))), None)
         if ivy is None:
             raise ServerError(f"there is no ivy jar in {spark_jars()}: reinstall PySpark")
-        command = [java, "-cp", str(ivy), "org.apache.ivy.Main", "-confs", "default,runtime", "-types", "jar", "bundle"]
-        command += ["-dependency", *KAFKA_MODULE, "-cache", str(staging / "ivy")]
-        command += ["-retrieve", f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
-        say(f"fetching Apache Kafka {KAFKA_VERSION} (about 40 MB, {len(expected)} jars) from Maven Central, once")
-        tail = _run_ivy(command, len(expected), say)
-        jars = staging / "jars"
-        wrong = _mismatch(jars, expected) if jars.is_dir() else "nothing arrived"
+        command = [java, "-cp", str(ivy), "org.apache.ivy.Main", *jars.wanted(staging)]
+        command += ["-cache", str(staging / "ivy"), "-retrieve"]
+        command += [f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
+        say(f"fetching {jars.title} (about 45 MB, {count} jars) from Maven Central, once")
+        tail = _run_ivy(command, count, say)
+        made = staging / "jars"
+        wrong = jars.mismatch(made) if made.is_dir() else "nothing arrived"
         if wrong is not None:
             raise ServerError(
-                f"fetching Kafka's jars failed: {wrong}. {_reason(tail)} Check the network connection and try again; "
-                f"whoever has no network can copy the jars named in {LOCK_FILE.name} to {target}"
+                f"fetching the jars of {jars.title} failed: {wrong}. {_reason(tail)} Check the network connection and "
+                f"try again; whoever has no network can copy the jars named in {jars.lock_file.name} to {target}"
             )
-        jars.rename(target)
+        made.rename(target)
     except OSError as error:
         raise ServerError(
             f"{target.parent}: {error.strerror or error}; make room there, or set RATCHET_CACHE"
@@ -135,24 +204,6 @@ def _reason(tail: list[str]) -> str:
     )
     line = next((line for line in tail if any(sign in line for sign in signs)), "")
     return f"Ivy says: {line[:200]}." if line else ""
-
-
-def _locked() -> dict[str, str]:
-    """File name -> SHA-256."""
-    entries = (line.split() for line in LOCK_FILE.read_text(encoding="utf-8").splitlines() if line.strip())
-    return {name: digest for digest, name in entries}
-
-
-def _mismatch(folder: Path, expected: dict[str, str]) -> str | None:
-    """What is wrong with a folder of jars; None if nothing is."""
-    for name, digest in expected.items():
-        jar = folder / name
-        if not jar.is_file():
-            return f"{name} is missing"
-        if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
-            return f"{name} does not match its SHA-256 in {LOCK_FILE.name}"
-    extra = sorted(path.name for path in folder.glob("*.jar") if path.name not in expected)
-    return f"{extra[0]} is not in {LOCK_FILE.name}" if extra else None
 
 
 @contextlib.contextmanager

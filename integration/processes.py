@@ -15,7 +15,7 @@ import psutil
 from integration.errors import ServerError
 from integration.guardian import guarded_by
 from integration.hosts import STOP_TIMEOUT_S, TOOL_TIMEOUT_S, Host, Launch, Running
-from integration.jars import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, Progress, find_jars, kafka_jars
+from integration.jars import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, Progress, connect_jars, find_jars, kafka_jars
 from integration.java import find_java
 from integration.packages import find_program
 
@@ -39,7 +39,8 @@ class ProcessHost(Host):
         if self.kind == "zookeeper":
             return ":".join(map(str, find_jars(ZOOKEEPER_JARS)))
         # Kafka's jars contain SLF4J without a logging backend. PySpark's jars provide one.
-        return ":".join([*map(str, find_jars(KAFKA_LOGGING_JARS)), f"{kafka_jars(progress)}/*"])
+        jars = connect_jars(progress) if self.kind == "connect" else kafka_jars(progress)
+        return ":".join([*map(str, find_jars(KAFKA_LOGGING_JARS)), f"{jars}/*"])
 
     def program(self, name: str) -> str:
         if name == "python3":

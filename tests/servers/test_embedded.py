@@ -18,7 +18,7 @@ import pytest
 
 from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
 from integration.hosts import Launch
-from integration.jars import kafka_jars
+from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
 from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken
@@ -152,10 +152,30 @@ def test_a_full_disk_is_reported_in_one_line(small_lock: Path, monkeypatch: pyte
         kafka_jars(lambda line: None)
 
 
-def test_the_lock_file_names_kafka_and_nothing_twice() -> None:
-    names = [line.split()[1] for line in jars.LOCK_FILE.read_text().splitlines()]
-    assert "kafka_2.13-4.3.0.jar" in names
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        (jars.LOCK_FILE, f"kafka_2.13-{jars.KAFKA_VERSION}.jar"),
+        (jars.CONNECT_LOCK_FILE, f"io.debezium:debezium-connector-postgres:{jars.DEBEZIUM_VERSION}"),
+    ],
+)
+def test_a_lock_file_names_its_program_and_nothing_twice(file: Path, name: str) -> None:
+    names = [line.split()[1] for line in file.read_text().splitlines()]
+    assert name in names
     assert len(names) == len(set(names))
+
+
+def test_jars_with_coordinates_are_fetched_one_by_one(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = small_lock / "connect-jars.sha256"
+    lock.write_text(f"{hashlib.sha256(b'right').hexdigest()}  org.some:one:1.0\n")
+    monkeypatch.setattr(jars, "CONNECT_LOCK_FILE", lock)
+    home = fake_ivy(
+        small_lock / "java",
+        'mkdir -p "$target"; while [ "$1" != -ivy ]; do shift; done\n'
+        """grep -q 'org="org.some" name="one" rev="1.0" transitive="false"' "$2" && printf right > "$target/one-1.0.jar\"""",
+    )
+    monkeypatch.setenv("JAVA_HOME", home)
+    assert [path.name for path in connect_jars(lambda line: None).iterdir()] == ["one-1.0.jar"]
 
 
 def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
