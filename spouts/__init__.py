@@ -7,6 +7,7 @@ from spouts.codecs.alias import AliasedCodec
 from spouts.codecs.avro import AvroCodec
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
+from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.json import JsonCodec
 from spouts.codecs.registry import RegistryAvroCodec
 from spouts.kafka.core import KafkaSpout
@@ -36,6 +37,7 @@ __all__ = [
     "BulkCodec",
     "BytesCodec",
     "Codec",
+    "DebeziumCodec",
     "JsonCodec",
     "KafkaSpout",
     "KafkaTransactionalSpout",

@@ -10,7 +10,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import Codec, Values
+from spouts.codecs.codec import Codec, Truths, Values
 
 
 def names_in_records(fields: Fields, alias: Mapping[str, str] | None) -> list[str]:
@@ -75,6 +75,9 @@ class AliasedCodec(Codec):
     def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         batch, bad = self._codec.decode_good_array(values)
         return self._renamed(batch), bad
+
+    def left_out(self, values: Values | pa.BinaryArray) -> Truths | None:
+        return self._codec.left_out(values)
 
     def _renamed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.rename_columns(list(self.fields))

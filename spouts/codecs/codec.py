@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from framework.errors import reason_of
@@ -18,6 +19,7 @@ from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 
 Values = Sequence[bytes | None]
+Truths = np.ndarray[Any, np.dtype[np.bool_]]
 #: From this many values on, bad values are searched by halving; below, one by one.
 _HALVED_FROM = 16
 
@@ -52,6 +54,11 @@ class Codec(ABC):
     def decode(self, values: Values) -> pa.RecordBatch:
         """One row per value, in order. Raises ``UndecodableValueError`` for the first value that
         cannot be decoded."""
+
+    def left_out(self, values: Values | pa.BinaryArray) -> Truths | None:
+        """Which values have no row, and are no errors: a spout does not decode their records, and
+        counts them as read. None: all have one."""
+        return None
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """One row per value that can be decoded, in order, and the bad values."""

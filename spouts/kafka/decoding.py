@@ -30,8 +30,9 @@ def places_of(chunk: RecordChunk) -> Iterable[Place]:
 
 class Decoded(NamedTuple, Generic[C]):
     """Records of one stream, and their rows. With ``letters``: records that could not be decoded;
-    then ``rows`` are dead letters, or None if dead letters are not wanted. ``absent``: the fields
-    of the value that no record has; None where no record has a value."""
+    then ``rows`` are dead letters, or None if dead letters are not wanted. Without, ``rows`` is
+    None for records that the codec of the value leaves out. ``absent``: the fields of the value
+    that no record has; None where no record has a value."""
 
     chunk: C
     rows: pa.RecordBatch | None
@@ -98,6 +99,12 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
         rejected = chunk.take(large)
         chunk = chunk.take(np.delete(np.arange(len(chunk)), large).tolist())
         yield _too_large(its, rejected, topic_ids)
+        if not len(chunk):
+            return
+    without = its.records.value.left_out(chunk.raw("value"))
+    if without is not None:
+        yield Decoded(chunk.take(np.flatnonzero(without).tolist()), None, its.stream)
+        chunk = chunk.take(np.flatnonzero(~without).tolist())
         if not len(chunk):
             return
     for what, codec in its.records.codecs():

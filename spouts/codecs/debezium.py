@@ -1,0 +1,350 @@
+"""Change records of Debezium as rows of the table that changed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import TopologyError
+from framework.topology import Fields
+from spouts.codecs.bad_records import BadRecord
+from spouts.codecs.codec import PerValueCodec, Truths, Values, joined
+from spouts.codecs.debezium_columns import ColumnReader, Described, SourceSettings, described, in_json
+from spouts.codecs.debezium_metadata import METADATA, SOURCE, TRANSACTION, columns_of, names_of
+from spouts.codecs.json_reader import JsonReader
+from spouts.codecs.json_reasons import shortened
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_PAYLOAD = b'},"payload":'
+#: Values whose form stands for that of the others.
+_SAMPLED = 8
+#: Operations whose record has no row: truncate, and a message of the source's own.
+_WITHOUT_ROW = ("t", "m")
+
+
+class DebeziumCodec(PerValueCodec):
+    """Change records as JSON, with or without schemas in the records.
+
+    ``fields``: the columns of the table that are wanted, with their types: typed ``Fields`` or an
+    Arrow schema. A created, updated or read row has the values after the change, a deleted one those
+    before, of which PostgreSQL gives only the key unless the table has ``REPLICA IDENTITY FULL``. A
+    change of the key comes as a delete and a create.
+
+    ``metadata``: further fields of each row, by the name of what they hold, or as a mapping from the
+    field to that name: ``op`` (c, u, d, r, t, m), ``lsn``, ``position`` (an integer that grows with
+    the changes of a key: the LSN, or the number of the binary log and the place in it), ``ts_ms``,
+    ``source_ts_ms``, ``snapshot``, ``database``, ``schema``, ``table``, ``tx_id``,
+    ``transaction_id``, ``total_order``, ``data_collection_order``, ``file``, ``pos``, ``row``,
+    ``gtid``, and ``unavailable``: the names of the columns that the connector was not given (TOAST),
+    which are null in the row. Without that field, a record with such a column is bad.
+
+    ``decimals``, ``times``, ``binaries``, ``unavailable``: the connector's settings
+    ``decimal.handling.mode``, ``time.precision.mode``, ``binary.handling.mode`` and
+    ``unavailable.value.placeholder``. Records with schemas say the first two themselves. Without
+    schemas a moment or a time of day that is a number is in the unit of the declared type.
+
+    A truncate ("t") and a message ("m") have a row of nulls with their ``op``. A record with a null
+    value (a tombstone) is left out unless ``tombstones`` is True, because the delete before it says
+    the same; heartbeats and records about transactions and schemas are always left out.
+
+    Errors, beside those of ``JsonCodec``: a value that is no change record, a created or updated row
+    without its values, a deleted one without its key, and a value that does not fit the declared
+    type.
+
+    >>> codec = DebeziumCodec(Fields(id=int, name=str), metadata=["op", "lsn"])
+    >>> value = b'{"before": null, "after": {"id": 1, "name": "a"}, "source": {"lsn": 7}, "op": "c"}'
+    >>> codec.decode([value]).to_pylist()
+    [{'id': 1, 'name': 'a', 'op': 'c', 'lsn': 7}]
+
+    Source: Debezium's documentation of its connectors for PostgreSQL, MySQL and MariaDB.
+    """  # noqa: W505 - doctest lines are not wrapped
+
+    def __init__(
+        self,
+        fields: Fields | pa.Schema,
+        *,
+        metadata: Sequence[str] | Mapping[str, str] = ("op", "lsn", "ts_ms"),
+        decimals: str = "precise",
+        times: str = "adaptive",
+        binaries: str = "bytes",
+        unavailable: str = "__debezium_unavailable_value",
+        tombstones: bool = False,
+    ) -> None:
+        schema = fields.schema() if isinstance(fields, Fields) else fields
+        if schema is None or not len(schema):
+            raise TopologyError(
+                "DebeziumCodec needs a type for every field, as in DebeziumCodec(Fields(id=int, name=str))"
+            )
+        self._settings = SourceSettings(decimals, times, binaries, unavailable)
+        self._columns = pa.schema([(each.name, each.type) for each in schema])
+        self._metadata = names_of(metadata, self._columns.names)
+        self._keeps_unavailable = "unavailable" in self._metadata.values()
+        self._tombstones = tombstones
+        self.fields = Fields.of(
+            {each.name: each.type for each in self._columns}
+            | {field: METADATA[name] for field, name in self._metadata.items()}
+        )
+        self._rows = pa.schema([(name, self.fields.type_of(name)) for name in self.fields])
+
+    def left_out(self, values: Values | pa.BinaryArray) -> Truths | None:
+        array = _as_array(values)
+        found: Truths = np.zeros(len(array), np.bool_)
+        if not self._tombstones and array.null_count:
+            found = array.is_null().to_numpy(zero_copy_only=False).copy()
+        without = pc.invert(pc.fill_null(pc.match_substring(array, '"op":'), True)).to_numpy(zero_copy_only=False)
+        for place in np.flatnonzero(without):
+            found[place] = _is_about_others(array[int(place)].as_py())
+        return found if found.any() else None
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        return self.decode_good_array(_as_array(values))
+
+    def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        batches: list[pa.RecordBatch] = []
+        places: list[Numbers] = []
+        bad: list[BadRecord] = []
+        for part in self._parts(values):
+            batch, its_places, its_bad = self._read(part)
+            batches.append(batch)
+            places.append(its_places)
+            bad += its_bad
+        if not batches:
+            return _nulls(self._rows, 0), bad
+        whole, order = joined(batches), np.concatenate(places)
+        if np.any(np.diff(order) < 0):
+            whole = whole.take(pa.array(np.argsort(order)))
+        return whole, sorted(bad, key=lambda each: each.index)
+
+    def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
+        return self.decode(values.to_pylist())
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _parts(self, values: pa.BinaryArray) -> Iterator[_Part]:
+        """The values, apart by the schema that they have."""
+        rest = np.arange(len(values))
+        while len(rest):
+            array = values if len(rest) == len(values) else values.take(pa.array(rest))
+            first = next((each for each in array if each.is_valid), None)
+            prefix = _prefix(first.as_py()) if first is not None else b""
+            if not prefix:
+                found = pc.invert(pc.fill_null(pc.starts_with(array, b'{"schema":{'), False))
+                found = found.to_numpy(zero_copy_only=False)
+                if (first is not None and not found.any()) or (prefix is None and not found[0]):
+                    found = np.ones(len(rest), np.bool_)  # these cannot be told apart: read them as they are
+                columns: tuple[Described, ...] | None = None
+                part = array.filter(pa.array(found))
+            else:
+                found = pc.fill_null(pc.starts_with(array, prefix), True).to_numpy(zero_copy_only=False)
+                columns = _columns_of_schema(prefix)
+                part = pc.binary_slice(array.filter(pa.array(found)), len(prefix), -1)
+            yield _Part(part, rest[found], columns)
+            rest = rest[~found]
+
+    def _read(self, part: _Part) -> tuple[pa.RecordBatch, Numbers, list[BadRecord]]:
+        """The rows of a part, the index of the value of each, and the bad values. Values that are
+        not written as most are read again, each as it is."""
+        valid = part.values.drop_null() if part.values.null_count else part.values
+        form = self._form(part.columns, valid[:_SAMPLED].to_pylist())
+        batch, rows, bad = self._read_as(form, part.values)
+        found = [(batch, part.places[rows])]
+        reasons: list[BadRecord] = []
+        again: dict[str, list[int]] = defaultdict(list)
+        for each in bad:
+            again[self._form(part.columns, [part.values[each.index].as_py()])].append(each.index)
+        for its_form, its_places in again.items():
+            batch, rows, bad = self._read_as(its_form, part.values.take(pa.array(its_places)))
+            found.append((batch, part.places[np.array(its_places)[rows]]))
+            reasons += [BadRecord(int(part.places[its_places[each.index]]), each.reason) for each in bad]
+        whole = joined([each for each, _ in found])
+        return whole, np.concatenate([each for _, each in found]), reasons
+
+    def _form(self, columns: tuple[Described, ...] | None, samples: Sequence[bytes]) -> str:
+        """How the columns are written, as JSON: a mapping from a column to its description."""
+        rows = [row for each in samples for row in _rows_of(each)]
+        of_schema = {each["field"]: each for each in columns or ()}
+        found = {}
+        for each in self._columns:
+            value = next((row[each.name] for row in rows if row.get(each.name) not in (None, [])), None)
+            its = of_schema.get(each.name)
+            if its is None:
+                its = described(each.type, value, self._settings)
+            elif its["type"] in ("float", "double") and isinstance(value, str):
+                its = {"type": "string", "name": "named float"}
+            found[each.name] = its
+        return json.dumps(found)
+
+    def _read_as(self, form: str, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Numbers, list[BadRecord]]:
+        try:
+            reader = _reader(form, self._columns, self._settings)
+        except ValueError as error:
+            return _nulls(self._rows, 0), np.arange(0), [BadRecord(at, str(error)) for at in range(len(values))]
+        read = reader.envelopes.read(values, only_first=False)
+        batch, places, bad = read.batch, read.places, list(read.bad)
+        reasons: dict[int, str] = {}
+        absent = values.take(pa.array(places)).is_null().to_numpy(zero_copy_only=False)
+        operations = batch.column("op").to_pylist()
+        present: dict[str, Truths] = {
+            side: batch.column(side).is_valid().to_numpy(zero_copy_only=False) for side in ("before", "after")
+        }
+        deleted = np.array([each == "d" for each in operations], np.bool_)
+        for row, operation in enumerate(operations):
+            if absent[row] or operation in _WITHOUT_ROW:
+                continue
+            if operation is None:
+                reasons[row] = "no change record: it has no 'op'"
+            elif operation not in ("c", "u", "r", "d"):
+                reasons[row] = f"op {shortened(repr(operation))} is no operation of Debezium"
+            elif not present["before" if operation == "d" else "after"][row]:
+                reasons[row] = (
+                    "a deleted row without its key: give the table a primary key, or REPLICA IDENTITY FULL"
+                    if operation == "d"
+                    else f"op {operation!r} without the values after it"
+                )
+        columns, missing = self._converted(reader, batch, deleted, reasons)
+        made = [*columns, *columns_of(batch, self._metadata.values(), missing)]
+        whole = pa.RecordBatch.from_arrays(
+            [
+                column if column.type == each.type else column.cast(each.type)
+                for column, each in zip(made, self._rows, strict=True)
+            ],
+            schema=self._rows,
+        )
+        if not reasons:
+            return whole, places, bad
+        bad += [BadRecord(int(places[row]), reason) for row, reason in reasons.items()]
+        kept = np.delete(np.arange(len(places)), list(reasons))
+        return whole.take(pa.array(kept)), places[kept], sorted(bad, key=lambda each: each.index)
+
+    def _converted(
+        self, reader: _Reader, batch: pa.RecordBatch, deleted: Truths, reasons: dict[int, str]
+    ) -> tuple[list[pa.Array], list[list[str]]]:
+        """The columns of the table, and for each row the names of those that the connector was not
+        given. Adds a reason for each row with a value that does not fit."""
+        after, before = batch.column("after").flatten(), batch.column("before").flatten()
+        columns = []
+        missing: list[list[str]] = [[] for _ in range(batch.num_rows)]
+        for number, column in enumerate(reader.columns):
+            name = self._columns.names[number]
+            raw = after[number]
+            if deleted.any():
+                order = np.where(deleted, np.arange(len(raw)) + len(raw), np.arange(len(raw)))
+                raw = pa.concat_arrays([raw, before[number]]).take(pa.array(order))
+            made, bad, its_missing = column.read(raw)
+            for row in np.flatnonzero(bad):
+                shown = shortened(repr(raw[int(row)].as_py()))
+                reasons.setdefault(int(row), f"{name}: {shown} is no {column.declared}")
+            for row in np.flatnonzero(its_missing):
+                missing[row].append(name)
+                if not self._keeps_unavailable:
+                    reasons.setdefault(
+                        int(row),
+                        f"{name}: its value did not change, and was not sent; give the table REPLICA IDENTITY FULL, or the "
+                        "codec the metadata field 'unavailable'",
+                    )
+            columns.append(made)
+        return columns, missing
+
+
+class _Part(NamedTuple):
+    """Values of one schema, their indices, and the columns as the schema describes them; None: the
+    records have no schema."""
+
+    values: pa.BinaryArray
+    places: Numbers
+    columns: tuple[Described, ...] | None
+
+
+class _Reader(NamedTuple):
+    """Reads envelopes, and makes the columns of their rows."""
+
+    envelopes: JsonReader
+    columns: list[ColumnReader]
+
+
+@functools.lru_cache(maxsize=256)
+def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
+    described_columns: dict[str, Described] = json.loads(form)
+    readers = []
+    for each in columns:
+        try:
+            readers.append(ColumnReader(described_columns[each.name], each.type, settings))
+            in_json(described_columns[each.name])
+        except (ValueError, pa.ArrowException) as error:
+            raise ValueError(f"{each.name}: {error}") from error
+    row = pa.struct([(each.name, in_json(described_columns[each.name])) for each in columns])
+    schema = pa.schema(
+        [
+            ("before", row),
+            ("after", row),
+            ("source", pa.struct(list(SOURCE.items()))),
+            ("op", pa.string()),
+            ("ts_ms", pa.int64()),
+            ("transaction", pa.struct(list(TRANSACTION.items()))),
+        ]
+    )
+    return _Reader(JsonReader(schema, schema), readers)
+
+
+def _prefix(value: bytes) -> bytes | None:
+    """What stands before the payload of a record with a schema; nothing for one without; None if it
+    cannot be told."""
+    if not value.startswith(b'{"schema":{'):
+        return b""
+    end = value.find(_PAYLOAD)
+    prefix = value[: end + len(_PAYLOAD)]
+    return prefix if end > 0 and value.endswith(b"}") and _columns_of_schema(prefix) is not None else None
+
+
+@functools.lru_cache(maxsize=256)
+def _columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
+    """The columns, as a record's schema describes them; None if this is no schema of a record."""
+    try:
+        schema = json.loads(prefix[: -len(_PAYLOAD)] + b"}}")["schema"]
+    except (ValueError, KeyError):
+        return None
+    parts = {each.get("field"): each for each in schema.get("fields") or ()}
+    row = parts.get("after") or parts.get("before") or {}
+    return tuple(row.get("fields") or ())
+
+
+def _rows_of(value: bytes | None) -> list[dict[str, Any]]:
+    """The rows in a value, as JSON has them; none if it is no change record."""
+    try:
+        read = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return []
+    sides = [read.get("after"), read.get("before")] if isinstance(read, dict) else []
+    return [each for each in sides if isinstance(each, dict)]
+
+
+def _is_about_others(value: bytes) -> bool:
+    """Whether this is a heartbeat, or about a transaction or a change of the schema."""
+    try:
+        read = json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    if isinstance(read, dict) and read.keys() == {"schema", "payload"}:
+        read = read["payload"]
+    if not isinstance(read, dict):
+        return False
+    names = read.keys()
+    return names == {"ts_ms"} or {"status", "id"} <= names or {"ddl", "tableChanges"} <= names
+
+
+def _as_array(values: Values | pa.BinaryArray) -> pa.BinaryArray:
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = pa.array(values, pa.binary())
+    return values.cast(pa.large_binary()).combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def _nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(rows, each.type) for each in schema], schema=schema)

@@ -1,0 +1,410 @@
+"""The columns of a row in a change record: how each is written, and what it means.
+
+A column is described as Kafka Connect describes it in records with schemas: a mapping with
+``type``, and with ``name``, which says what a number, text or bytes mean. ``described`` makes such
+a description for records without schemas, of the declared type and of one value.
+
+Source: Debezium's documentation, "Data type mappings" of the connectors for PostgreSQL and MariaDB.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import decimal
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import TopologyError
+from spouts.codecs.iso8601 import dates, moments, times_of_day
+
+Truths = np.ndarray[Any, np.dtype[np.bool_]]
+#: A column, as Kafka Connect describes it.
+Described = Mapping[str, Any]
+DECIMALS = ("precise", "string", "double")
+TIMES = ("adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds")
+BINARIES = ("bytes", "base64", "base64-url-safe", "hex")
+
+_DECIMAL, _VARIABLE_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
+_BITS, _NAMED_FLOAT = "io.debezium.data.Bits", "named float"
+_UNITS = {
+    "org.apache.kafka.connect.data.Timestamp": "ms",
+    "io.debezium.time.Timestamp": "ms",
+    "io.debezium.time.MicroTimestamp": "us",
+    "io.debezium.time.NanoTimestamp": "ns",
+    "org.apache.kafka.connect.data.Time": "ms",
+    "io.debezium.time.Time": "ms",
+    "io.debezium.time.MicroTime": "us",
+    "io.debezium.time.NanoTime": "ns",
+    "io.debezium.time.MicroDuration": "us",
+    "io.debezium.time.NanoDuration": "ns",
+}
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_MOMENTS = {"ms": "io.debezium.time.Timestamp", "us": "io.debezium.time.MicroTimestamp"}
+_CLOCKS = {"ms": "io.debezium.time.Time", "us": "io.debezium.time.MicroTime"}
+_NAMED = ("NaN", "Infinity", "-Infinity")
+_DIGITS = decimal.Context(prec=80)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """The settings of the connector that wrote the records. ``unavailable``: what it writes in
+    place of a value that it was not given. Raises ``TopologyError``."""
+
+    decimals: str = "precise"
+    times: str = "adaptive"
+    binaries: str = "bytes"
+    unavailable: str = "__debezium_unavailable_value"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("decimals", self.decimals, DECIMALS),
+            ("times", self.times, TIMES),
+            ("binaries", self.binaries, BINARIES),
+        ):
+            if value not in known:
+                raise TopologyError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+def described(declared: pa.DataType, value: Any, settings: SourceSettings) -> dict[str, Any]:
+    """How a column of a record without schemas is written. ``value``: one of its values, as JSON
+    has it; None if none is known."""
+    types = pa.types
+    if types.is_list(declared):
+        first = next((each for each in value if each is not None), None) if isinstance(value, list) else None
+        return {"type": "array", "items": described(declared.value_type, first, settings)}
+    if isinstance(value, dict):
+        if types.is_decimal(declared) or {"scale", "value"} == set(value):
+            return _VARIABLE
+        names = value if not types.is_struct(declared) else [each.name for each in declared]
+        kinds = {each.name: each.type for each in declared} if types.is_struct(declared) else {"wkb": pa.binary()}
+        fields = [
+            {"field": name, **described(kinds[name], value.get(name), settings)} for name in names if name in kinds
+        ]
+        return {"type": "struct", "fields": fields}
+    if types.is_struct(declared):
+        fields = [{"field": each.name, **described(each.type, None, settings)} for each in declared]
+        return {"type": "struct", "fields": fields}
+    kind = _kind(value, declared, settings)
+    if kind == "string":
+        return _described_text(declared, settings)
+    if kind in ("boolean", "double"):
+        return {"type": kind}
+    return {"type": "int64", "name": _name_of_number(declared, settings)}
+
+
+_VARIABLE = {
+    "type": "struct",
+    "name": _VARIABLE_DECIMAL,
+    "fields": [{"field": "scale", "type": "int32"}, {"field": "value", "type": "bytes"}],
+}
+
+
+def _kind(value: Any, declared: pa.DataType, settings: SourceSettings) -> str:
+    types = pa.types
+    if isinstance(value, bool) or (value is None and types.is_boolean(declared)):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if types.is_floating(declared) or (types.is_decimal(declared) and value is not None):
+        return "double"
+    if isinstance(value, (int, float)):
+        return "int64" if isinstance(value, int) else "double"
+    is_text = types.is_string(declared) or types.is_binary(declared) or types.is_fixed_size_binary(declared)
+    if is_text or types.is_decimal(declared):
+        return "string"
+    zoned = types.is_timestamp(declared) and declared.tz is not None
+    temporal = types.is_temporal(declared) and not types.is_duration(declared)
+    return "string" if temporal and (zoned or settings.times == "isostring") else "int64"
+
+
+def _described_text(declared: pa.DataType, settings: SourceSettings) -> dict[str, Any]:
+    types = pa.types
+    precise = settings.decimals == "precise"
+    if types.is_decimal(declared) and precise:
+        return {"type": "bytes", "name": _DECIMAL, "parameters": {"scale": str(declared.scale)}}
+    if types.is_integer(declared) and precise:
+        return {"type": "bytes", "name": _DECIMAL, "parameters": {"scale": "0"}}
+    if types.is_floating(declared):
+        return {"type": "string", "name": _NAMED_FLOAT}
+    if (types.is_binary(declared) or types.is_fixed_size_binary(declared)) and settings.binaries == "bytes":
+        return {"type": "bytes"}
+    return {"type": "string"}
+
+
+def _name_of_number(declared: pa.DataType, settings: SourceSettings) -> str | None:
+    types = pa.types
+    if types.is_date(declared):
+        return "io.debezium.time.Date"
+    if types.is_duration(declared):
+        return "io.debezium.time.MicroDuration"
+    if not types.is_timestamp(declared) and not types.is_time(declared):
+        return None
+    unit = "us" if declared.unit == "us" else "ms" if declared.unit in ("s", "ms") else "ns"
+    if settings.times == "connect":
+        unit = "ms"
+    elif settings.times in ("microseconds", "nanoseconds"):
+        unit = "us" if settings.times == "microseconds" else "ns"
+    elif settings.times == "adaptive_time_microseconds" and types.is_time(declared):
+        unit = "us"
+    if types.is_timestamp(declared):
+        return _MOMENTS.get(unit, "io.debezium.time.NanoTimestamp")
+    return _CLOCKS.get(unit, "io.debezium.time.NanoTime")
+
+
+def in_json(column: Described) -> pa.DataType:
+    """The type as which JSON of a described column is read. Raises ``ValueError`` for one that no
+    Arrow type holds."""
+    kind = column["type"]
+    if kind == "struct":
+        return pa.struct([(each["field"], in_json(each)) for each in column["fields"]])
+    if kind == "array":
+        return pa.list_(in_json(column["items"]))
+    plain = {"boolean": pa.bool_(), "float": pa.float64(), "double": pa.float64()}
+    plain |= {"string": pa.string(), "bytes": pa.string()}
+    if kind == "map":
+        raise ValueError("a map, which no column holds: set hstore.handling.mode=json in the connector")
+    return plain.get(kind, pa.int64())
+
+
+class ColumnReader:
+    """Makes a declared column of a described one. Raises ``ValueError`` if that cannot be."""
+
+    def __init__(self, column: Described, declared: pa.DataType, settings: SourceSettings) -> None:
+        self.declared = declared
+        self._column = column
+        self._settings = settings
+        self._unavailable = _Unavailable(settings.unavailable)
+        self._convert = _converter(column, declared, settings)
+
+    def read(self, raw: pa.Array) -> tuple[pa.Array, Truths, Truths]:
+        """The column; for each row whether its value is none of the type; and whether the connector
+        was not given it."""
+        missing = self._unavailable.found(raw, self._column)
+        if missing.any():
+            raw = pc.if_else(pa.array(~missing), raw, pa.scalar(None, raw.type))
+        made = _fitted(self._convert(raw), self.declared)
+        bad = made.is_null().to_numpy(zero_copy_only=False) & raw.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_list(made.type):
+            bad = bad | _bad_items(raw, made)
+        return made, bad, missing
+
+
+def _bad_items(raw: pa.Array, made: pa.Array) -> Truths:
+    """The rows with lists in which an item became null."""
+    before, after = raw.flatten(), made.flatten()
+    bad: Truths = np.zeros(len(raw), np.bool_)
+    if len(before) == len(after) and before.null_count != after.null_count:
+        items = after.is_null().to_numpy(zero_copy_only=False) & before.is_valid().to_numpy(zero_copy_only=False)
+        bad[pc.list_parent_indices(raw).to_numpy()[items]] = True
+    return bad
+
+
+class _Unavailable:
+    """Finds the values in whose place the connector wrote that it was not given them: unchanged
+    values that PostgreSQL stores outside the row (TOAST)."""
+
+    def __init__(self, placeholder: str) -> None:
+        raw = placeholder.encode()
+        encoded = base64.b64encode(raw).decode()
+        pairs = json.dumps({placeholder: placeholder}, separators=(",", ":"))
+        self._texts = pa.array(sorted({placeholder, pairs}))
+        self._of_bytes = pa.array(sorted({placeholder, encoded, raw.hex(), base64.urlsafe_b64encode(raw).decode()}))
+        self._numbers = list(raw)
+
+    def found(self, raw: pa.Array, column: Described) -> Truths:
+        nothing: Truths = np.zeros(len(raw), np.bool_)
+        if pa.types.is_string(raw.type):
+            known = self._of_bytes if column["type"] == "bytes" or not column.get("name") else self._texts
+            found: Truths = pc.is_in(raw, value_set=known).to_numpy(zero_copy_only=False)
+            return found
+        if not pa.types.is_list(raw.type) or not len(raw):
+            return nothing
+        lengths = pc.fill_null(pc.list_value_length(raw), 0).to_numpy()
+        if pa.types.is_string(raw.type.value_type):
+            candidates, known_lists = lengths == 1, [[each] for each in self._of_bytes.to_pylist()]
+        else:
+            candidates, known_lists = lengths == len(self._numbers), [self._numbers]
+        for row in np.flatnonzero(candidates):
+            nothing[row] = raw[int(row)].as_py() in known_lists
+        return nothing
+
+
+Convert = Callable[[pa.Array], pa.Array]
+
+
+def _converter(column: Described, declared: pa.DataType, settings: SourceSettings) -> Convert:
+    """What makes a column of values of the declared type, or of one that is cast to it; null where
+    a value is none of it."""
+    types, name, kind = pa.types, column.get("name"), column["type"]
+    if name == _DECIMAL:
+        scale = int(column["parameters"]["scale"])
+        return lambda raw: _decimals([_decoded(each, "bytes") for each in raw.to_pylist()], scale)
+    if name == _VARIABLE_DECIMAL:
+        return _variable_decimals
+    if name == _NAMED_FLOAT:
+        return _named_floats
+    if name in _UNITS:
+        return lambda raw: _counted(raw, _UNITS[name], declared)
+    if name and name.endswith(".Date"):
+        return lambda raw: raw.cast(pa.int32()).view(pa.date32()) if types.is_date(declared) else raw
+    if kind == "array":
+        if not types.is_list(declared):
+            raise ValueError(f"an array, which {declared} does not hold")
+        items = _converter(column["items"], declared.value_type, settings)
+        return lambda raw: _lists(raw, _fitted(items(raw.flatten()), declared.value_type))
+    if kind == "struct":
+        return _struct_converter(column, declared, settings)
+    if kind in ("bytes", "string"):
+        return _text_converter(column, declared, settings)
+    return lambda raw: raw
+
+
+def _struct_converter(column: Described, declared: pa.DataType, settings: SourceSettings) -> Convert:
+    names = [each["field"] for each in column["fields"]]
+    if not pa.types.is_struct(declared):  # points and geometries
+        if "wkb" not in names or not (pa.types.is_binary(declared) or pa.types.is_large_binary(declared)):
+            raise ValueError(f"an object of {', '.join(names)}, which {declared} does not hold")
+        at = names.index("wkb")
+        return lambda raw: _binaries(raw.flatten()[at], "bytes")
+    of = {each["field"]: each for each in column["fields"]}
+    parts = [(names.index(each.name), each) for each in declared if each.name in of]
+    if len(parts) != declared.num_fields:
+        raise ValueError(f"an object of {', '.join(names)}, which lacks fields of {declared}")
+    made = [(at, each.type, _converter(of[each.name], each.type, settings)) for at, each in parts]
+
+    def convert(raw: pa.Array) -> pa.Array:
+        flat = raw.flatten()
+        columns = [_fitted(its(flat[at]), wanted) for at, wanted, its in made]
+        return pa.StructArray.from_arrays(columns, fields=list(declared), mask=raw.is_null())
+
+    return convert
+
+
+def _text_converter(column: Described, declared: pa.DataType, settings: SourceSettings) -> Convert:
+    types = pa.types
+    if column.get("name") == _BITS and types.is_string(declared):
+        length = int((column.get("parameters") or {}).get("length", 0))
+        return lambda raw: pa.array([_bits(each, length) for each in raw.to_pylist()], pa.string())
+    if types.is_binary(declared) or types.is_fixed_size_binary(declared) or types.is_large_binary(declared):
+        how = "bytes" if column["type"] == "bytes" else settings.binaries
+        return lambda raw: _binaries(raw, how)
+    if types.is_timestamp(declared):
+        return lambda raw: moments(raw, declared)
+    if types.is_date(declared):
+        return lambda raw: dates(pc.utf8_rtrim(raw, "Z"), declared)
+    if types.is_time(declared):
+        return lambda raw: times_of_day(raw, declared)
+    if types.is_decimal(declared):
+        return lambda raw: pa.array([_number(each) for each in raw.to_pylist()], pa.decimal256(76, declared.scale))
+    return lambda raw: raw
+
+
+def _counted(raw: pa.Array, unit: str, declared: pa.DataType) -> pa.Array:
+    """Moments, times of day and durations, from a count of a unit. What is finer than the declared
+    unit is cut off."""
+    types = pa.types
+    if not (types.is_timestamp(declared) or types.is_time(declared) or types.is_duration(declared)):
+        return raw
+    was, becomes = _PER_SECOND[unit], _PER_SECOND[declared.unit]
+    if becomes > was:
+        raw = _or_null(raw, lambda each: pc.multiply_checked(each, pa.scalar(becomes // was, pa.int64())))
+    elif becomes < was:
+        counts = pc.fill_null(raw, 0).to_numpy() // (was // becomes)
+        raw = pa.array(counts, pa.int64(), mask=raw.is_null().to_numpy(zero_copy_only=False))
+    return (raw.cast(pa.int32()) if declared.bit_width == 32 else raw).view(declared)
+
+
+def _lists(raw: pa.ListArray, items: pa.Array) -> pa.Array:
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(raw), 0)).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    return pa.ListArray.from_arrays(offsets, items, mask=raw.is_null() if raw.null_count else None)
+
+
+_STANDARD = str.maketrans("-_", "+/")
+
+
+def _decoded(text: str | None, how: str) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        if how == "hex":
+            return binascii.unhexlify(text)
+        return base64.b64decode(text.translate(_STANDARD), validate=True)
+    except ValueError:
+        return None
+
+
+def _binaries(raw: pa.Array, how: str) -> pa.Array:
+    return pa.array([_decoded(each, how) for each in raw.to_pylist()], pa.binary())
+
+
+def _bits(text: str | None, length: int) -> str | None:
+    """Bits as text. The first byte has the last bits."""
+    found = _decoded(text, "bytes")
+    return None if found is None else f"{int.from_bytes(found, 'little'):0{length}b}" if length else ""
+
+
+def _decimals(values: Sequence[bytes | None], scale: int) -> pa.Array:
+    found = [None if each is None else _unscaled(each, scale) for each in values]
+    return pa.array(found, pa.decimal256(76, scale))
+
+
+def _unscaled(value: bytes, scale: int) -> decimal.Decimal | None:
+    number = int.from_bytes(value, "big", signed=True)
+    return decimal.Decimal(number).scaleb(-scale, _DIGITS) if abs(number) < 10**76 else None
+
+
+def _variable_decimals(raw: pa.Array) -> pa.Array:
+    parts = [None if each is None else (each["scale"], _decoded(each["value"], "bytes")) for each in raw.to_pylist()]
+    numbers = [None if each is None or each[1] is None else _unscaled(each[1], each[0]) for each in parts]
+    scale = max([0, *(-int(each.as_tuple().exponent) for each in numbers if each is not None)])
+    try:
+        return pa.array(numbers, pa.decimal256(76, scale))
+    except pa.ArrowInvalid:  # some are too long with the digits of the others
+        return pa.array([None if each is None else str(each) for each in numbers], pa.string())
+
+
+def _number(text: str | None) -> decimal.Decimal | None:
+    try:
+        found = None if text is None else decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return None
+    return found if found is None or found.is_finite() else None
+
+
+def _named_floats(raw: pa.Array) -> pa.Array:
+    which = pc.index_in(raw, value_set=pa.array(_NAMED))
+    return pa.array([float("nan"), float("inf"), float("-inf")]).take(which)
+
+
+def _fitted(column: pa.Array, declared: pa.DataType) -> pa.Array:
+    """The column in the declared type; null where a value does not fit exactly."""
+    if column.type == declared:
+        return column
+    types = pa.types
+    if types.is_floating(column.type) and types.is_decimal(declared):
+        exact = [None if each is None or each != each else _number(repr(each)) for each in column.to_pylist()]
+        column = pa.array([None if each is None else str(each) for each in exact], pa.string())
+    if types.is_string(column.type) and types.is_decimal(declared):
+        return _or_null(column, lambda part: pa.array([_number(each) for each in part.to_pylist()], declared))
+    if types.is_decimal(column.type) and types.is_string(declared):
+        return pa.array([None if each is None else f"{each:f}" for each in column.to_pylist()], declared)
+    return _or_null(column, lambda part: part.cast(declared))
+
+
+def _or_null(column: pa.Array, convert: Convert) -> pa.Array:
+    """The converted column; null for each value that cannot be converted."""
+    try:
+        return convert(column)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+        if len(column) == 1:
+            return pa.nulls(1, convert(column.slice(0, 0)).type)
+    parts = [_or_null(column.slice(at, 1), convert) for at in range(len(column))]
+    return pa.concat_arrays(parts)
