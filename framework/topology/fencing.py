@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError, escaped, reason_of
 from framework.shapes import check_fields
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ class Standing:
     opened: str | None = None
 
 
+#: No text of a header is longer. So much of one that is damaged is shown.
+_TEXT_MAX, _SHOWN = 1_000, 60
+
+
 def check_format(found: object, location: str) -> None:
     """Raise ``CorruptStateError`` for a header that another version wrote."""
     if found != FORMAT:
@@ -160,6 +164,13 @@ class Header:
             check_fields(OpenCommit, opened)
         known = {**document, "open": OpenCommit(**opened) if opened is not None else None}
         check_fields(Header, known)
+        texts = (known["topology_id"], known["incarnation"], opened["plan_digest"] if opened is not None else "")
+        for text in texts:
+            if len(text) > _TEXT_MAX or escaped(text) != text:
+                raise CorruptStateError(
+                    f"{location}: its header has the text {reason_of(text[:_SHOWN])!r}, of {len(text):,} characters, which no "
+                    "topology writes: restore the header"
+                )
         return Header(**known)
 
     def same_attempt(self, other: Header) -> bool:

@@ -28,9 +28,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import TopologyError
-from framework.topology import Fields, Header, OpenCommit, ValueType
-from framework.topology.fencing import check_format
+from framework.errors import CorruptStateError, TopologyError
+from framework.topology import Fields, Header, ValueType
 from sinks.aggregates import Aggregate
 from sinks.backend import ROLLED_BACK, SWEPT
 
@@ -149,10 +148,14 @@ def header_values(header: Header) -> tuple[Any, ...]:
 
 def header_of(row: tuple[Any, ...], location: str) -> Header:
     """The header with these values of ``HEADER_COLUMNS``. Raises ``CorruptStateError`` for an
-    unknown format."""
-    check_format(row[0], location)
-    opened = OpenCommit(row[4], row[5], row[6]) if row[4] is not None else None
-    return Header(row[1], row[2], epoch=row[3], open=opened, done=row[7], format=row[0])
+    unknown format, and for what is no header."""
+    number, topology_id, incarnation, epoch, txid, attempt_id, digest, done = row[:8]
+    opened = {"txid": txid, "attempt_id": attempt_id, "plan_digest": digest} if txid is not None else None
+    document = {"topology_id": topology_id, "incarnation": incarnation, "epoch": epoch, "open": opened, "done": done}
+    try:
+        return Header.of_document({**document, "format": number}, location)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptStateError(f"{location}: its header is damaged: {error}; restore the header") from error
 
 
 def identifier(name: str, what: str) -> str:
