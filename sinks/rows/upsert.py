@@ -37,8 +37,8 @@ class UpsertCommitter(ArrowBolt, Committer):
     the one with its key as a whole, nulls included; ``ignore_nulls`` keeps the old values instead.
     Of several rows of one key, the last one in the order of arrival counts.
 
-    A row is deleted where the field ``tombstone`` is true (a Kafka spout gives it with
-    ``metadata=["tombstone"]``), or where ``delete_when`` is true, such as ``"op = 'd'"``.
+    A row is deleted where the field ``tombstone`` is true, or where ``delete_when`` is true: as in
+    ``"op = 'd'"``, or ``"value IS NULL"`` with ``metadata=["value"]`` of a Kafka spout.
     ``sequence_by``: a field that rises with each change of a key. A change with a lower value than
     the row's is left out, also after the row was deleted; of equal ones, the later counts.
     ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
