@@ -14,11 +14,12 @@ if TYPE_CHECKING:  # the packages below, for type checkers
     from framework.errors import *  # noqa: F403
     from framework.state import *  # noqa: F403
     from framework.testing import *  # noqa: F403
+    from ratchet.streams import *  # noqa: F403
     from sinks import *  # noqa: F403
     from spouts import *  # noqa: F403
 
 #: Where names are looked up, in this order. Each package has those of its ``__all__``.
-PACKAGES = ("framework", "framework.errors", "framework.state", "sinks", "spouts", "framework.testing")
+PACKAGES = ("framework", "framework.errors", "framework.state", "sinks", "spouts", "framework.testing", "ratchet.streams")
 
 if not TYPE_CHECKING:  # else every name would have a type: Any
 

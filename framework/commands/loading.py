@@ -17,6 +17,7 @@ from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
 from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.topology import CoreTopology, Topology
+from framework.topology.builder import TopologyMaker
 
 #: Where the packages of Ratchet are.
 _OURS = Path(__file__).resolve().parents[2]
@@ -58,12 +59,15 @@ def opened_transactional(
 def load_topology(name: str, config: Config) -> Topology | CoreTopology:
     """The topology at ``MODULE:TOPOLOGY``. Raises ``ConfigError`` saying what is not there."""
     found: Any = resolve(name)
-    called = not isinstance(found, (Topology, CoreTopology)) and callable(found)
+    called = not isinstance(found, (Topology, CoreTopology, TopologyMaker)) and callable(found)
     if called:
         with _users_errors(name):
             found = found(_AppSettings(config.app)) if inspect.signature(found).parameters else found()
     if found is None and called:
         raise ConfigError(f'{name} returned None: is "return builder.build()" missing?')
+    if isinstance(found, TopologyMaker):
+        with _users_errors(name):
+            found = found.build()
     if hasattr(found, "build"):
         raise ConfigError(f"{name} {'returned' if called else 'is'} a builder: call its build()")
     if not isinstance(found, (Topology, CoreTopology)):

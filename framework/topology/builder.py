@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -110,6 +111,13 @@ class Topology(Graph):
     def digest(self) -> str:
         """A hash of the outline."""
         return hashlib.sha256(json.dumps(self.outline(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class TopologyMaker(ABC):
+    """What makes a topology by itself, so that it can be named to a command in its place."""
+
+    @abstractmethod
+    def build(self) -> Topology: ...
 
 
 class TransactionalTopologyBuilder:

@@ -1,0 +1,152 @@
+"""A pipeline: what is read, the components that its streams lead to, and the topology of both."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from framework.errors import RatchetError, TopologyError
+from framework.streams.description import described, described_html
+from framework.streams.plan import Placed, Read, builder_of, ways_to
+from framework.streams.ports import GivenSpout, Reading
+from framework.streams.source_lines import Call, called
+from framework.streams.stream import Stream
+from framework.topology import (
+    DEFAULT_STREAM,
+    Fields,
+    Input,
+    OutputFieldsDeclarer,
+    Spout,
+    Topology,
+    TransactionalTopologyBuilder,
+)
+from framework.topology.builder import TopologyMaker
+from framework.topology.graph import checked_parallelism, valid_id
+
+
+class Pipeline(TopologyMaker):
+    """Streams that begin at what is read and end in sinks. ``build()`` makes a ``Topology`` of
+    them, called ``name``: a pipeline of the same name continues where the last run stopped."""
+
+    def __init__(self, name: str) -> None:
+        self.name = valid_id("pipeline", name)
+        self._reading: Reading | None = None
+        self._sources: list[Read] = []
+        self._placed: list[Placed] = []
+        self._builder: TransactionalTopologyBuilder | None = None
+
+    # --- sources ----------------------------------------------------------------------------------
+
+    def spout(self, spout: Spout, *, name: str = "spout", parallelism: int = 1) -> Stream:
+        """The rows of a spout of your own, of its default stream."""
+        call = called("spout", type(spout).__name__)
+        if not isinstance(spout, Spout):
+            raise call.mistake(f"{spout!r} is a {type(spout).__name__}: give a spout")
+        declarer = OutputFieldsDeclarer(name)
+        try:
+            spout.declare_output_fields(declarer)
+        except RatchetError as error:
+            raise call.mistake(error) from None
+        if DEFAULT_STREAM not in declarer.streams:
+            raise call.mistake(f"the spout has no default stream (its streams: {', '.join(declarer.streams)})")
+        schema = declarer.streams[DEFAULT_STREAM].schema()
+        if schema is None:
+            raise call.mistake("the spout has fields without a type: declare them, as in Fields(word=str)")
+        return self._read_from(call, GivenSpout(spout, name, parallelism), name, schema)
+
+    def _read_from(self, call: Call, reading: Reading, source: str, schema: pa.Schema) -> Stream:
+        """The stream of the only source, or of one more source of the same ``reading``."""
+        self.check_open(call)
+        if self._reading is not None and self._reading is not reading:
+            raise call.mistake("the pipeline reads something already: a pipeline has one spout")
+        try:
+            valid_id("source", source)
+            checked_parallelism(reading.spout_id, reading.parallelism)
+        except TopologyError as error:
+            raise call.mistake(error) from None
+        self._reading = reading
+        node = Read(source, schema)
+        self._sources.append(node)
+        return Stream(self, node)
+
+    # --- what the streams of this pipeline call ---------------------------------------------------
+
+    def check_open(self, call: Call) -> None:
+        """Raise ``TopologyError`` once the builder was handed out."""
+        if self._builder is not None:
+            raise call.mistake("pipeline.builder was taken, so the pipeline is complete: add bolts to the builder")
+
+    def place(self, placed: Placed) -> Placed:
+        """Take a component whose bolt is checked against the rows that it gets."""
+        self.check_open(placed.call)
+        try:
+            valid_id("bolt", placed.id)
+            checked_parallelism(placed.id, placed.parallelism)
+        except TopologyError as error:
+            raise placed.call.mistake(error) from None
+        taken = next((each for each in self._placed if each.id == placed.id), None)
+        if taken is not None:
+            raise placed.call.mistake(f"the name {placed.id!r} is that of {taken.call} already: give another name=")
+        fields = Fields.of_schema(placed.above.schema)
+        declarer = OutputFieldsDeclarer(placed.id)
+        try:
+            upstream = ", ".join(dict.fromkeys(_name(way[0]) for way in ways_to(placed.above)))
+            source = Input(upstream, DEFAULT_STREAM, fields, placed.grouping)
+            placed.bolt.bind(placed.id, [source], placed.parallelism)
+            placed.bolt.declare_output_fields(declarer)
+        except RatchetError as error:
+            raise placed.call.mistake(error) from None
+        found = declarer.streams.get(DEFAULT_STREAM)
+        schema = found.schema() if found is not None else None
+        complete = Placed(
+            id=placed.id,
+            above=placed.above,
+            bolt=placed.bolt,
+            grouping=placed.grouping,
+            parallelism=placed.parallelism,
+            call=placed.call,
+            uses=placed.uses,
+            schema=schema if schema is not None else pa.schema([]),
+        )
+        self._placed.append(complete)
+        return complete
+
+    # --- what it becomes --------------------------------------------------------------------------
+
+    @property
+    def builder(self) -> TransactionalTopologyBuilder:
+        """The builder of the topology, for bolts that no operator makes. The pipeline is complete
+        then. All columns are kept, because such a bolt may take any of them."""
+        if self._builder is None:
+            self._builder = self._compiled(prune=False)
+        return self._builder
+
+    def build(self) -> Topology:
+        """The topology. Raises ``TopologyError`` naming what is wrong."""
+        return (self._builder or self._compiled(prune=True)).build()
+
+    def describe(self) -> str:
+        """What the pipeline becomes: each component with its tasks, inputs, groupings, columns and
+        guarantees."""
+        return described(self.build())
+
+    def _repr_html_(self) -> str:
+        try:
+            return described_html(self.build())
+        except RatchetError as error:
+            return described_html(error)
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r}: {len(self._sources)} sources, {len(self._placed)} bolts)"
+
+    def _compiled(self, *, prune: bool) -> TransactionalTopologyBuilder:
+        if self._reading is None:
+            raise TopologyError(f"pipeline {self.name!r} reads nothing: begin with read_kafka(...) or read(rows)")
+        if not self._placed:
+            raise TopologyError(
+                f"pipeline {self.name!r} writes nothing: end a stream with append_into(...), upsert_into(...) or into(...)"
+            )
+        return builder_of(self.name, self._reading, self._placed, self._sources, prune=prune)
+
+
+def _name(component: Read | Placed) -> str:
+    return component.source if isinstance(component, Read) else component.id

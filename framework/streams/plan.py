@@ -1,0 +1,228 @@
+"""The plan of a pipeline, as the operators make it, and the topology that it becomes.
+
+::
+
+    Read ── Stepped ── Stepped ─┬─ Stepped ── Placed (a bolt, a committer)
+                                └─ Placed ── Stepped ── Placed
+
+``Read`` and ``Placed`` are components. All steps between a component and those below it become one
+``StepsBolt``, called after the component: ``orders-steps``. Where there is no step, there is none.
+
+Invariants:
+
+1. Ids of components follow the names that the user gave, never positions.
+2. A column that no component below needs is neither computed nor read.
+3. Rows reach a component once per way from its inputs to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, Union
+
+import pyarrow as pa
+
+from framework.streams.ports import Reading
+from framework.streams.source_lines import Call
+from framework.streams.steps import Columns, Step
+from framework.streams.steps_bolt import Branch, StepsBolt
+from framework.topology import DEFAULT_STREAM, Bolt, Grouping, TransactionalTopologyBuilder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """The rows of a source."""
+
+    source: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stepped:
+    """The rows of ``above`` after a step."""
+
+    above: Node
+    step: Step
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.step.schema
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Merged:
+    """The rows of several, which have the same columns."""
+
+    above: tuple[Node, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Placed:
+    """A bolt. ``uses``: the columns that it takes; None: all. ``schema``: what it emits on
+    ``stream``."""
+
+    id: str
+    above: Node
+    bolt: Bolt
+    grouping: Grouping
+    parallelism: int
+    call: Call
+    uses: tuple[str, ...] | None = None
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    stream: str = DEFAULT_STREAM
+
+    @property
+    def needs(self) -> Columns:
+        return frozenset(self.uses if self.uses is not None else self.above.schema.names)
+
+
+Component: TypeAlias = Union[Read, Placed]
+Node: TypeAlias = Union[Read, Stepped, Merged, Placed]
+#: The steps from a component to another one below it.
+_Steps: TypeAlias = tuple[Stepped, ...]
+_Way: TypeAlias = tuple[Component, _Steps]
+
+
+@dataclass(slots=True)
+class _Output:
+    """A stream of a ``StepsBolt``: the ways that lead into it, and who takes it."""
+
+    ways: tuple[_Steps, ...]
+    takers: list[Placed]
+    stream: str = DEFAULT_STREAM
+
+    def needs(self) -> Columns:
+        return frozenset().union(*(each.needs for each in self.takers))
+
+
+def builder_of(
+    pipeline_id: str, reading: Reading, placed: Sequence[Placed], sources: Sequence[Read], *, prune: bool
+) -> TransactionalTopologyBuilder:
+    """The builder of the topology. ``prune``: leave out columns that nothing uses."""
+    return _Compilation(reading, placed, sources, prune=prune).builder(pipeline_id)
+
+
+class _Compilation:
+    def __init__(self, reading: Reading, placed: Sequence[Placed], sources: Sequence[Read], *, prune: bool) -> None:
+        self._reading = reading
+        self._placed = placed
+        self._sources = sources
+        self._prune = prune
+        self._ways: dict[Placed, list[_Way]] = {each: ways_to(each.above) for each in placed}
+        every: list[Component] = [*sources, *placed]
+        self._outputs: dict[Component, list[_Output]] = {each: [] for each in every}
+        self._direct: dict[Component, list[Placed]] = {each: [] for each in every}
+        for each in placed:
+            for component, ways in _by_component(self._ways[each]).items():
+                self._connect(component, ways, each)
+
+    def _connect(self, component: Component, ways: tuple[_Steps, ...], taker: Placed) -> None:
+        if ways == ((),):
+            self._direct[component].append(taker)
+            return
+        outputs = self._outputs[component]
+        for output in outputs:
+            if output.ways == ways:
+                output.takers.append(taker)
+                return
+        outputs.append(_Output(ways, [taker], taker.id if outputs else DEFAULT_STREAM))
+
+    def builder(self, pipeline_id: str) -> TransactionalTopologyBuilder:
+        used = {each.source: self._used(each) for each in self._sources}
+        reading = self._reading
+        builder = TransactionalTopologyBuilder(pipeline_id, reading.spout_id, reading.spout(used), reading.parallelism)
+        for source in self._sources:
+            self._add_steps(builder, source)
+        for each in self._placed:
+            declarer = builder.set_bolt(each.id, each.bolt, each.parallelism)
+            for component, ways in _by_component(self._ways[each]).items():
+                upstream, stream = self._place(component)
+                if ways != ((),):
+                    stream = next(output.stream for output in self._outputs[component] if each in output.takers)
+                    upstream = self._steps_id(component)
+                declarer.grouping(upstream, each.grouping, stream)
+            self._add_steps(builder, each)
+        return builder
+
+    def _used(self, source: Read) -> tuple[str, ...]:
+        """The columns of a source that are used, in their order."""
+        if not self._prune:
+            return tuple(source.schema.names)
+        needed: set[str] = set().union(*(each.needs for each in self._direct[source]))
+        for output in self._outputs[source]:
+            for way in output.ways:
+                needed |= _needed(way, output.needs())
+        return tuple(name for name in source.schema.names if name in needed) or (source.schema.names[0],)
+
+    def _add_steps(self, builder: TransactionalTopologyBuilder, component: Component) -> None:
+        outputs = self._outputs[component]
+        if not outputs:
+            return
+        upstream, stream = self._place(component)
+        bolt = StepsBolt(self._tree(outputs), {each.stream: self._columns(each) for each in outputs})
+        parallelism = component.parallelism if isinstance(component, Placed) else self._reading.parallelism
+        builder.set_bolt(self._steps_id(component), bolt, parallelism).local_or_shuffle_grouping(upstream, stream)
+
+    def _columns(self, output: _Output) -> pa.Schema:
+        schema = output.takers[0].above.schema
+        needed = output.needs() if self._prune else frozenset(schema.names)
+        return pa.schema([each for each in schema if each.name in needed])
+
+    def _tree(self, outputs: Sequence[_Output]) -> Branch:
+        """The steps as a tree: what several ways begin with is there once."""
+        return self._branch(None, [(way, output) for output in outputs for way in output.ways], 0)
+
+    def _branch(self, at: Stepped | None, ways: Sequence[tuple[_Steps, _Output]], depth: int) -> Branch:
+        below: dict[Stepped, list[tuple[_Steps, _Output]]] = {}
+        for way, output in ways:
+            if len(way) > depth:
+                below.setdefault(way[depth], []).append((way, output))
+        wanted: set[str] = set()
+        for way, output in ways:
+            wanted |= _needed(way[depth:], output.needs())
+        step = at.step if at is not None else None
+        return Branch(
+            step.narrowed(frozenset(wanted)) if step is not None and self._prune else step,
+            [output.stream for way, output in ways if len(way) == depth],
+            [self._branch(each, its, depth + 1) for each, its in below.items()],
+        )
+
+    def _place(self, component: Component) -> tuple[str, str]:
+        """The id of a component, and the stream of its rows."""
+        if isinstance(component, Placed):
+            return component.id, component.stream
+        return self._reading.spout_id, self._reading.streams()[component.source]
+
+    def _steps_id(self, component: Component) -> str:
+        return f"{component.id if isinstance(component, Placed) else component.source}-steps"
+
+
+def ways_to(node: Node) -> list[_Way]:
+    """The ways from components to the rows of a node."""
+    if isinstance(node, Stepped):
+        return [(component, (*steps, node)) for component, steps in ways_to(node.above)]
+    if isinstance(node, Merged):
+        return [way for each in node.above for way in ways_to(each)]
+    return [(node, ())]
+
+
+def check_once(call: Call, node: Node) -> None:
+    """Raise ``TopologyError`` where rows would come by the same way twice."""
+    ways = ways_to(node)
+    if len(set(ways)) != len(ways):
+        raise call.mistake("a stream is merged with itself, so each of its rows would count twice")
+
+
+def _by_component(ways: Sequence[_Way]) -> Mapping[Component, tuple[_Steps, ...]]:
+    found: dict[Component, tuple[_Steps, ...]] = {}
+    for component, steps in ways:
+        found[component] = (*found.get(component, ()), steps)
+    return found
+
+
+def _needed(way: _Steps, wanted: Columns) -> Columns:
+    for each in reversed(way):
+        wanted = each.step.needs(wanted)
+    return wanted

@@ -1,0 +1,70 @@
+"""What a pipeline reads and writes, as the compiler sees it: spouts and sinks give the rest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.topology import DEFAULT_STREAM, Bolt, Spout
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One stream of what a pipeline reads, with every column that it could have."""
+
+    name: str
+    schema: pa.Schema
+
+
+class Reading(ABC):
+    """Everything that a pipeline reads. It becomes the one spout of the topology."""
+
+    spout_id: str
+    parallelism: int
+
+    @abstractmethod
+    def spout(self, used: Mapping[str, Sequence[str]]) -> Spout:
+        """The spout. ``used``: source -> the columns that are used, in order; at least one."""
+
+    @abstractmethod
+    def streams(self) -> Mapping[str, str]:
+        """Source -> the stream of the spout that its rows come on."""
+
+
+class GivenSpout(Reading):
+    """A spout of the user's own: all of its columns, and its default stream."""
+
+    def __init__(self, spout: Spout, spout_id: str, parallelism: int) -> None:
+        self._spout, self.spout_id, self.parallelism = spout, spout_id, parallelism
+
+    def spout(self, used: Mapping[str, Sequence[str]]) -> Spout:
+        return self._spout
+
+    def streams(self) -> Mapping[str, str]:
+        return {self.spout_id: DEFAULT_STREAM}
+
+
+class Target(ABC):
+    """A place that rows are written to. What it cannot take exactly once, it refuses with the
+    reason, by a ``TopologyError``."""
+
+    #: A name for the sink where the user gives none.
+    name: str
+
+    def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
+        """The committer that keeps aggregates per key."""
+        raise TopologyError(
+            f"{self} keeps no row per key, so it cannot take aggregates: use append_into, or a database"
+        )
+
+    def append(self) -> Bolt:
+        """The committer that adds every row."""
+        raise TopologyError(f"{self} cannot take every row of a stream yet: use parquet(...) or delta(...)")
+
+    @abstractmethod
+    def __str__(self) -> str: ...

@@ -1,0 +1,86 @@
+"""The bolt that runs the stateless steps between two components, in one pass over Arrow batches.
+
+Steps that several streams share run once. So a step that is not deterministic gives each of them
+the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from framework.streams.frames import batches_of, frame_of
+from framework.streams.steps import Step
+from framework.topology import (
+    DEFAULT_STREAM,
+    ArrowBolt,
+    Fields,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    TopologyContext,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A step and what follows it. ``streams``: where its rows are emitted. ``step`` is None at the
+    root."""
+
+    step: Step | None
+    streams: Sequence[str]
+    below: Sequence[Branch]
+
+    def steps(self) -> Iterable[Step]:
+        """All steps, each once."""
+        if self.step is not None:
+            yield self.step
+        for each in self.below:
+            yield from each.steps()
+
+
+class StepsBolt(ArrowBolt):
+    """Runs a tree of steps over each batch. ``outputs``: stream -> its columns."""
+
+    def __init__(self, root: Branch, outputs: Mapping[str, pa.Schema]) -> None:
+        self._root = root
+        self._outputs = dict(outputs)
+        self.deterministic = all(step.deterministic for step in root.steps())
+        self.commits_on_driver = self.deterministic
+        self._collector: OutputCollector | None = None
+
+    @property
+    def calls(self) -> list[str]:
+        """The steps, as the user wrote them."""
+        return [step.call.text for step in self._root.steps()]
+
+    def prepare(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: Any
+    ) -> None:
+        self._collector = collector
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:
+        if batch.num_rows:
+            self._run(self._root, frame_of(batch))
+        return None
+
+    def _run(self, branch: Branch, frame: pl.DataFrame) -> None:
+        if branch.step is not None:
+            frame = branch.step.apply(frame)
+        if not frame.height or self._collector is None:
+            return
+        for stream in branch.streams:
+            for batch in batches_of(frame, self._outputs[stream]):
+                self._collector.emit_arrow(batch, stream)
+        for each in branch.below:
+            self._run(each, frame)
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        for stream, schema in self._outputs.items():
+            declarer.declare(Fields.of_schema(schema), stream)
+
+
+__all__ = ["DEFAULT_STREAM", "Branch", "StepsBolt"]

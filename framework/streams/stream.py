@@ -1,0 +1,479 @@
+"""``Stream`` and ``Table``: what a pipeline's operators are called on."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import polars as pl
+import pyarrow as pa
+
+from framework.errors import RatchetError, TopologyError
+from framework.operators.event_windows import EventWindows
+from framework.streams.expressions import (
+    Expression,
+    check_names,
+    checked_types,
+    column_or_expression,
+    parsed,
+)
+from framework.streams.plan import Merged, Node, Placed, Stepped, check_once
+from framework.streams.ports import Target
+from framework.streams.source_lines import Call, called
+from framework.streams.steps import (
+    MOMENT,
+    WINDOW_END,
+    WINDOW_START,
+    BatchMap,
+    Compute,
+    Explode,
+    Filter,
+    FunctionFilter,
+    FunctionMap,
+    Step,
+    Windows,
+)
+from framework.topology import Bolt, Fields, FieldsGrouping, Grouping
+from framework.topology.fields import FieldType
+from framework.topology.groupings import (
+    AllGrouping,
+    GlobalGrouping,
+    LocalOrShuffleGrouping,
+    ShuffleGrouping,
+)
+
+if TYPE_CHECKING:
+    from framework.streams.pipeline import Pipeline
+
+_GROUPINGS: Mapping[str, Callable[[], Grouping]] = {
+    "local": LocalOrShuffleGrouping,
+    "shuffle": ShuffleGrouping,
+    "global": GlobalGrouping,
+    "all": AllGrouping,
+}
+RowFunction = Callable[[dict[str, Any]], Any]
+GroupingName = Literal["local", "shuffle", "global", "all"]
+
+
+class Stream:
+    """Rows, of which every one counts. Made by a ``Pipeline``; each operator returns another
+    stream and leaves this one as it is, so several may begin at the same."""
+
+    def __init__(self, pipeline: Pipeline, node: Node) -> None:
+        self._pipeline = pipeline
+        self._node = node
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and their types."""
+        return self._node.schema
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{each.name}: {each.type}" for each in self.schema)
+        return f"Stream({columns})"
+
+    # --- row by row -------------------------------------------------------------------------------
+
+    def filter(self, condition: Expression | RowFunction, *, deterministic: bool = False) -> Stream:
+        """Keep the rows for which the condition is true: SQL text, a polars expression, or a
+        function of the row (a mapping of names to values). ``deterministic``: this function always
+        gives the same for the same row."""
+        call = called("filter", condition)
+        if callable(condition) and not isinstance(condition, pl.Expr):
+            step: Step = FunctionFilter(
+                call=call, schema=self.schema, function=condition, is_deterministic=deterministic
+            )
+            return self._after(step)
+        expression = parsed(call, condition, self.schema)
+        kind = checked_types(call, {"condition": expression}, self.schema).field(0).type
+        if kind != pa.bool_():
+            raise call.mistake(f"a condition is true or false, and this is {kind}")
+        return self._after(Filter(call=call, schema=self.schema, condition=expression))
+
+    def select(self, *columns: Expression, **named: Expression) -> Stream:
+        """These columns only: names or expressions, and ``name=expression``."""
+        call = called("select", *columns, **named)
+        made = self._columns(call, columns, named)
+        if not made:
+            raise call.mistake("name at least one column")
+        return self._after(Compute(call=call, schema=checked_types(call, made, self.schema), columns=made, keeps=False))
+
+    def with_columns(self, *columns: Expression, **named: Expression) -> Stream:
+        """Add columns, or give them other values: ``name=expression``."""
+        call = called("with_columns", *columns, **named)
+        made = self._columns(call, columns, named)
+        if not made:
+            raise call.mistake("give at least one column, as in with_columns(euros='cents / 100.0')")
+        return self._with(call, made)
+
+    def drop(self, *columns: str) -> Stream:
+        """All columns but these."""
+        call = called("drop", *columns)
+        check_names(call, columns, self.schema)
+        kept = {name: pl.col(name) for name in self.schema.names if name not in columns}
+        if not kept:
+            raise call.mistake("no column would be left")
+        return self._after(Compute(call=call, schema=checked_types(call, kept, self.schema), columns=kept, keeps=False))
+
+    def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> Stream:
+        """Give columns other names: ``rename(old="new")``, or a mapping."""
+        renamed = {**(names or {}), **more}
+        call = called("rename", **renamed)
+        check_names(call, renamed, self.schema)
+        columns: dict[str, pl.Expr] = {}
+        for name in self.schema.names:
+            new = renamed.get(name, name)
+            if not isinstance(new, str) or not new:
+                raise call.mistake(f"{new!r} is no name for a column")
+            if new in columns:
+                raise call.mistake(f"there would be two columns {new!r}")
+            columns[new] = pl.col(name)
+        return self._after(
+            Compute(call=call, schema=checked_types(call, columns, self.schema), columns=columns, keeps=False)
+        )
+
+    def cast(self, **types: FieldType) -> Stream:
+        """Give columns another type, of Python or of Arrow. A value that does not fit is a bad
+        record."""
+        call = called("cast", **types)
+        check_names(call, types, self.schema)
+        declared = self._declared(call, types)
+        columns = {}
+        for each in declared:
+            try:
+                columns[each.name] = pl.col(each.name).cast(pl.Schema(pa.schema([each]))[each.name])
+            except (pl.exceptions.PolarsError, pa.ArrowException) as error:
+                raise call.mistake(error) from None
+        return self._with(call, columns, declared)
+
+    def explode(self, column: str) -> Stream:
+        """One row per item of a list. An empty list, and null, give no row."""
+        call = called("explode", column)
+        check_names(call, [column], self.schema)
+        kind = self.schema.field(column).type
+        if not pa.types.is_list(kind):
+            raise call.mistake(f"column {column!r} is {kind}, and only a list has items")
+        schema = pa.schema([pa.field(column, kind.value_type) if e.name == column else e for e in self.schema])
+        return self._after(Explode(call=call, schema=schema, column=column))
+
+    def map(self, function: RowFunction, *, deterministic: bool = False, **types: FieldType) -> Stream:
+        """One row per row by a Python function. ``types`` are the columns that it returns, as a
+        mapping, a tuple, or, where there is one, the value."""
+        return self._mapped("map", function, deterministic, types, many=False)
+
+    def flat_map(self, function: RowFunction, *, deterministic: bool = False, **types: FieldType) -> Stream:
+        """Any number of rows per row by a Python function, which returns or yields them."""
+        return self._mapped("flat_map", function, deterministic, types, many=True)
+
+    def map_batches(
+        self,
+        function: Callable[..., Any],
+        *,
+        setup: Callable[[], Any] | None = None,
+        kind: Literal["arrow", "polars", "pandas"] = "arrow",
+        deterministic: bool = False,
+        **types: FieldType,
+    ) -> Stream:
+        """Rows by a function of a table. ``kind``: what it takes. ``types``: the columns that it
+        returns. ``setup``: called once per process, to load a model; what it returned is the
+        function's second argument. The rows of a table have nothing in common: a replay may divide
+        them in another way."""
+        call = called("map_batches", function)
+        if kind not in ("arrow", "polars", "pandas"):
+            raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
+        schema = self._of_function(call, function, types)
+        step = BatchMap(
+            call=call,
+            schema=schema,
+            function=function,
+            is_deterministic=deterministic,
+            kind=kind,
+            before=frozenset(self.schema.names),
+            setup=setup,
+            key=uuid.uuid4().hex,
+        )
+        return self._after(step)
+
+    # --- several streams --------------------------------------------------------------------------
+
+    def branch(self, **conditions: Expression | RowFunction) -> dict[str, Stream]:
+        """A stream per condition. A row is in the first one whose condition is true for it; rows
+        for which none is true are in none."""
+        call = called("branch", **conditions)
+        if not conditions:
+            raise call.mistake("give at least one condition, as in branch(large='cents > 100')")
+        if any(callable(each) and not isinstance(each, pl.Expr) for each in conditions.values()):
+            raise call.mistake("a branch takes expressions: give SQL text or polars expressions")
+        taken: list[pl.Expr] = []
+        streams = {}
+        for name, condition in conditions.items():
+            own = parsed(call, condition, self.schema).fill_null(False)
+            streams[name] = self.filter(pl.all_horizontal(own, *(~each for each in taken)) if taken else own)
+            taken.append(own)
+        return streams
+
+    def merge(self, *others: Stream) -> Stream:
+        """The rows of this stream and of the others, which have the same columns."""
+        call = called("merge")
+        for other in others:
+            if not isinstance(other, Stream):
+                raise call.mistake(f"{other!r} is a {type(other).__name__}: give streams")
+            if other._pipeline is not self._pipeline:
+                raise call.mistake("the streams are of two pipelines: read both topics in one")
+            if {e.name: e.type for e in other.schema} != {e.name: e.type for e in self.schema}:
+                raise call.mistake(
+                    f"the columns differ: {_listed(self.schema)}; and {_listed(other.schema)}: make them equal by select(...)"
+                )
+        node = Merged((self._node, *(each._node for each in others)), self.schema)
+        check_once(call, node)
+        return Stream(self._pipeline, node)
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def window(self, windows: EventWindows, *, on: str) -> Stream:
+        """Put each row into the windows that its time ``on`` belongs to. They become columns,
+        ``window_start`` and ``window_end``, and ``window_start`` becomes part of the key of a
+        following ``group_by``: so late rows correct their window for ever."""
+        call = called("window", windows, on=on)
+        if not isinstance(windows, EventWindows):
+            raise call.mistake(f"{windows!r} is no window: give tumbling('1 h') or hopping('10 min', '5 min')")
+        check_names(call, [on], self.schema)
+        kind = self.schema.field(on).type
+        if not (pa.types.is_timestamp(kind) and kind.tz is not None):
+            raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
+        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in self.schema.names), None)
+        if taken is not None:
+            raise call.mistake(f"there is a column {taken!r} already: rename it")
+        schema = pa.schema([*self.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
+        return self._after(Windows(call=call, schema=schema, windows=windows, on=on))
+
+    def group_by(self, *columns: str, **named: Expression) -> Grouped:
+        """Rows with equal values in these columns belong together. The window that they are in is
+        part of the key."""
+        call = called("group_by", *columns, **named)
+        check_names(call, columns, self.schema)
+        stream = self
+        if named:
+            stream = self._with(call, self._columns(call, (), named))
+        window = [WINDOW_START] if _in_windows(self._node) and WINDOW_START not in columns else []
+        key = [*window, *columns, *named]
+        if not key:
+            raise call.mistake("name at least one column")
+        twice = next((name for name in key if key.count(name) > 1), None)
+        if twice is not None:
+            raise call.mistake(f"column {twice!r} is named twice")
+        return Grouped(stream, tuple(key))
+
+    # --- out of the stream ------------------------------------------------------------------------
+
+    def append_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
+        """Write every row, exactly once. ``name``: the id of the sink, which its state follows."""
+        call = called("append_into", target, **({"name": name} if name else {}))
+        bolt = _of_target(call, target, lambda: target.append())
+        return self._placed(call, bolt, name or target.name, LocalOrShuffleGrouping(), parallelism)
+
+    def through(
+        self,
+        bolt: Bolt,
+        *,
+        name: str,
+        grouping: GroupingName | Sequence[str] | Grouping = "local",
+        parallelism: int = 1,
+    ) -> Stream:
+        """Send the rows through a bolt of your own, and go on with what it emits. ``grouping``:
+        "local", "shuffle", "global", "all", the names of columns, or a ``Grouping``."""
+        call = called("through", type(bolt).__name__, name=name)
+        return self._placed(call, bolt, name, self._grouping(call, grouping), parallelism)
+
+    def into(
+        self,
+        committer: Bolt,
+        *,
+        name: str,
+        grouping: GroupingName | Sequence[str] | Grouping = "global",
+        parallelism: int = 1,
+    ) -> Stream:
+        """Give the rows to a committer of your own."""
+        call = called("into", type(committer).__name__, name=name)
+        if not hasattr(committer, "finish_batch"):
+            raise call.mistake(f"a {type(committer).__name__} is no committer: use through(...)")
+        return self._placed(call, committer, name, self._grouping(call, grouping), parallelism)
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _after(self, step: Step) -> Stream:
+        self._pipeline.check_open(step.call)
+        return Stream(self._pipeline, Stepped(self._node, step))
+
+    def _with(self, call: Call, columns: Mapping[str, pl.Expr], types: pa.Schema | None = None) -> Stream:
+        made = types if types is not None else checked_types(call, columns, self.schema)
+        if types is not None:
+            checked_types(call, columns, self.schema)
+        before = [made.field(each.name) if each.name in columns else each for each in self.schema]
+        schema = pa.schema([*before, *(each for each in made if each.name not in self.schema.names)])
+        return self._after(Compute(call=call, schema=schema, columns=columns, keeps=True))
+
+    def _columns(
+        self, call: Call, columns: Sequence[Expression], named: Mapping[str, Expression]
+    ) -> dict[str, pl.Expr]:
+        made: dict[str, pl.Expr] = {}
+        for each in columns:
+            expression = column_or_expression(call, each, self.schema)
+            name = expression.meta.output_name(raise_if_undetermined=False)
+            if not name or name in ("literal", "len"):
+                raise call.mistake(f"{str(each)!r} has no name: write name=... or ... AS name")
+            if name in made:
+                raise call.mistake(f"there would be two columns {name!r}")
+            made[name] = expression
+        for name, each in named.items():
+            if name in made:
+                raise call.mistake(f"there would be two columns {name!r}")
+            made[name] = parsed(call, each, self.schema)
+        return made
+
+    def _declared(self, call: Call, types: Mapping[str, FieldType]) -> pa.Schema:
+        try:
+            schema = Fields.of(types).schema()
+        except TopologyError as error:
+            raise call.mistake(error) from None
+        if schema is None:
+            raise call.mistake("a column needs a type, as in name=str")
+        return schema
+
+    def _of_function(self, call: Call, function: object, types: Mapping[str, FieldType]) -> pa.Schema:
+        if not callable(function):
+            raise call.mistake(f"{function!r} is a {type(function).__name__}: give a function")
+        if not types:
+            raise call.mistake("say which columns the function returns, as in map(function, word=str, length=int)")
+        return self._declared(call, types)
+
+    def _mapped(
+        self, operator: str, function: RowFunction, deterministic: bool, types: Mapping[str, FieldType], *, many: bool
+    ) -> Stream:
+        call = called(operator, function)
+        schema = self._of_function(call, function, types)
+        before = frozenset(self.schema.names)
+        return self._after(
+            FunctionMap(
+                call=call, schema=schema, function=function, is_deterministic=deterministic, many=many, before=before
+            )
+        )
+
+    def _grouping(self, call: Call, grouping: GroupingName | Sequence[str] | Grouping) -> Grouping:
+        if isinstance(grouping, Grouping):
+            return grouping
+        if isinstance(grouping, str):
+            if grouping not in _GROUPINGS:
+                raise call.mistake(f"grouping is {grouping!r}: give {', '.join(_GROUPINGS)}, or a list of columns")
+            return _GROUPINGS[grouping]()
+        check_names(call, grouping, self.schema)
+        return FieldsGrouping(Fields(*grouping))
+
+    def _placed(
+        self,
+        call: Call,
+        bolt: Bolt,
+        name: str,
+        grouping: Grouping,
+        parallelism: int,
+        uses: tuple[str, ...] | None = None,
+    ) -> Stream:
+        placed = Placed(
+            id=name, above=self._node, bolt=bolt, grouping=grouping, parallelism=parallelism, call=call, uses=uses
+        )
+        return Stream(self._pipeline, self._pipeline.place(placed))
+
+
+class Grouped:
+    """A stream grouped by a key. ``agg`` makes a table of it."""
+
+    def __init__(self, stream: Stream, key: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._key = key
+
+    def agg(self, **aggregates: Any) -> Table:
+        """A row per key with these columns, such as ``count()`` or ``sum_("cents")``. What an
+        aggregate takes may be an expression: ``sum_("price * pieces")``."""
+        call = called("agg", **aggregates)
+        if not aggregates:
+            raise call.mistake("give at least one aggregate, as in agg(orders=count())")
+        stream = self._stream
+        columns: dict[str, pl.Expr] = {}
+        made: dict[str, Any] = {}
+        for name, each in aggregates.items():
+            if not dataclasses.is_dataclass(each) or isinstance(each, type) or not hasattr(each, "output_type"):
+                raise call.mistake(
+                    f"{name} is a {type(each).__name__}: give an aggregate, such as count() or sum_('cents')"
+                )
+            taken: Any = getattr(each, "field", None)
+            made[name] = each
+            if taken is None or (isinstance(taken, str) and taken in stream.schema.names):
+                continue
+            hidden = f"{name}_input"
+            if hidden in stream.schema.names:
+                raise call.mistake(f"there is a column {hidden!r} already: rename it")
+            columns[hidden] = column_or_expression(call, taken, stream.schema)
+            made[name] = dataclasses.replace(each, field=hidden)
+        if columns:
+            stream = stream._with(call, columns)
+        for each in made.values():
+            try:
+                each.output_type(stream.schema.field(each.field).type if each.field is not None else None)
+            except RatchetError as error:
+                raise call.mistake(error) from None
+        return Table(stream, self._key, made)
+
+
+class Table:
+    """One row per key, whose values change with the stream."""
+
+    def __init__(self, stream: Stream, key: tuple[str, ...], aggregates: Mapping[str, Any]) -> None:
+        self._stream = stream
+        self._key = key
+        self._aggregates = aggregates
+
+    def __repr__(self) -> str:
+        return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
+
+    def upsert_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
+        """Keep the table there, exactly once. Returns the stream of the rows that change, with
+        their new values. ``name``: the id of the sink, which its state follows."""
+        call = called("upsert_into", target, **({"name": name} if name else {}))
+        bolt = _of_target(call, target, lambda: target.aggregates(self._key, self._aggregates))
+        uses = dict.fromkeys(
+            [*self._key, *(each.field for each in self._aggregates.values() if each.field is not None)]
+        )
+        grouping = FieldsGrouping(Fields(*self._key))
+        return self._stream._placed(call, bolt, name or target.name, grouping, parallelism, tuple(uses))
+
+    def append_into(self, target: Target, **options: Any) -> Stream:
+        """Refused: a table has no rows to append, because they change."""
+        raise called("append_into", target).mistake(
+            "a table changes its rows: use upsert_into(...), or append the stream before group_by"
+        )
+
+
+def _of_target(call: Call, target: object, make: Callable[[], Bolt]) -> Bolt:
+    if not isinstance(target, Target):
+        raise call.mistake(f"{target!r} is a {type(target).__name__}: give a place such as sqlite('shop.db', 'orders')")
+    try:
+        return make()
+    except RatchetError as error:
+        raise call.mistake(error) from None
+
+
+def _in_windows(node: Node) -> bool:
+    """Whether rows have been put into windows, and still say into which."""
+    if WINDOW_START not in node.schema.names:
+        return False
+    while isinstance(node, Stepped):
+        if isinstance(node.step, Windows):
+            return True
+        node = node.above
+    return isinstance(node, Merged) and all(map(_in_windows, node.above))
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{each.name}: {each.type}" for each in schema)

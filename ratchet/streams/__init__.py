@@ -1,0 +1,34 @@
+"""Pipelines: their sources, formats, aggregates and places, joined to the compiler of
+``framework.streams``."""
+
+from framework.streams import Stream, Table
+from ratchet.streams.aggregates import count, count_distinct, first, last, max_, mean, min_, reduce, sum_
+from ratchet.streams.formats import Avro, Bytes, Json, RegistryAvro, Text
+from ratchet.streams.pipeline import Pipeline
+from ratchet.streams.targets import dead_letters, delta, parquet, postgres, redis, sqlite
+
+__all__ = [
+    "Avro",
+    "Bytes",
+    "Json",
+    "Pipeline",
+    "RegistryAvro",
+    "Stream",
+    "Table",
+    "Text",
+    "count",
+    "count_distinct",
+    "dead_letters",
+    "delta",
+    "first",
+    "last",
+    "max_",
+    "mean",
+    "min_",
+    "parquet",
+    "postgres",
+    "reduce",
+    "redis",
+    "sqlite",
+    "sum_",
+]

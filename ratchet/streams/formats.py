@@ -1,0 +1,105 @@
+"""How the bytes of a record become columns: ``Json``, ``Text``, ``Bytes``, ``Avro``,
+``RegistryAvro``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.streams.source_lines import called
+from framework.topology import Fields
+from framework.topology.fields import FieldType
+from spouts import AvroCodec, BytesCodec, Codec, JsonCodec, RegistryAvroCodec, TextCodec
+from spouts.codecs.json_schema import schema_of_json_schema
+
+
+class Format(ABC):
+    """Columns, and the codec that decodes those of them that are used."""
+
+    schema: pa.Schema
+
+    @abstractmethod
+    def codec(self, used: Sequence[str]) -> Codec:
+        """``used``: names of ``schema``, in its order; at least one."""
+
+
+class Whole(Format):
+    """A format whose codec decodes all columns."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        schema = codec.fields.schema()
+        if schema is None:
+            raise TopologyError(f"the fields of {type(codec).__name__} have no types: declare them")
+        self.schema = schema
+
+    def codec(self, used: Sequence[str]) -> Codec:
+        return self._codec
+
+
+class Json(Format):
+    """JSON objects with these fields: ``Json(order=str, cents=int, at=datetime)``, or with the
+    fields of a JSON Schema or an Arrow schema.
+
+    A field that the pipeline does not use is not decoded: a value of another type in it is not
+    noticed.
+
+    >>> Json(order=str, cents=int).schema.names
+    ['order', 'cents']
+    """
+
+    def __init__(
+        self, schema: Mapping[str, Any] | str | Path | pa.Schema | Fields | None = None, /, **types: FieldType
+    ) -> None:
+        call = called("Json", **types)
+        if (schema is None) == (not types):
+            raise call.mistake("give fields, as in Json(order=str, cents=int), or one schema")
+        try:
+            declared: pa.Schema | None
+            if isinstance(schema, pa.Schema):
+                declared = schema
+            elif schema is None or isinstance(schema, Fields):
+                declared = (schema or Fields.of(types)).schema()
+            else:
+                declared = schema_of_json_schema(schema)
+            if declared is None:
+                raise TopologyError("every field needs a type")
+            self._declared = declared
+            found = JsonCodec(declared).fields.schema()
+        except TopologyError as error:
+            raise call.mistake(error) from None
+        self.schema = pa.schema(found)
+
+    def codec(self, used: Sequence[str]) -> Codec:
+        return JsonCodec(pa.schema([self._declared.field(name) for name in used]))
+
+
+def Text(field: str = "value") -> Format:
+    """UTF-8 text in one column."""
+    return Whole(TextCodec(field))
+
+
+def Bytes(field: str = "value") -> Format:
+    """The bytes as they are, in one column."""
+    return Whole(BytesCodec(field))
+
+
+def Avro(schema: Any, reader_schema: Any = None) -> Format:
+    """Avro values, all written with one schema, as of ``spouts.AvroCodec``."""
+    return Whole(AvroCodec(schema, reader_schema))
+
+
+def RegistryAvro(subject: str, registry: str | Mapping[str, Any], **options: Any) -> Format:
+    """Avro values that name their schema in a Schema Registry at ``registry``, resolved to the
+    latest schema of ``subject``. ``options``: of ``spouts.RegistryAvroCodec``."""
+    return Whole(RegistryAvroCodec(registry, subject=subject, **options))
+
+
+def format_of(given: Format | Codec) -> Format:
+    """A format, also of a codec of the user's own."""
+    return given if isinstance(given, Format) else Whole(given)

@@ -1,0 +1,229 @@
+"""``Pipeline`` for users: the compiler of ``framework.streams``, with Kafka and rows in memory as
+sources, and ways to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.config import Config
+from framework.coordination import CoordinationStore
+from framework.errors import RatchetError
+from framework.streams import Pipeline as StreamsPipeline
+from framework.streams import Stream
+from framework.streams.source_lines import called, nearest
+from framework.submission import Executor, submit
+from framework.testing import Fault, run_on
+from framework.topology import Bolt, Fields
+from framework.topology.fields import FieldType
+from framework.transactions.run import Run
+from ratchet.streams.formats import Format, format_of
+from ratchet.streams.sources import Kafka, Rows, Topics, check_options
+from ratchet.streams.tables import RowsTable, Tables
+from spouts import BytesCodec, Codec
+from spouts.kafka.record_format import METADATA_TYPES
+
+
+class Pipeline(StreamsPipeline):
+    """Reads, computes and writes, exactly once.
+
+    ::
+
+        from ratchet import Json, Pipeline, count, sqlite, sum_
+
+        shop = Pipeline("shop")
+        orders = shop.read_kafka("orders", value=Json(order=str, shop=str, cents=int))
+        (orders.filter("cents > 0").group_by("shop").agg(orders=count(), cents=sum_("cents"))
+               .upsert_into(sqlite("shop.db", "per_shop"), name="per-shop"))
+
+        shop.test({"orders": [{"order": "a", "shop": "x", "cents": 5}]})["per-shop"]
+
+    ``ratchet run module:shop`` runs it.
+    """
+
+    # --- sources ----------------------------------------------------------------------------------
+
+    def read_kafka(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        pattern: str | None = None,
+        value: Format | Codec | None = None,
+        key: Format | Codec | None = None,
+        headers: Mapping[str, Format | Codec] | None = None,
+        metadata: Sequence[str] = (),
+        on_bad_record: str | Bolt = "fail",
+        name: str | None = None,
+        parallelism: int | None = None,
+        **options: Any,
+    ) -> Stream:
+        """The records of a topic, of several with the same columns, or of those whose names match a
+        pattern.
+
+        ``value``, ``key``, ``headers``: how bytes become columns, such as ``Json(order=str)``; by
+        default the value's bytes. ``metadata``: ``topic``, ``partition``, ``offset``,
+        ``timestamp_ms``, ``headers``, ``key``, ``value``, as columns. ``on_bad_record``: "fail",
+        "skip" or ``dead_letters(...)``. ``name``: by default the topic's. ``parallelism`` and
+        ``options`` (such as ``start`` and ``bootstrap_servers``) are those of
+        ``spouts.OpaqueKafkaTransactionalSpout``; give them where the first topic is read.
+        """
+        call = called("read_kafka", *([topics] if topics is not None else []))
+        names = (topics,) if isinstance(topics, str) else tuple(topics or ())
+        if bool(names) == (pattern is not None):
+            raise call.mistake("name a topic, or give pattern=, one of the two")
+        check_options(call, options)
+        for each in metadata:
+            if each not in METADATA_TYPES:
+                raise call.mistake(f"there is no metadata {each!r}{nearest(each, METADATA_TYPES)}")
+        bad: Any
+        bad, letters = (on_bad_record, None) if isinstance(on_bad_record, str) else ("dead_letter", on_bad_record)
+        if (bad == "dead_letter" and letters is None) or bad not in ("fail", "skip", "dead_letter"):
+            raise call.mistake(f"on_bad_record is {bad!r}: give 'fail', 'skip' or dead_letters(...)")
+        read = Topics(
+            name=name or (names[0] if names else "topics"),
+            topics=names,
+            pattern=pattern,
+            value=format_of(value if value is not None else BytesCodec()),
+            key=format_of(key) if key is not None else None,
+            headers={header: format_of(each) for header, each in (headers or {}).items()},
+            metadata=tuple(metadata),
+            on_bad_record=bad,
+        )
+        reading = self._reading
+        if not isinstance(reading, Kafka):
+            reading = Kafka(options, parallelism or 1, letters)
+        else:
+            if options or parallelism is not None:
+                raise call.mistake(
+                    f"{next(iter(options), 'parallelism')} is for all topics of the pipeline: give it where the first is read"
+                )
+            if letters is not None and reading.dead_letters is not None:
+                raise call.mistake("the pipeline has dead_letters(...) already: they are for all of its topics")
+            reading.dead_letters = reading.dead_letters or letters
+        schema = read.source.schema
+        twice = next((each for each in schema.names if schema.names.count(each) > 1), None)
+        if twice is not None:
+            raise call.mistake(f"there would be two columns {twice!r}: give one of them another name")
+        if self._reading is None or self._reading is reading:
+            reading.add(call, read)
+        stream = self._read_from(call, reading, read.name, schema)
+        try:
+            reading.spout({each.name: each.source.schema.names for each in reading.added})
+        except RatchetError as error:
+            raise call.mistake(error) from None
+        return stream
+
+    def read(
+        self, rows: Iterable[Mapping[str, Any]], *, name: str = "rows", parallelism: int = 1, **types: FieldType
+    ) -> Stream:
+        """These rows, for tests and notebooks. Without ``types``, the columns are those of the
+        rows."""
+        call = called("read", "...")
+        given = list(rows)
+        try:
+            schema = Fields.of(types).schema() if types else pa.Table.from_pylist(given).schema
+        except (RatchetError, pa.ArrowException, TypeError) as error:
+            raise call.mistake(error) from None
+        if schema is None or not schema.names:
+            raise call.mistake("there are no columns: give rows, or types as in read([], word=str)")
+        for row in given:
+            unknown = next((each for each in row if each not in schema.names), None)
+            if unknown is not None:
+                raise call.unknown_column(unknown, schema.names)
+        return self._read_from(call, Rows(name, given, schema, parallelism), name, schema)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        config: Mapping[str, Any] | Config | None = None,
+        store: CoordinationStore | None = None,
+        executor: Executor = None,
+        **options: Any,
+    ) -> Run:
+        """Start the pipeline and return its run. As ``framework.submit``."""
+        return submit(self.build(), config, store, executor, **options)
+
+    def run(
+        self,
+        config: Mapping[str, Any] | Config | None = None,
+        store: CoordinationStore | None = None,
+        executor: Executor = None,
+        *,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Run the pipeline until everything is committed that its source holds at the call."""
+        with self.submit(config, store, executor, **options) as run:
+            run.wait_until_caught_up(timeout_s)
+
+    def test(
+        self,
+        records: Mapping[str, Iterable[Any]] | None = None,
+        *,
+        faults: Iterable[Fault] = (),
+        take: int = 100,
+        config: Mapping[str, Any] | Config | None = None,
+    ) -> Tables:
+        """Run the pipeline over lists, in this process, and return what each sink holds: name ->
+        its rows. Nothing of yours is written to. ``records``: source -> rows; by default those of
+        ``read(rows)``. ``faults``: of ``framework.testing``. ``take``: rows in a batch."""
+        topology = self.build()
+        given = self._given(records)
+        fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
+        rows = {source: [_fitting(row, fields[source]) for row in its] for source, its in given.items()}
+        if not any(rows.values()):
+            return Tables({each.id: RowsTable([]) for each in self._sinks()})
+        streams = self._streams_read()
+        several = len(streams) > 1
+        sample: Any = {streams[source]: its for source, its in rows.items()} if several else next(iter(rows.values()))
+        done = run_on(topology, sample, faults=list(faults), take=take, config=config)
+        found: dict[str, RowsTable] = {}
+        for each in self._sinks():
+            if topology[each.id].states and each.id not in done.left_out:
+                found[each.id] = RowsTable(done.table(each.id))
+            else:
+                arrived = [
+                    row for sub in topology[each.id].subscriptions for row in done.rows(sub.component_id, sub.stream)
+                ]
+                found[each.id] = RowsTable(arrived)
+        return Tables(found)
+
+    def show(self, rows: int = 5, records: Mapping[str, Iterable[Any]] | None = None) -> Tables:
+        """The first rows of each sink, as of ``test``."""
+        return self.test(records).head(rows)
+
+    def _sinks(self) -> list[Any]:
+        """Committers, and bolts that nothing follows."""
+        return [each for each in self._placed if hasattr(each.bolt, "finish_batch") or not each.schema.names]
+
+    def _streams_read(self) -> Mapping[str, str]:
+        return self._reading.streams() if self._reading is not None else {}
+
+    def _given(self, records: Mapping[str, Iterable[Any]] | None) -> dict[str, list[Any]]:
+        call = called("test", "...")
+        schemas = {each.source: each.schema for each in self._sources}
+        if records is None:
+            if not isinstance(self._reading, Rows):
+                raise call.mistake(f"give rows, as in test({{{next(iter(schemas))!r}: [...]}})")
+            return {self._reading.spout_id: list(self._reading.rows)}
+        given = {}
+        for source, rows in records.items():
+            if source not in schemas:
+                raise call.mistake(f"the pipeline does not read {source!r}{nearest(source, schemas)}")
+            given[source] = list(rows)
+            names = schemas[source].names
+            for row in given[source]:
+                if not isinstance(row, Mapping):
+                    raise call.mistake(f"{row!r} is a {type(row).__name__}: give mappings of columns to values")
+                unknown = next((each for each in row if each not in names), None)
+                if unknown is not None:
+                    raise call.unknown_column(unknown, names)
+        return given
+
+
+def _fitting(row: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
+    """The columns that the spout emits. One that is not there is null, as in JSON."""
+    return {name: row.get(name) for name in fields}

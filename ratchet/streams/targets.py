@@ -1,0 +1,111 @@
+"""Places that streams and tables are written to: ``sqlite``, ``postgres``, ``redis``, ``parquet``,
+``delta``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from framework.streams.ports import Target
+from framework.topology import Bolt
+from sinks import (
+    AppendCommitter,
+    DeadLetterTable,
+    DeadLetterTopic,
+    MapBackend,
+    OpaqueMapState,
+    ParquetTable,
+    SqliteBackend,
+    StateCommitter,
+)
+from sinks.lake.table import FileTable
+
+
+class Database(Target):
+    """A table with a row per key."""
+
+    def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend]) -> None:
+        self.name = _name(name)
+        self._shown, self._backend = shown, backend
+
+    def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
+        return StateCommitter(OpaqueMapState(self._backend()), key, aggregates)
+
+    def dead_letters(self) -> Bolt:
+        """The committer that keeps records that cannot be decoded."""
+        return DeadLetterTable(OpaqueMapState(self._backend()))
+
+    def __str__(self) -> str:
+        return self._shown
+
+
+class Files(Target):
+    """A table of files, which rows are appended to."""
+
+    def __init__(self, shown: str, name: str, table: Callable[[], FileTable]) -> None:
+        self.name = _name(name)
+        self._shown, self._table = shown, table
+
+    def append(self) -> Bolt:
+        return AppendCommitter(self._table())
+
+    def __str__(self) -> str:
+        return self._shown
+
+
+def sqlite(path: str | os.PathLike[str], table: str) -> Database:
+    """A table of a SQLite file."""
+    return Database(f"sqlite({os.fspath(path)!r}, {table!r})", table, lambda: SqliteBackend(path, table))
+
+
+def postgres(dsn: str, table: str, *, schema: str | None = None) -> Database:
+    """A table of a PostgreSQL database at a libpq address."""
+
+    def backend() -> MapBackend:
+        from sinks import PostgresBackend  # an extra
+
+        return PostgresBackend(dsn, table, schema=schema)
+
+    return Database(f"postgres(..., {table!r})", table, backend)
+
+
+def redis(url: str, name: str) -> Database:
+    """Hashes of a Redis server whose keys begin with ``name``."""
+
+    def backend() -> MapBackend:
+        from sinks import RedisBackend  # an extra
+
+        return RedisBackend(url, name)
+
+    return Database(f"redis(..., {name!r})", name, backend)
+
+
+def parquet(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = None) -> Files:
+    """A folder of Parquet files."""
+    place = os.fspath(path)
+    return Files(f"parquet({place!r})", os.path.basename(place), lambda: ParquetTable(place, partition_by=partition_by))
+
+
+def delta(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = None) -> Files:
+    """A Delta Lake table."""
+    place = os.fspath(path)
+
+    def table() -> FileTable:
+        from sinks import DeltaLakeTable  # an extra
+
+        return DeltaLakeTable(place, partition_by=partition_by)
+
+    return Files(f"delta({place!r})", os.path.basename(place), table)
+
+
+def dead_letters(target: Database | str, **options: Any) -> Bolt:
+    """Where records go that cannot be decoded: a database, or the name of a Kafka topic, with the
+    options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
+    return target.dead_letters() if isinstance(target, Database) else DeadLetterTopic(target, **options)
+
+
+def _name(name: str) -> str:
+    """The name as the id of a component."""
+    return re.sub(r"[^A-Za-z0-9_.\-]+", "-", name).strip("-._") or "sink"
