@@ -19,7 +19,15 @@ if TYPE_CHECKING:  # the packages below, for type checkers
     from spouts import *  # noqa: F403
 
 #: Where names are looked up, in this order. Each package has those of its ``__all__``.
-PACKAGES = ("framework", "framework.errors", "framework.state", "sinks", "spouts", "framework.testing", "ratchet.streams")
+PACKAGES = (
+    "framework",
+    "framework.errors",
+    "framework.state",
+    "sinks",
+    "spouts",
+    "framework.testing",
+    "ratchet.streams",
+)
 
 if not TYPE_CHECKING:  # else every name would have a type: Any
 

@@ -27,8 +27,8 @@ __all__ = [
     "min_",
     "parquet",
     "postgres",
-    "reduce",
     "redis",
+    "reduce",
     "sqlite",
     "sum_",
 ]

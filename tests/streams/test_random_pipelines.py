@@ -52,7 +52,7 @@ def failures(chosen: list[int], transactions: int) -> list[Any]:
     return [kinds[kind](txid) for txid, kind in enumerate(chosen[:transactions], start=1)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(ROW, max_size=12),
     shared=st.lists(st.sampled_from(STEPS), max_size=2),
