@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 
 from framework.errors import RatchetError, TopologyError
 from framework.streams.description import described, described_html
 from framework.streams.plan import Placed, Read, builder_of, ways_to
-from framework.streams.ports import GivenSpout, Reading
+from framework.streams.ports import GivenSpout, Reading, Target
 from framework.streams.source_lines import Call, called
 from framework.streams.stream import Stream
 from framework.topology import (
@@ -74,6 +77,10 @@ class Pipeline(TopologyMaker):
         """Raise ``TopologyError`` once the builder was handed out."""
         if self._builder is not None:
             raise call.mistake("pipeline.builder was taken, so the pipeline is complete: add bolts to the builder")
+
+    def topic(self, call: Call, topic: str, options: Mapping[str, Any]) -> Target:
+        """A topic of Kafka that rows are written to."""
+        raise call.mistake("this pipeline knows no Kafka: use the Pipeline of ratchet")
 
     def place(self, placed: Placed) -> Placed:
         """Take a component whose bolt is checked against the rows that it gets."""

@@ -62,9 +62,16 @@ class Target(ABC):
             f"{self} keeps no row per key, so it cannot take aggregates: use append_into, or a database"
         )
 
+    def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:
+        """The committer that keeps the newest row of each key. Where the column ``tombstone`` is
+        true, the row is deleted."""
+        raise TopologyError(f"{self} cannot keep the newest row of a key: use sqlite(...) or postgres(...)")
+
     def append(self) -> Bolt:
         """The committer that adds every row."""
-        raise TopologyError(f"{self} cannot take every row of a stream yet: use parquet(...) or delta(...)")
+        raise TopologyError(
+            f"{self} has one row per key, and cannot take every row of a stream: use sqlite(...) or parquet(...)"
+        )
 
     @abstractmethod
     def __str__(self) -> str: ...

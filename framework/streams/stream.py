@@ -1,8 +1,7 @@
-"""``Stream`` and ``Table``: what a pipeline's operators are called on."""
+"""``Stream``: what a pipeline's operators are called on."""
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 import pyarrow as pa
 
-from framework.errors import RatchetError, TopologyError
+from framework.errors import TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.streams.expressions import (
     Expression,
@@ -35,6 +34,7 @@ from framework.streams.steps import (
     Step,
     Windows,
 )
+from framework.streams.table import Grouped, NewestTable, Table, of_target
 from framework.topology import Bolt, Fields, FieldsGrouping, Grouping
 from framework.topology.fields import FieldType
 from framework.topology.groupings import (
@@ -47,6 +47,8 @@ from framework.topology.groupings import (
 if TYPE_CHECKING:
     from framework.streams.pipeline import Pipeline
 
+#: The column of truth values that says that a row is deleted.
+TOMBSTONE = "tombstone"
 _GROUPINGS: Mapping[str, Callable[[], Grouping]] = {
     "local": LocalOrShuffleGrouping,
     "shuffle": ShuffleGrouping,
@@ -266,13 +268,50 @@ class Stream:
             raise call.mistake(f"column {twice!r} is named twice")
         return Grouped(stream, tuple(key))
 
+    def latest_by(self, *key: str, sequence_by: str | None = None, delete_when: Expression | None = None) -> Table:
+        """The newest row of each key. ``sequence_by``: a column that rises with each change of a
+        key; without it, the row that arrives later is newer. ``delete_when``: the row of its key is
+        deleted where this is true."""
+        more = {"sequence_by": sequence_by, "delete_when": delete_when}
+        call = called("latest_by", *key, **{name: each for name, each in more.items() if each is not None})
+        if not key:
+            raise call.mistake("name at least one column, as in latest_by('order')")
+        check_names(call, [*key, *([sequence_by] if sequence_by is not None else [])], self.schema)
+        stream = self
+        if delete_when is not None:
+            if TOMBSTONE in self.schema.names:
+                raise call.mistake(f"there is a column {TOMBSTONE!r} already: rename it, or leave delete_when out")
+            condition = parsed(call, delete_when, self.schema)
+            kind = checked_types(call, {TOMBSTONE: condition}, self.schema).field(0).type
+            if kind != pa.bool_():
+                raise call.mistake(f"a condition is true or false, and this is {kind}")
+            stream = self._with(call, {TOMBSTONE: condition.fill_null(False)})
+        return NewestTable(stream, key, sequence_by)
+
     # --- out of the stream ------------------------------------------------------------------------
 
     def append_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
         """Write every row, exactly once. ``name``: the id of the sink, which its state follows."""
         call = called("append_into", target, **({"name": name} if name else {}))
-        bolt = _of_target(call, target, lambda: target.append())
+        bolt = of_target(call, target, lambda place: place.append())
         return self._placed(call, bolt, name or target.name, LocalOrShuffleGrouping(), parallelism)
+
+    def to_kafka(
+        self,
+        topic: str,
+        *,
+        key: str | Sequence[str] | RowFunction | None = None,
+        value: str | Sequence[str] | RowFunction | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Write every row to a topic, exactly once, by one task. ``key`` and ``value``: a column of
+        text or bytes, a list of columns for JSON, or a function of the row that returns bytes; by
+        default no key, and JSON of all columns. ``options``: of ``sinks.KafkaSink``."""
+        call = called("to_kafka", topic, **({"name": name} if name else {}))
+        given = {"key": key, "value": value, **options}
+        bolt = of_target(call, self._pipeline.topic(call, topic, given), lambda place: place.append())
+        return self._placed(call, bolt, name or topic, GlobalGrouping(), 1)
 
     def through(
         self,
@@ -384,84 +423,6 @@ class Stream:
             id=name, above=self._node, bolt=bolt, grouping=grouping, parallelism=parallelism, call=call, uses=uses
         )
         return Stream(self._pipeline, self._pipeline.place(placed))
-
-
-class Grouped:
-    """A stream grouped by a key. ``agg`` makes a table of it."""
-
-    def __init__(self, stream: Stream, key: tuple[str, ...]) -> None:
-        self._stream = stream
-        self._key = key
-
-    def agg(self, **aggregates: Any) -> Table:
-        """A row per key with these columns, such as ``count()`` or ``sum_("cents")``. What an
-        aggregate takes may be an expression: ``sum_("price * pieces")``."""
-        call = called("agg", **aggregates)
-        if not aggregates:
-            raise call.mistake("give at least one aggregate, as in agg(orders=count())")
-        stream = self._stream
-        columns: dict[str, pl.Expr] = {}
-        made: dict[str, Any] = {}
-        for name, each in aggregates.items():
-            if not dataclasses.is_dataclass(each) or isinstance(each, type) or not hasattr(each, "output_type"):
-                raise call.mistake(
-                    f"{name} is a {type(each).__name__}: give an aggregate, such as count() or sum_('cents')"
-                )
-            taken: Any = getattr(each, "field", None)
-            made[name] = each
-            if taken is None or (isinstance(taken, str) and taken in stream.schema.names):
-                continue
-            hidden = f"{name}_input"
-            if hidden in stream.schema.names:
-                raise call.mistake(f"there is a column {hidden!r} already: rename it")
-            columns[hidden] = column_or_expression(call, taken, stream.schema)
-            made[name] = dataclasses.replace(each, field=hidden)
-        if columns:
-            stream = stream._with(call, columns)
-        for each in made.values():
-            try:
-                each.output_type(stream.schema.field(each.field).type if each.field is not None else None)
-            except RatchetError as error:
-                raise call.mistake(error) from None
-        return Table(stream, self._key, made)
-
-
-class Table:
-    """One row per key, whose values change with the stream."""
-
-    def __init__(self, stream: Stream, key: tuple[str, ...], aggregates: Mapping[str, Any]) -> None:
-        self._stream = stream
-        self._key = key
-        self._aggregates = aggregates
-
-    def __repr__(self) -> str:
-        return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
-
-    def upsert_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
-        """Keep the table there, exactly once. Returns the stream of the rows that change, with
-        their new values. ``name``: the id of the sink, which its state follows."""
-        call = called("upsert_into", target, **({"name": name} if name else {}))
-        bolt = _of_target(call, target, lambda: target.aggregates(self._key, self._aggregates))
-        uses = dict.fromkeys(
-            [*self._key, *(each.field for each in self._aggregates.values() if each.field is not None)]
-        )
-        grouping = FieldsGrouping(Fields(*self._key))
-        return self._stream._placed(call, bolt, name or target.name, grouping, parallelism, tuple(uses))
-
-    def append_into(self, target: Target, **options: Any) -> Stream:
-        """Refused: a table has no rows to append, because they change."""
-        raise called("append_into", target).mistake(
-            "a table changes its rows: use upsert_into(...), or append the stream before group_by"
-        )
-
-
-def _of_target(call: Call, target: object, make: Callable[[], Bolt]) -> Bolt:
-    if not isinstance(target, Target):
-        raise call.mistake(f"{target!r} is a {type(target).__name__}: give a place such as sqlite('shop.db', 'orders')")
-    try:
-        return make()
-    except RatchetError as error:
-        raise call.mistake(error) from None
 
 
 def _in_windows(node: Node) -> bool:

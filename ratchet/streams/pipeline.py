@@ -13,7 +13,8 @@ from framework.coordination import CoordinationStore
 from framework.errors import RatchetError
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
-from framework.streams.source_lines import called, nearest
+from framework.streams.ports import Target
+from framework.streams.source_lines import Call, called, nearest
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
 from framework.topology import Bolt, Fields
@@ -21,7 +22,9 @@ from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Format, format_of
 from ratchet.streams.sources import Kafka, Rows, Topics, check_options
-from ratchet.streams.tables import RowsTable, Tables
+from ratchet.streams.tables import RowsTable, Tables, newest_rows
+from ratchet.streams.targets import Topic
+from sinks import UpsertCommitter
 from spouts import BytesCodec, Codec
 from spouts.kafka.record_format import METADATA_TYPES
 
@@ -134,6 +137,12 @@ class Pipeline(StreamsPipeline):
                 raise call.unknown_column(unknown, schema.names)
         return self._read_from(call, Rows(name, given, schema, parallelism), name, schema)
 
+    def topic(self, call: Call, topic: str, options: Mapping[str, Any]) -> Target:
+        """A topic of Kafka that rows are written to. Its brokers are those of ``read_kafka``, where
+        ``options`` names no others."""
+        servers = self._reading.options.get("bootstrap_servers") if isinstance(self._reading, Kafka) else None
+        return Topic(call, topic, {**({"bootstrap_servers": servers} if servers is not None else {}), **options})
+
     # --- running ----------------------------------------------------------------------------------
 
     def submit(
@@ -188,6 +197,8 @@ class Pipeline(StreamsPipeline):
                 arrived = [
                     row for sub in topology[each.id].subscriptions for row in done.rows(sub.component_id, sub.stream)
                 ]
+                if isinstance(each.bolt, UpsertCommitter):
+                    arrived = newest_rows(arrived, each.bolt.key, each.bolt.sequence_by)
                 found[each.id] = RowsTable(arrived)
         return Tables(found)
 

@@ -3,28 +3,34 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.streams.ports import Target
+from framework.streams.source_lines import Call, nearest
 from framework.topology import Bolt
 from sinks import (
     AppendCommitter,
     DeadLetterTable,
     DeadLetterTopic,
+    KafkaSink,
     MapBackend,
     OpaqueMapState,
     ParquetTable,
     SqliteBackend,
+    SqliteTable,
     StateCommitter,
+    UpsertCommitter,
 )
 from sinks.lake.table import FileTable
+from sinks.rows.table import RowTable
 
 
-class Database(Target):
-    """A table with a row per key."""
+class Store(Target):
+    """Rows per key."""
 
     def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend]) -> None:
         self.name = _name(name)
@@ -39,6 +45,38 @@ class Database(Target):
 
     def __str__(self) -> str:
         return self._shown
+
+
+class Database(Store):
+    """A table of a database, which takes aggregates, newest rows and every row."""
+
+    def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend], table: Callable[[], RowTable]) -> None:
+        super().__init__(shown, name, backend)
+        self._table = table
+
+    def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:
+        return UpsertCommitter(self._table(), key, sequence_by=sequence_by)
+
+    def append(self) -> Bolt:
+        return AppendCommitter(self._table())
+
+
+class Topic(Target):
+    """A topic of Kafka. ``options``: of ``KafkaSink``."""
+
+    def __init__(self, call: Call, topic: str, options: Mapping[str, Any]) -> None:
+        known = [each for each in inspect.signature(KafkaSink).parameters if each not in ("topic", "at_least_once")]
+        unknown = next((each for each in options if each not in known), None)
+        if unknown is not None:
+            raise call.mistake(f"there is no option {unknown!r}{nearest(unknown, known)}")
+        self.name = topic
+        self._options = options
+
+    def append(self) -> Bolt:
+        return KafkaSink(self.name, **self._options)
+
+    def __str__(self) -> str:
+        return f"topic {self.name!r}"
 
 
 class Files(Target):
@@ -57,7 +95,12 @@ class Files(Target):
 
 def sqlite(path: str | os.PathLike[str], table: str) -> Database:
     """A table of a SQLite file."""
-    return Database(f"sqlite({os.fspath(path)!r}, {table!r})", table, lambda: SqliteBackend(path, table))
+    return Database(
+        f"sqlite({os.fspath(path)!r}, {table!r})",
+        table,
+        lambda: SqliteBackend(path, table),
+        lambda: SqliteTable(path, table),
+    )
 
 
 def postgres(dsn: str, table: str, *, schema: str | None = None) -> Database:
@@ -68,10 +111,15 @@ def postgres(dsn: str, table: str, *, schema: str | None = None) -> Database:
 
         return PostgresBackend(dsn, table, schema=schema)
 
-    return Database(f"postgres(..., {table!r})", table, backend)
+    def rows() -> RowTable:
+        from sinks import PostgresTable  # an extra
+
+        return PostgresTable(dsn, table, schema=schema)
+
+    return Database(f"postgres(..., {table!r})", table, backend, rows)
 
 
-def redis(url: str, name: str) -> Database:
+def redis(url: str, name: str) -> Store:
     """Hashes of a Redis server whose keys begin with ``name``."""
 
     def backend() -> MapBackend:
@@ -79,7 +127,7 @@ def redis(url: str, name: str) -> Database:
 
         return RedisBackend(url, name)
 
-    return Database(f"redis(..., {name!r})", name, backend)
+    return Store(f"redis(..., {name!r})", name, backend)
 
 
 def parquet(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = None) -> Files:
@@ -100,10 +148,10 @@ def delta(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = 
     return Files(f"delta({place!r})", os.path.basename(place), table)
 
 
-def dead_letters(target: Database | str, **options: Any) -> Bolt:
+def dead_letters(target: Store | str, **options: Any) -> Bolt:
     """Where records go that cannot be decoded: a database, or the name of a Kafka topic, with the
     options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
-    return target.dead_letters() if isinstance(target, Database) else DeadLetterTopic(target, **options)
+    return target.dead_letters() if isinstance(target, Store) else DeadLetterTopic(target, **options)
 
 
 def _name(name: str) -> str:

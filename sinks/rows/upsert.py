@@ -81,7 +81,7 @@ class UpsertCommitter(ArrowBolt, Committer):
             raise TopologyError(
                 f"UpsertCommitter needs a table of a database, such as PostgresTable(...), not a {type(table).__name__}"
             )
-        self.table = table
+        self.table, self.key, self.sequence_by = table, tuple(key), sequence_by
         self._changes = Changes(tuple(key), sequence_by, ignore_nulls, on_new_column, keep_deletes)
         self._delete_when = Condition(delete_when) if delete_when is not None else None
         self._columns = tuple(columns) if columns is not None else None
@@ -119,8 +119,8 @@ class UpsertCommitter(ArrowBolt, Committer):
         asked = self._delete_when.fields if self._delete_when is not None else []
         source.require(component_id, (*needed, *asked, *(self._columns or ())))
         if self._columns is None:
-            marks = source.fields.names if source.fields.type_of(TOMBSTONE) == pa.bool_() else ()
-            return tuple(each for each in source.fields.names if each != TOMBSTONE or each not in marks)
+            marks = TOMBSTONE in source.fields and source.fields.type_of(TOMBSTONE) == pa.bool_()
+            return tuple(each for each in source.fields.names if each != TOMBSTONE or not marks)
         return (*self._columns, *(each for each in needed if each not in self._columns))
 
     def commits_in_one_step(self) -> bool:

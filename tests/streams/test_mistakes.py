@@ -90,7 +90,14 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "'1 h' is no window: give tumbling('1 h')": lambda p, s: s.window("1 h", on="at"),  # type: ignore[arg-type]
     "parquet('orders') keeps no row per key": lambda p, s: s.group_by("order").agg(n=count()).upsert_into(FILES),
-    "cannot take every row of a stream yet": lambda p, s: s.append_into(DB),
+    "has one row per key, and cannot take every row": lambda p, s: s.append_into(redis("redis://h", "orders")),
+    "parquet('orders') cannot keep the newest row": lambda p, s: s.latest_by("order").upsert_into(FILES),
+    "latest_by('ordr'): there is no column 'ordr'": lambda p, s: s.latest_by("ordr"),
+    "latest_by('order', delete_when='cents'): a condition is true or false": lambda p, s: s.latest_by(
+        "order", delete_when="cents"
+    ),
+    "there is no option 'keys'; is it 'key'?": lambda p, s: s.to_kafka("large", keys="order"),
+    "field 'cents' is int64, and a record holds text": lambda p, s: s.drop("tags").to_kafka("large", key="cents"),
     "a table changes its rows: use upsert_into(...)": lambda p, s: (
         s.group_by("order").agg(n=count()).append_into(FILES)
     ),

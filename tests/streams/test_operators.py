@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from framework.coordination import MemoryStore
 from framework.streams.source_lines import Call
 from framework.streams.steps import Filter, applied
 from framework.testing import crash, fail_attempt, replay
@@ -235,3 +238,43 @@ def test_steps_take_any_number_of_rows() -> None:
     for size in (0, 1, 1_000):
         batch = pa.record_batch({"n": pa.array(range(size), pa.int64())})
         assert applied([step], batch).height == max(size - 2, 0)
+
+
+@pytest.mark.parametrize("faults", [[], [replay()]])
+def test_every_row_is_appended_to_a_table_of_a_database(faults: Any, tmp_path: Path) -> None:
+    pipeline = Pipeline("rows")
+    rows = pipeline.read([{"k": "a", "n": 1}, {"k": "a", "n": 1}, {"k": "b", "n": 2}])
+    rows.filter("n > 0").append_into(sqlite(tmp_path / "a.db", "raw"), name="raw")
+    found = [{"k": row["k"], "n": row["n"]} for row in pipeline.test(faults=faults)["raw"]]
+    assert found == [{"k": "a", "n": 1}, {"k": "a", "n": 1}, {"k": "b", "n": 2}]
+
+
+@pytest.mark.parametrize("faults", [[], [replay()]])
+def test_the_newest_row_of_a_key_is_kept(faults: Any, tmp_path: Path) -> None:
+    rows = [("a", 2, "u"), ("a", 1, "u"), ("b", 1, "u"), ("b", 2, "d"), ("c", 1, None), ("c", 1, "u")]
+    pipeline = Pipeline("rows")
+    stream = pipeline.read([dict(zip(("k", "v", "op"), row, strict=True)) for row in rows])
+    table = stream.latest_by("k", sequence_by="v", delete_when="op = 'd'")
+    table.upsert_into(sqlite(tmp_path / "a.db", "newest"), name="newest")
+    found = sorted((row["k"], row["v"], row["op"]) for row in pipeline.test(take=4, faults=faults)["newest"])
+    assert found == [("a", 2, "u"), ("c", 1, "u")]
+
+
+def test_rows_for_a_topic_are_those_of_the_stream() -> None:
+    pipeline = Pipeline("rows")
+    rows = pipeline.read([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
+    rows.filter("n > 1").to_kafka("large", key="k", name="large", bootstrap_servers="127.0.0.1:1")
+    assert pipeline.test()["large"] == [{"k": "b", "n": 2}]
+
+
+def test_newest_rows_and_appended_rows_are_in_the_file_after_a_run(tmp_path: Path) -> None:
+    pipeline = Pipeline("rows")
+    stream = pipeline.read(
+        [{"k": "a", "v": 2, "gone": False}, {"k": "a", "v": 1, "gone": False}, {"k": "b", "v": 1, "gone": True}]
+    )
+    stream.latest_by("k", sequence_by="v", delete_when="gone").upsert_into(sqlite(tmp_path / "a.db", "newest"))
+    stream.drop("gone").append_into(sqlite(tmp_path / "a.db", "raw"))
+    pipeline.run({}, MemoryStore(), "local", timeout_s=60)
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        assert connection.execute("SELECT k, v FROM newest").fetchall() == [("a", 2)]
+        assert connection.execute("SELECT k, v FROM raw ORDER BY k, v").fetchall() == [("a", 1), ("a", 2), ("b", 1)]

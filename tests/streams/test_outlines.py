@@ -14,7 +14,18 @@ from framework.errors import TopologyError
 from framework.execution import plan_execution
 from framework.execution.plan import check_pickles
 from ratchet import Json, Pipeline, Text, count, delta, parquet, sqlite, sum_, tumbling
-from sinks import AppendCommitter, Count, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter, Sum
+from sinks import (
+    AppendCommitter,
+    Count,
+    KafkaSink,
+    OpaqueMapState,
+    ParquetTable,
+    SqliteBackend,
+    SqliteTable,
+    StateCommitter,
+    Sum,
+    UpsertCommitter,
+)
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout, TopicStream
 
 BROKER = "127.0.0.1:1"
@@ -161,3 +172,19 @@ def test_delta_tables_take_rows(tmp_path: Path) -> None:
     shop = Pipeline("shop")
     orders(shop).append_into(delta(tmp_path / "orders"), name="raw")
     assert shop.build()["raw"].states
+
+
+def test_rows_of_databases_and_topics_have_the_outline_of_their_committers(tmp_path: Path) -> None:
+    shop = Pipeline("shop")
+    stream = orders(shop, parallelism=2)
+    stream.append_into(sqlite(tmp_path / "a.db", "raw"), name="raw", parallelism=2)
+    stream.latest_by("order", sequence_by="at").upsert_into(sqlite(tmp_path / "a.db", "orders"), name="newest")
+    stream.to_kafka("copies", key="order", name="copies")
+
+    builder = TransactionalTopologyBuilder("shop", "kafka", spout(**ORDER), 2)
+    raw = AppendCommitter(SqliteTable(tmp_path / "a.db", "raw"))
+    builder.set_bolt("raw", raw, 2).local_or_shuffle_grouping("kafka")
+    newest = UpsertCommitter(SqliteTable(tmp_path / "a.db", "orders"), ["order"], sequence_by="at")
+    builder.set_bolt("newest", newest).fields_grouping("kafka", Fields("order"))
+    builder.set_bolt("copies", KafkaSink("copies", key="order")).global_grouping("kafka")
+    assert shop.build().outline() == builder.build().outline()

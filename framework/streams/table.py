@@ -1,0 +1,134 @@
+"""Tables: one row per key. Grouped streams and the newest rows become them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from framework.errors import RatchetError
+from framework.streams.expressions import column_or_expression
+from framework.streams.ports import Target
+from framework.streams.source_lines import Call, called
+from framework.topology import Bolt, Fields, FieldsGrouping
+
+if TYPE_CHECKING:
+    from framework.streams.stream import Stream
+
+
+class Grouped:
+    """A stream grouped by a key. ``agg`` makes a table of it."""
+
+    def __init__(self, stream: Stream, key: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._key = key
+
+    def agg(self, **aggregates: Any) -> Table:
+        """A row per key with these columns, such as ``count()`` or ``sum_("cents")``. What an
+        aggregate takes may be an expression: ``sum_("price * pieces")``."""
+        call = called("agg", **aggregates)
+        if not aggregates:
+            raise call.mistake("give at least one aggregate, as in agg(orders=count())")
+        stream = self._stream
+        columns: dict[str, pl.Expr] = {}
+        made: dict[str, Any] = {}
+        for name, each in aggregates.items():
+            if not dataclasses.is_dataclass(each) or isinstance(each, type) or not hasattr(each, "output_type"):
+                raise call.mistake(
+                    f"{name} is a {type(each).__name__}: give an aggregate, such as count() or sum_('cents')"
+                )
+            taken: Any = getattr(each, "field", None)
+            made[name] = each
+            if taken is None or (isinstance(taken, str) and taken in stream.schema.names):
+                continue
+            hidden = f"{name}_input"
+            if hidden in stream.schema.names:
+                raise call.mistake(f"there is a column {hidden!r} already: rename it")
+            columns[hidden] = column_or_expression(call, taken, stream.schema)
+            made[name] = dataclasses.replace(each, field=hidden)
+        if columns:
+            stream = stream._with(call, columns)
+        for each in made.values():
+            try:
+                each.output_type(stream.schema.field(each.field).type if each.field is not None else None)
+            except RatchetError as error:
+                raise call.mistake(error) from None
+        return AggregatesTable(stream, self._key, made)
+
+
+class Table(ABC):
+    """One row per key, whose values change with the stream."""
+
+    def __init__(self, stream: Stream, key: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._key = key
+
+    def upsert_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
+        """Keep the table there, exactly once. Returns the stream of the rows that change, with
+        their new values. ``name``: the id of the sink, which its state follows."""
+        call = called("upsert_into", target, **({"name": name} if name else {}))
+        bolt = of_target(call, target, self._committer)
+        grouping = FieldsGrouping(Fields(*self._key))
+        return self._stream._placed(call, bolt, name or target.name, grouping, parallelism, self._uses())
+
+    def append_into(self, target: Target, **options: Any) -> Stream:
+        """Refused: a table has no rows to append, because they change."""
+        raise called("append_into", target).mistake(
+            "a table changes its rows: use upsert_into(...), or append the stream that it is made of"
+        )
+
+    @abstractmethod
+    def _committer(self, target: Target) -> Bolt: ...
+
+    @abstractmethod
+    def _uses(self) -> tuple[str, ...] | None:
+        """The columns that the committer takes; None: all."""
+
+
+class AggregatesTable(Table):
+    """Aggregates per key."""
+
+    def __init__(self, stream: Stream, key: tuple[str, ...], aggregates: Mapping[str, Any]) -> None:
+        super().__init__(stream, key)
+        self._aggregates = aggregates
+
+    def __repr__(self) -> str:
+        return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
+
+    def _committer(self, target: Target) -> Bolt:
+        return target.aggregates(self._key, self._aggregates)
+
+    def _uses(self) -> tuple[str, ...]:
+        fields = [each.field for each in self._aggregates.values() if each.field is not None]
+        return tuple(dict.fromkeys([*self._key, *fields]))
+
+
+class NewestTable(Table):
+    """The newest row of each key."""
+
+    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None) -> None:
+        super().__init__(stream, key)
+        self._sequence_by = sequence_by
+
+    def __repr__(self) -> str:
+        return f"Table({', '.join(self._key)} -> the newest row)"
+
+    def _committer(self, target: Target) -> Bolt:
+        return target.newest(self._key, self._sequence_by)
+
+    def _uses(self) -> None:
+        return None
+
+
+def of_target(call: Call, target: object, make: Callable[[Any], Bolt]) -> Bolt:
+    """The committer that ``make`` gives for a target, and the mistake of this call where there is
+    none."""
+    if not isinstance(target, Target):
+        raise call.mistake(f"{target!r} is a {type(target).__name__}: give a place such as sqlite('shop.db', 'orders')")
+    try:
+        return make(target)
+    except RatchetError as error:
+        raise call.mistake(error) from None
