@@ -25,7 +25,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.columns import column_of
-from framework.topology.spouts import LEFT_OUT, Meta, leaving_out_too
+from framework.topology.spouts import LEFT_OUT, Backlog, Meta, leaving_out_too
 
 Values = Sequence[Any]
 OnDataLoss = Literal["fail", "skip"]
@@ -199,11 +199,25 @@ class _MemoryPlanner(PartitionPlanner):
         plan: dict[str, Meta] = {}
         source = self._source
         with source.lock:
-            for partition in sorted({*source.partitions, *previous}):
+            left = self.records_max
+            for partition in self._in_turn(previous):
                 before = previous.get(partition)
-                plan[partition] = leaving_out_too(self._range(partition, _next(before), divisor), before)
+                meta = self._range(partition, _next(before), divisor)
+                if left is not None:
+                    meta = {**meta, "next": min(meta["next"], meta["first"] + left)}
+                    left -= int(meta["next"]) - int(meta["first"])
+                plan[partition] = leaving_out_too(meta, before)
         skipped = any("skipped" in meta for meta in plan.values())
         return plan if self.record_count(plan) or skipped else None
+
+    def _in_turn(self, previous: Mapping[str, Meta | None]) -> list[str]:
+        """The partitions; where there is a limit, the one that was read least comes first. Call it
+        with the lock held."""
+        names = sorted({*self._source.partitions, *previous})
+        return names if self.records_max is None else sorted(names, key=lambda each: _next(previous.get(each)))
+
+    def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog:
+        return Backlog(self.lag(previous))
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta]:
         with self._source.lock:

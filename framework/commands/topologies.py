@@ -68,7 +68,7 @@ def show_status(
         while True:
             found = read_topology(store, topology)
             if found is None:
-                raise _unknown(store, topology)
+                raise unknown_topology(store, topology)
             if as_json:
                 _print_json("topology", found.document())
             else:
@@ -108,7 +108,7 @@ def show_history(
         if plot is not None and txid is not None:
             raise ConfigError("--plot draws many transactions, and --txid is one: leave one of the two out")
         if read_topology(store, topology) is None:
-            raise _unknown(store, topology)
+            raise unknown_topology(store, topology)
         if txid is not None:
             records = [_recorded(store, topology, txid, Config.load(config, overrides or ()))]
         else:
@@ -210,6 +210,10 @@ def _transactional_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str
         yield "in flight", f"{txid}: attempt {what}"
     yield "lag", f"{number(status.get('lag'))} records"
     yield "rate", f"{number(status.get('rows_per_second'))} rows/s over the last minute"
+    for key, value in _mapping(status.get("pace")).items():
+        yield "pace", f"{key} = {value:g}" if isinstance(value, (int, float)) else f"{key} = {value}"
+    if status.get("planned_in_s"):
+        yield "next plan", f"in {number(status['planned_in_s'])} s"
     for label, key in (
         ("rows", "committed_rows"),
         ("failed attempts", "attempts_failed"),
@@ -355,6 +359,6 @@ def _recorded(store: CoordinationStore, topology_id: str, txid: int, settings: C
     )
 
 
-def _unknown(store: CoordinationStore, topology_id: str) -> ConfigError:
+def unknown_topology(store: CoordinationStore, topology_id: str) -> ConfigError:
     known = ", ".join(each.id for each in read_topologies(store)) or "none"
     return ConfigError(f"no topology {topology_id!r} has run under this root; there are: {known}")

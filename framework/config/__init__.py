@@ -10,7 +10,7 @@ from framework.config.addresses import resolved, resolved_address, without_passw
 from framework.config.config import Config
 from framework.config.kafka import KAFKA_PREFIX
 from framework.config.secrets import HIDDEN, is_secret, revealed, shown_value
-from framework.config.toml import flatten
+from framework.config.toml import flatten, read_override
 from framework.config.zookeeper import ZooKeeperAddress, checked_zookeeper_root, zookeeper_address
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "checked_zookeeper_root",
     "flatten",
     "is_secret",
+    "read_override",
     "resolved",
     "resolved_address",
     "revealed",

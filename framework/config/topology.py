@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from framework.config.secrets import is_secret
 from framework.config.section import Section
+from framework.durations import seconds_of
 from framework.errors import ConfigError
 
 #: ``topology.max.spout.pending``: its limit for transactions, and its default for the tuples of a
@@ -59,6 +60,29 @@ class TopologyConfig(Section):
         alias="topology.bad.record.errors",
         description="Whether any error of a bolt that one record causes makes it a bad record, after topology.max.attempts "
         "(transactional topologies, where the spout has on_bad_record='skip' or 'dead_letter').",
+    )
+    commit_interval_s: Annotated[float, Field(gt=0, le=604_800, strict=False)] | None = Field(
+        None,
+        alias="topology.commit.interval",
+        description="From one transaction to the next, in seconds or as a text such as '5 min'. Not set: a transaction begins "
+        "as soon as there is something to read. ratchet set changes it while the topology runs.",
+    )
+    commit_records_min: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
+        None,
+        alias="topology.commit.records.min",
+        description="So many records in the source end topology.commit.interval early. ratchet set changes it.",
+    )
+    commit_bytes_min: Annotated[int, Field(ge=1, le=10**18)] | None = Field(
+        None,
+        alias="topology.commit.bytes.min",
+        description="So many bytes in the source, estimated from the records read before, end topology.commit.interval early. "
+        "ratchet set changes it.",
+    )
+    rate_records_per_second: Annotated[float, Field(gt=0, le=1e12, strict=False)] | None = Field(
+        None,
+        alias="topology.rate.records.per.second",
+        description="The most records that are read per second, over all partitions. Not set: no limit. ratchet set changes it "
+        "while the topology runs.",
     )
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
         100,
@@ -115,6 +139,11 @@ class TopologyConfig(Section):
         description="Whether state counts each record once; false spares the spouts going back: at least once then.",
     )
 
+    @field_validator("commit_interval_s", mode="before")
+    @classmethod
+    def _interval(cls, value: object) -> object:
+        return seconds_of(value)
+
     @field_validator("state_provider_config", mode="before")
     @classmethod
     def _provider_config(cls, value: object) -> object:
@@ -132,12 +161,18 @@ class TopologyConfig(Section):
 
     def check_transactional(self) -> None:
         """Raise ``ConfigError`` for so many transactions at once that only tuples can have been
-        meant."""
+        meant, and for a pace that waits for nothing."""
         if self.max_spout_pending > TRANSACTIONS_PENDING_MAX:
             raise ConfigError(
                 f"topology.max.spout.pending is {self.max_spout_pending}: of a transactional topology it counts whole "
                 f"transactions, and {TRANSACTIONS_PENDING_MAX} is the most"
             )
+        for key, least in (("records", self.commit_records_min), ("bytes", self.commit_bytes_min)):
+            if least is not None and self.commit_interval_s is None:
+                raise ConfigError(
+                    f"topology.commit.{key}.min ends topology.commit.interval early, and no interval is set: set both, or "
+                    "neither"
+                )
 
     @property
     def max_tuples_pending(self) -> int:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework.durations import Duration, micros_of
 from framework.errors import ConfigError
-from framework.operators.durations import Duration, micros_of
 
 _DAY = 86_400_000_000
 _EPOCH = datetime.date(1970, 1, 1)

@@ -20,6 +20,7 @@ from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
+    Backlog,
     Meta,
     OnStream,
     OpaquePartitionedTransactionalSpout,
@@ -116,6 +117,17 @@ class ClockPlanner(PartitionPlanner):
 
     def is_ready(self) -> bool:
         return self._planner.is_ready()
+
+    @property
+    def records_max(self) -> int | None:
+        return self._planner.records_max
+
+    @records_max.setter
+    def records_max(self, value: int | None) -> None:
+        self._planner.records_max = value
+
+    def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog | None:
+        return self._planner.backlog(_without(previous))
 
     def plan(self, previous: Mapping[str, Meta | None]) -> Plan | None:
         return self._timed(previous, self._planner.plan(_without(previous)))

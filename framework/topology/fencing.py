@@ -249,6 +249,8 @@ class FencedState(ABC):
     value_type: ValueType
     #: Whether what tasks write becomes visible only when the driver calls ``publish``.
     publishes: bool = False
+    #: Whether each transaction leaves files: many small transactions leave many small files.
+    leaves_files: bool = False
 
     @property
     def can_undo(self) -> bool:

@@ -273,12 +273,22 @@ def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
     return {**meta, LEFT_OUT: left_out} if left_out else meta
 
 
+class Backlog(NamedTuple):
+    """What a source holds unread. ``size_bytes``: an estimate; None when unknown."""
+
+    records: int
+    size_bytes: int | None = None
+
+
 class PartitionPlanner(ABC):
     """Plans batches. Lives on the driver, one at a time, used from one thread."""
 
     #: Whether plans share entries with the plans before them. Then neither a plan nor an entry may
     #: be changed once it was returned. If not, the framework keeps copies, and gives copies.
     shares_entries = False
+    #: The most records that the next plan may have; None: no limit. The framework sets it before
+    #: each ``plan``. A planner that does not heed it is slowed down afterwards.
+    records_max: int | None = None
 
     @abstractmethod
     def partitions(self) -> list[str]:
@@ -308,6 +318,12 @@ class PartitionPlanner(ABC):
         """Return the batch after ``previous`` in which no partition contributes anything, or None
         when this source cannot make one. For topologies that want a batch even when the source is
         idle."""
+        return None
+
+    def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog | None:
+        """Look how much a plan after ``previous`` could hold. None, the default, when this source
+        cannot say. Raises ``RetryableError`` when the source does not answer. Called while a plan
+        waits for ``topology.commit.records.min`` or ``bytes.min``."""
         return None
 
     def watch(self, arrived: Callable[[], None]) -> bool:

@@ -13,6 +13,7 @@ from framework.coordination.store import CoordinationStore
 from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
 from framework.topology.builder import Topology
+from framework.transactions.plans import Plan
 
 if TYPE_CHECKING:
     from framework.observe.tracing import TransactionTraces
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 class DriverStatus:
     """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed.
     ``repeating``: the failure behind the present retries; None again when a transaction is
-    committed. ``history_waiting``: why the record for good lags; None when it does not."""
+    committed. ``history_waiting``: why the record for good lags; None when it does not. ``pace``:
+    the keys of the pace that are set, also by ``ratchet set``. ``planned_in_s``: how long the next
+    plan waits for its time; None when it does not."""
 
     phase: str = "starting"
     epoch: int = 0
@@ -35,6 +38,24 @@ class DriverStatus:
     waiting_for: str | None = None
     repeating: str | None = None
     history_waiting: str | None = None
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    planned_in_s: float | None = None
+
+
+class Awaited:
+    """What bounded runs wait for. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.goals: tuple[Plan, ...] = ()
+
+    def add(self, goal: Plan) -> None:
+        with self._lock:
+            self.goals = (*self.goals, goal)
+
+    def remove(self, goal: Plan) -> None:
+        with self._lock:
+            self.goals = tuple(each for each in self.goals if each is not goal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +65,8 @@ class DriverContext:
     shape. ``purge_every``: tombstones are removed once in this many transactions.
     ``stop_requested``: set when the run is to end. ``update``: changes fields of the driver's
     status. ``traces``: of a run that traces its transactions; None in all others. ``history``: of a
-    run that keeps the record of its transactions for good."""
+    run that keeps the record of its transactions for good. ``awaited``: answers of the planner's
+    ``end`` that somebody waits to see committed."""
 
     topology: Topology
     executor: BatchExecutor
@@ -59,3 +81,4 @@ class DriverContext:
     update: Callable[..., None]
     traces: TransactionTraces | None = None
     history: HistoryKeeper | None = None
+    awaited: Awaited = field(default_factory=Awaited)

@@ -49,6 +49,7 @@ from framework.observe.logs import get_logger
 from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
+from framework.transactions.commit_pace import changed_pace
 from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of, stored_plan
 
@@ -63,6 +64,8 @@ ORIGIN = "origin"
 #: States that were added when the topology had committed something: location -> their first txid.
 JOINED = "joined"
 HISTORY = "history"
+#: What ``ratchet set`` has changed: key -> value, None for one that is off.
+PACE = "pace"
 #: What ``undo`` took back last: ``{"txid": int, "finished": bool, "attempts": of its record}``.
 UNDONE = "undone"
 _TXID = re.compile("[0-9]{1,18}")
@@ -361,7 +364,7 @@ def forget_everything(
     again."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE):
             state.delete(path)
         state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
@@ -508,6 +511,21 @@ def read_transaction(store: CoordinationStore, topology_id: str, txid: int) -> T
     ``read_history``."""
     found = _record_in(TransactionalState(store, topology_id), topology_id, _slot(txid))
     return found if found is not None and found.txid == txid else None
+
+
+def read_pace(store: CoordinationStore, topology_id: str) -> Mapping[str, Any]:
+    """What ``ratchet set`` has changed for a topology. Raises ``CorruptStateError``."""
+    return changed_pace(TransactionalState(store, topology_id).get_data(PACE), f"{topology_id}/{PACE}")
+
+
+def write_pace(store: CoordinationStore, topology_id: str, changed: Mapping[str, Any]) -> None:
+    """Replace what ``read_pace`` returns. Needs no leadership: the protocol does not depend on
+    it."""
+    state = TransactionalState(store, topology_id)
+    if changed:
+        state.set_data(PACE, dict(changed))
+    else:
+        state.delete(PACE)
 
 
 def is_transactional(store: CoordinationStore, topology_id: str) -> bool:

@@ -4,8 +4,9 @@ lead."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,18 @@ class Driver:
         way."""
         term = self._term
         return term.call_planner(function) if term is not None else None
+
+    @contextmanager
+    def awaited(self, goal: Plan) -> Iterator[None]:
+        """In the block, no interval delays the plans up to ``goal``."""
+        self._context.awaited.add(goal)
+        try:
+            term = self._term
+            if term is not None:
+                term.look_at_pace()
+            yield
+        finally:
+            self._context.awaited.remove(goal)
 
     def covers(self, goal: Plan) -> bool:
         """Whether everything in ``goal`` (what the planner's ``end`` returned) is committed."""

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from framework.coordination.steps import Steps, Threads
-from framework.errors import DataLossError, RatchetError, RetryableError, reason_of
+from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, reason_of
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure, trace_of
 from framework.observe.logs import get_logger
-from framework.topology.spouts import PartitionPlanner
+from framework.topology.spouts import Backlog, PartitionPlanner
+from framework.transactions.commit_pace import NO_PACE, CommitPace, Pacer
 from framework.transactions.coordinator import AskPlan
 from framework.transactions.plans import Plan, own_copy
 from framework.transactions.spout_planners import CoordinatorPlanner
@@ -46,11 +47,16 @@ WATCHED_POLL_S = 1.0
 WATCHED_SHARE = 0.001
 WATCHED_POLL_COSTLY_MAX_S = 5.0
 RETRY_S = 0.2
+#: How often a plan that waits for its time looks for another pace, and for enough records.
+PACE_LOOK_S = 2.0
+BACKLOG_LOOK_S = 1.0
 
 
 class PlanningThread:
     """Owns the planner: all calls to it run here, one at a time. ``check`` sees each plan first,
-    and may raise what planning may raise."""
+    and may raise what planning may raise. ``pace``: reads the pace that is in force now; until it
+    has once, ``pace_before`` is. ``planned_ms_ago``: as of ``Pacer``. ``is_awaited``: whether
+    somebody waits for what comes after this plan, so that no interval delays it."""
 
     def __init__(
         self,
@@ -62,8 +68,16 @@ class PlanningThread:
         on_failure: Callable[[TaskFailure], None],
         idle_poll_max_s: float,
         empty_batch_every_s: float | None = None,
+        pace: Callable[[], CommitPace] = CommitPace,
+        pace_before: CommitPace = NO_PACE,
+        planned_ms_ago: int = 0,
+        is_awaited: Callable[[Plan], bool] = lambda previous: False,
     ) -> None:
         self._planner = planner
+        self._pace = pace
+        self._pacer = Pacer(pace_before, threads.now_ms(), planned_ms_ago)
+        self._pace_read_ms: int | None = None
+        self._is_awaited = is_awaited
         self._check = check
         self._on_plan = on_plan
         self._on_failure = on_failure
@@ -83,6 +97,11 @@ class PlanningThread:
         self._thread: threading.Thread | None = None
         self._cost_s = 0.0  # processor time of the last look at the source
         self.waiting_for: str | None = None
+        self.planned_in_s: float | None = None  # while a plan waits for its time
+
+    @property
+    def pace(self) -> CommitPace:
+        return self._pacer.pace
 
     def start(self) -> None:
         self._thread = self._threads.spawn("planner", self._running())
@@ -91,6 +110,11 @@ class PlanningThread:
         """Plan this batch from now on; drop any other request."""
         with self._lock:
             self._asked = request
+        self._pacer.asked(request.txid, self._threads.now_ms())
+        self._wake.set()
+
+    def look(self) -> None:
+        """Look now whether the next plan is still to wait."""
         self._wake.set()
 
     def through(self, plan: Plan) -> None:
@@ -125,11 +149,11 @@ class PlanningThread:
             self._thread.join(timeout_s)
 
     def _running(self) -> Steps[None]:
-        pause_s = 0.0
+        pause_s = paced_s = 0.0
         try:
             while True:
                 asked = self._asked
-                yield partial(self._wake.wait, None if asked is None else max(pause_s, self._held_s(asked)))
+                yield partial(self._wake.wait, None if asked is None else max(pause_s, paced_s, self._held_s(asked)))
                 self._wake.clear()
                 with self._lock:
                     calls, self._calls = self._calls, []
@@ -147,7 +171,9 @@ class PlanningThread:
                 for function, future in calls:
                     yield partial(self._answer, function, future)
                 if request is not None and not self._held_s(request):
-                    pause_s = yield from self._planning(request, pause_s)
+                    paced_s = yield from self._pacing(request)
+                    if not paced_s:
+                        pause_s = yield from self._planning(request, pause_s)
         finally:
             with self._lock:
                 self._closed = True
@@ -168,6 +194,55 @@ class PlanningThread:
         if behind:
             return 0.0
         return max(BESIDE_S - (self._threads.now_ms() - self._last_plan_at_ms) / 1000, 0.0)
+
+    def _pacing(self, request: AskPlan) -> Steps[float]:
+        """How long to wait before looking again whether the pace allows a plan; 0: it does."""
+        pacer, now_ms = self._pacer, self._threads.now_ms()
+        if self._pace_read_ms is None or now_ms - self._pace_read_ms >= PACE_LOOK_S * 1000:
+            known = yield from self._reading_pace()
+            if not known:
+                return RETRY_S
+        held_s = pacer.interval_held_s(now_ms) if request.previous else 0.0
+        if held_s and (self._is_awaited(request.previous or {}) or (yield from self._having_enough(request))):
+            held_s = 0.0
+        held_s = max(held_s, pacer.rate_held_s(now_ms))
+        self.planned_in_s = held_s or None
+        has_least = pacer.pace.records_min is not None or pacer.pace.bytes_min is not None
+        return min(held_s, BACKLOG_LOOK_S if has_least else PACE_LOOK_S)
+
+    def _reading_pace(self) -> Steps[bool]:
+        """Read the pace. One that cannot be read changes nothing. Returns whether a pace is known:
+        a new leader waits for the first answer."""
+        first = self._pace_read_ms is None
+        try:
+            pace: CommitPace = yield self._pace
+        except RetryableError:
+            return not first
+        except (RatchetError, OSError) as error:
+            _log.warning("pace.not_read", reason=str(error))
+            pace = self._pacer.pace
+        now_ms = self._pace_read_ms = self._threads.now_ms()
+        if pace != self._pacer.pace:
+            _log.info("pace.changed", **{key.replace(".", "_"): value for key, value in pace.document().items()})
+            self._pacer.change(pace, now_ms)
+        return True
+
+    def _having_enough(self, request: AskPlan) -> Steps[bool]:
+        """Whether the source has so much that the interval ends early."""
+        pace = self._pacer.pace
+        if pace.records_min is None and pace.bytes_min is None:
+            return False
+        try:
+            found: Backlog | None = yield partial(self._planner.backlog, request.previous or {})
+        except RetryableError:
+            return True  # planning says what the source does not answer
+        except USER_ERRORS as error:
+            self._fail(error)
+            return False
+        return found is not None and (
+            (pace.records_min is not None and found.records >= pace.records_min)
+            or (pace.bytes_min is not None and (found.size_bytes or 0) >= pace.bytes_min)
+        )
 
     def _planning(self, request: AskPlan, pause_s: float) -> Steps[float]:
         """Plan once; returns how long to wait before asking again."""
@@ -192,6 +267,7 @@ class PlanningThread:
                 return 0.0  # another batch was asked for meanwhile
             self._asked = None
         self._last_plan_at_ms, self._last_plan = self._threads.now_ms(), plan
+        self._pacer.planned(request.txid, self._planner.record_count(plan) or 0, self._last_plan_at_ms)
         self._on_plan(request, plan)
         return 0.0
 
@@ -235,6 +311,7 @@ class PlanningThread:
             planner.next_txid = request.txid
         if not planner.is_ready():
             return None
+        planner.records_max = self._pacer.records_max(self._threads.now_ms())
         began_s = self._threads.used_s()
         plan = planner.plan(previous) if request.divisor == 1 else planner.plan_smaller(previous, request.divisor)
         self._cost_s = self._threads.used_s() - began_s
@@ -245,6 +322,11 @@ class PlanningThread:
             if not planner.shares_entries:
                 plan = own_copy(plan)
             self._check(plan)
+            if planner.records_max is not None and planner.record_count(plan) is None:
+                raise ConfigError(
+                    "topology.rate.records.per.second limits records, and this spout does not count them: let its coordinator "
+                    "return record_count(), or leave the key out"
+                )
         return plan
 
     def _telling(self, committed: Plan) -> Steps[None]:

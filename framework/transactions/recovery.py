@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Persist, Recovered
-from framework.transactions.documents import TopologyDocuments
+from framework.transactions.documents import TopologyDocuments, read_transaction
 from framework.transactions.plans import plan_digest
 from framework.transactions.spout_planners import CoordinatorPlanner, ImmutableSource, planner_of
 
@@ -31,7 +32,9 @@ WAITING_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Everything that a term works with. The receiver closes ``planner`` and ``commit``."""
+    """Everything that a term works with. The receiver closes ``planner`` and ``commit``.
+    ``planned_ms_ago``: how long ago the last closed transaction was planned, by the clocks of two
+    hosts; for its pace only."""
 
     planner: PartitionPlanner
     source: ImmutableSource
@@ -39,6 +42,7 @@ class Recovery:
     commit: CommitPhase
     incarnation: str
     recovered: Recovered
+    planned_ms_ago: int = 0
 
 
 def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery]:
@@ -89,6 +93,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
             incarnation, leadership.epoch, recovered.currtx, digests[recovered.currtx] if opened else None
         )
         yield partial(_check_written, context, standing)
+        planned_ms_ago = yield partial(_planned_ms_ago, context, recovered.currtx - 1)
     except BaseException as error:
         if planner is not None:
             planner.close()
@@ -106,6 +111,7 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         commit=commit,
         incarnation=incarnation,
         recovered=replace(recovered, opened=opened),
+        planned_ms_ago=planned_ms_ago,
     )
 
 
@@ -134,6 +140,16 @@ def _ask(planner: PartitionPlanner, source: ImmutableSource) -> Mapping[str, Any
     identity = planner.source_identity()
     source.check(planner.partitions())
     return identity
+
+
+def _planned_ms_ago(context: DriverContext, txid: int) -> int:
+    """0 where it is not recorded: the interval begins now."""
+    try:
+        record = read_transaction(context.store, context.topology.id, txid) if txid else None
+    except CorruptStateError:
+        record = None  # only the pace is told from it
+    begun = record.attempts[0].started_at if record is not None and record.attempts else None
+    return max(int((time.time() - begun) * 1000), 0) if begun is not None else 0
 
 
 def _check_written(context: DriverContext, standing: Standing) -> None:

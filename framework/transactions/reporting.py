@@ -34,6 +34,15 @@ class TermReport:
         self.update(phase="running", epoch=epoch, committed_txid=currtx - 1, in_flight={})
         _log.info("driver.leads", topology=self._topology_id, epoch=epoch, next_txid=currtx)
 
+    def small_files(self, location: str) -> None:
+        _log.warning(
+            "commit.interval_not_set",
+            topology=self._topology_id,
+            state=location,
+            reason="each transaction leaves files of its own; set topology.commit.interval, such as '5 min', for fewer and larger "
+            "ones",
+        )
+
     def closed(self, txid: int) -> None:
         """The transaction is closed in the store."""
         attempt = self._journal.committed(txid)

@@ -171,7 +171,8 @@ class Run(RunningThread):
                 ) from None
             if goal is None:
                 raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
-        self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")
+        with self._driver.awaited(goal):
+            self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")
 
     def _request_stop(self) -> None:
         self._driver.request_stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from framework.topology import PartitionProgress
@@ -22,6 +22,8 @@ class RunStatus:
     the positions began. ``waiting_for``: what the source does not answer. ``repeating``: the
     failure behind the present retries; None again when a transaction is committed.
     ``history_waiting``: why the record for good lags; None when it does not, or when there is none.
+    ``pace``: the keys of the pace that are set, by the configuration or by ``ratchet set``.
+    ``planned_in_s``: seconds that the next plan waits for its time; None when it does not.
     """
 
     topology_id: str
@@ -42,6 +44,8 @@ class RunStatus:
     waiting_for: str | None
     repeating: str | None
     history_waiting: str | None = None
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    planned_in_s: float | None = None
 
     def summary(self) -> dict[str, Any]:
         """As ``document``, without the partitions: there may be thousands of them."""
@@ -71,6 +75,8 @@ class RunStatus:
             parts.append(f"{self.bad_records:,} bad records")
         if self.lost_records:
             parts.append(f"{self.lost_records:,} records lost")
+        if self.planned_in_s is not None and self.planned_in_s >= 1:
+            parts.append(f"next plan in {self.planned_in_s:,.0f} s")
         if self.waiting_for:
             parts.append(f"waiting: {self.waiting_for}")
         if self.repeating:

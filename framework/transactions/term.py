@@ -27,6 +27,7 @@ from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
 from framework.topology.fencing import Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
+from framework.transactions.commit_pace import CommitPace
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import (
     AskPlan,
@@ -48,6 +49,7 @@ from framework.transactions.coordinator import (
     StopRequested,
     Tick,
 )
+from framework.transactions.documents import read_pace
 from framework.transactions.narrowing import Narrowing
 from framework.transactions.planner_thread import PlanningThread
 from framework.transactions.plans import Plan, plan_digest
@@ -121,6 +123,7 @@ class Term:
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,
         )
+        self._pace = partial(_pace, context)
         self._planning = PlanningThread(
             planner,
             self._threads,
@@ -129,6 +132,10 @@ class Term:
             on_failure=lambda failure: self._messages.put(_PlannerFailed(failure)),
             idle_poll_max_s=config.idle_poll_max_ms / 1000,
             empty_batch_every_s=config.empty_batch_every_ms / 1000 if config.emit_empty_batches else None,
+            pace=self._pace,
+            pace_before=CommitPace.of(config),
+            planned_ms_ago=recovery.planned_ms_ago,
+            is_awaited=lambda previous: not all(planner.covers(previous, goal) for goal in context.awaited.goals),
         )
 
     # --- from other threads -----------------------------------------------------------------------
@@ -138,6 +145,9 @@ class Term:
 
     def call_planner(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any]:
         return self._planning.call(function)
+
+    def look_at_pace(self) -> None:
+        self._planning.look()
 
     def covers(self, goal: Plan) -> bool:
         # What was published is durable; the coordinator itself is a step ahead of the store.
@@ -156,6 +166,8 @@ class Term:
         coordinator, epoch = self._coordinator, self._leadership.epoch
         self._planning.start()
         self._report.leads(epoch, coordinator.currtx)
+        if any(each.leaves_files for each in self._topology.states):
+            yield self._check_interval
         yield from self._handling(Started())
         last_tick_ms = self._threads.now_ms()
         while not coordinator.stopped:
@@ -176,6 +188,17 @@ class Term:
                 yield from self._handling(Tick())
             self._publish()
         return self._failure
+
+    def _check_interval(self) -> None:
+        """Warn of a table of files that grows by small files."""
+        try:
+            pace = self._pace()
+        except (RatchetError, OSError):
+            return  # the planner's thread says so
+        if pace.interval_s is None:
+            for each in self._topology.states:
+                if each.leaves_files:
+                    self._report.small_files(each.location)
 
     def _event_in(self, message: Event | _PhaseEnded | _Deposed) -> Event:
         """The event that a message means for the coordinator. Raises the error of a
@@ -395,7 +418,14 @@ class Term:
             in_flight_rows=sum(count or 0 for count in counts) if None not in counts else None,
             lag=planner.lag(committed),
             waiting_for=self._planning.waiting_for,
+            pace=self._planning.pace.document(),
+            planned_in_s=self._planning.planned_in_s,
         )
+
+
+def _pace(context: DriverContext) -> CommitPace:
+    """The pace that is in force now."""
+    return CommitPace.of(context.config, read_pace(context.store, context.topology.id))
 
 
 def ends_term(failure: TaskFailure, epoch: int) -> bool:

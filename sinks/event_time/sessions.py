@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.durations import Duration, micros_of
 from framework.errors import TopologyError
-from framework.operators.durations import Duration, micros_of
 from framework.operators.event_clock import NEVER
 from framework.operators.event_columns import check_times, times_of
 from framework.operators.sessions import Session, merged, starts_of

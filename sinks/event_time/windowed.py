@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from framework.durations import Duration, micros_of
 from framework.errors import TopologyError
-from framework.operators.durations import Duration, micros_of
 from framework.operators.event_clock import NEVER
 from framework.operators.event_columns import check_times, times_of
 from framework.operators.event_windows import EventWindows

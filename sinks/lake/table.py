@@ -156,6 +156,7 @@ class FileTable(Table):
 
     value_type = ValueType.OPAQUE
     publishes = True
+    leaves_files = True
     #: The name of the class in the table's document.
     kind: ClassVar[str]
 

@@ -412,3 +412,31 @@ def test_a_topic_is_not_created_where_nobody_answers(monkeypatch: pytest.MonkeyP
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"error: Kafka at {nobody}: ")
     assert answer.stderr != f"error: Kafka at {nobody}: \n"
+
+
+@pytest.mark.rule("C45")
+def test_a_pace_that_is_set_is_seen_by_the_leader_and_by_the_next_one(words: Words) -> None:
+    refused = words.ask("set", "words", "topology.commit.interval=3600")
+    assert refused.returncode == 2
+    assert "no topology 'words' has run under this root" in refused.stderr
+    with submit(words.topology(), {**words.settings, "topology.commit.interval": "1 h"}, executor="local") as run:
+        run.wait_for_commit(1, PATIENCE_S)
+        run.wait_until_caught_up(PATIENCE_S)  # no interval delays a bounded run
+        words.spout.append(0, ["b"])
+        assert run.status().pace == {"topology.commit.interval": 3600.0}
+        answer = words.ask("set", "words", "topology.commit.interval=off", "topology.rate.records.per.second=50")
+        assert answer.stdout == "topology.commit.interval = off\ntopology.rate.records.per.second = 50\n"
+        run.wait_for_commit(3, PATIENCE_S)
+        wait_for(lambda: run.status().pace == {"topology.rate.records.per.second": 50.0}, what="the pace to be seen")
+        wait_for(
+            lambda: "topology.rate.records.per.second = 50" in words.ask("status", "words").stdout,
+            what="status to show it",
+        )
+    with submit(words.topology(), words.settings, executor="local") as run:
+        wait_for(
+            lambda: run.status().pace == {"topology.rate.records.per.second": 50.0}, what="the next leader to see it"
+        )
+    assert "cannot be changed while a topology runs" in words.ask("set", "words", "topology.max.attempts=3").stderr
+    assert words.ask("set", "words", "topology.rate.records.per.second=-1").returncode == 2
+    words.ask("set", "words", "topology.commit.interval=default", "topology.rate.records.per.second=default")
+    assert words.ask("set", "words").stdout == "nothing is changed: the configuration holds\n"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from framework.durations import micros_of
 from framework.errors import ConfigError
-from framework.operators.durations import micros_of
 from framework.operators.event_clock import NEVER, EventClock
 from framework.operators.event_windows import hopping, tumbling
 

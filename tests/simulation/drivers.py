@@ -41,6 +41,7 @@ from framework.topology import Topology, TopologyContext, TransactionAttempt
 from framework.transactions import CoordinationStore, Driver
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
+    AskPlan,
     Command,
     Committed,
     Coordinator,
@@ -666,9 +667,11 @@ class SimClient(CoordinationStore):
 
 
 @cache
-def config_with(pending: int) -> Config:
+def config_with(pending: int, interval_ms: int = 0, rate: int = 0) -> Config:
+    pace = {"topology.commit.interval": interval_ms / 1000, "topology.rate.records.per.second": rate}
     return Config.of(
         {
+            **{key: value for key, value in pace.items() if value},
             "topology.max.spout.pending": pending,
             "topology.message.timeout.secs": TIMEOUT_MS / 1000,
             "topology.max.attempts": 1_000,
@@ -683,7 +686,7 @@ class WatchedDriver(Driver):
     def __init__(self, owner: SimDriver) -> None:
         shape = owner.world.shape
         executor = SimExecutor(owner.world, owner.topology)
-        config = config_with(shape.pending)
+        config = config_with(shape.pending, shape.interval_ms, shape.rate)
         threads = SimThreads(owner)
         super().__init__(owner.topology, executor, SimClient(owner), config, purge_every=2, threads=threads)
         self._owner = owner
@@ -712,6 +715,13 @@ class WatchedDriver(Driver):
         self._owner.world.joined |= self._owner.is_whole
         coordinator = term._coordinator
         handle = coordinator.handle
+        pace, planned = PaceCheck(self._owner.world), term._planning._on_plan
+
+        def planning(asked: AskPlan, plan: Plan) -> None:
+            pace.check(asked.txid, plan)
+            planned(asked, plan)
+
+        term._planning._on_plan = planning
 
         def watched(event: Event, now_ms: int) -> list[Command]:
             if not isinstance(event, Tick):
@@ -726,6 +736,27 @@ class WatchedDriver(Driver):
 
         coordinator.handle = watched  # type: ignore[method-assign]
         return term
+
+
+class PaceCheck:
+    """Holds the plans of one term against the pace (C45)."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._begun = world.now
+        self._planned: tuple[int, int] | None = None  # the newest txid that was planned, and when
+        self._records = 0
+
+    def check(self, txid: int, plan: Plan) -> None:
+        shape, now = self._world.shape, self._world.now
+        self._records += sum(int(meta["next"]) - int(meta["first"]) for meta in plan.values())
+        if shape.rate and self._records > shape.rate * (now - self._begun) / 1000 + 1:
+            raise Violation(f"C45: {self._records} records were planned in {now - self._begun} ms")
+        known = self._planned
+        if shape.interval_ms and known is not None and txid > known[0] and now - known[1] < shape.interval_ms:
+            raise Violation(f"C45: txid {txid} was planned {now - known[1]} ms after txid {known[0]}")
+        if known is None or txid >= known[0]:
+            self._planned = txid, now
 
 
 def _is_late(event: Event, coordinator: Coordinator) -> bool:

@@ -22,14 +22,15 @@ from framework.topology.builder import Topology
 from framework.topology.spouts import LEFT_OUT, REFUSED
 from framework.transactions import narrowing, term
 from framework.transactions.commit import CommitPhase
+from framework.transactions.commit_pace import Pacer
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
 from framework.transactions.documents import TopologyDocuments, forget_everything
 from framework.transactions.plans import plan_digest
 from sinks import MemoryBackend, Row, values
-from sinks.backend import MapBackend
 from sinks.kafka.markers import Marker
 from sinks.kafka.writer import MarkedWriter
 from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
+from sinks.store_identity import StoreIdentity
 from spouts import memory
 from tests.simulation import drivers, world
 from tests.simulation.drivers import SimExecutor
@@ -69,6 +70,24 @@ class Mutation:
 
 def _nothing(*arguments: Any, **options: Any) -> None:
     return None
+
+
+# --- the pace -------------------------------------------------------------------------------------
+
+
+def _fill_without_bound(self: Pacer, now_ms: int) -> None:
+    rate = self.pace.records_per_second
+    if rate is not None:
+        earned = rate * (now_ms - self._filled_ms) / 1000
+        self._tokens = max(self._tokens, rate) + earned  # a bucket that begins full
+    self._filled_ms = now_ms
+
+
+def _planned_on_schedule(self: Pacer, txid: int, records: int, now_ms: int) -> None:
+    self._fill(now_ms)
+    self._tokens -= records
+    self._planned_ms += int((self.pace.interval_s or 0) * 1000)
+    self._planned_txid = max(txid, self._planned_txid)
 
 
 # --- the coordinator ------------------------------------------------------------------------------
@@ -491,7 +510,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C25: a higher epoch with a lower txid was reset",
              [(Marker, "check", _check_or_reset), (Marker, "already_holds", _holds_or_reset)],
              lambda shape: shape.back == "zookeeper" and shape.topic_tasks > 0),
-    Mutation("C27: any store will do for done", [(MapBackend, "_must_be", lambda self, expected, new: "")],
+    Mutation("C27: any store will do for done", [(StoreIdentity, "_must_be", lambda self, expected, new: "")],
              lambda shape: shape.back == "sink" and shape.states > 0),
     Mutation("C27: the last transaction may be of another attempt than the one that was committed",
              [(CommitPhase, "_check_committed", _nothing)],
@@ -517,6 +536,10 @@ MUTATIONS: tuple[Mutation, ...] = (
              lambda shape: bool(shape.refuses) and shape.pending > 1 and not shape.opaque),
     Mutation("C51: a record that is left out is no dead letter", [(SimExecutor, "letters", _letters_of_bad_only)],
              lambda shape: bool(shape.refuses) and shape.letters),
+    Mutation("C45: a restart or an idle source fills the bucket", [(Pacer, "_fill", _fill_without_bound)],
+             lambda shape: shape.rate > 0),
+    Mutation("C45: an interval that was missed is made up for", [(Pacer, "planned", _planned_on_schedule)],
+             lambda shape: shape.interval_ms > 0),
     # what else the protocol stands on
     Mutation("a deletion forgets prev",
              [(kind, "_replaced", _delete_forgets(kind._replaced)) for kind in (OpaqueMapState, TransactionalMapState)]),

@@ -108,6 +108,8 @@ class Shape:
     large: bool  # plans are so large that ZooKeeper takes one at a time
     one_step: bool  # the only task of a commit raises, writes and sets done in one step of its state
     refuses: str  # who refuses the values of some records: "bolt", "sink"; "": nobody
+    interval_ms: int  # from one plan to the next; 0: none
+    rate: int  # records per second; 0: no limit
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -160,6 +162,8 @@ class Shape:
             chance.random() < (0.7 if renames else 0.1),
             one_step,
             chance.choice(("", "", "", "bolt", "sink") if states else ("", "", "", "bolt")),
+            chance.choice((0, 0, 0, 300)),
+            chance.choice((0, 0, 0, 40)),
         )
 
 

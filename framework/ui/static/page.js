@@ -361,6 +361,7 @@ class TopologyPage {
       ["Failed attempts", count(status.failures_last_hour ?? status.attempts_failed), status.failures_last_hour === undefined ? "since the start" : `in an hour, ${count(status.attempts_failed)} in all`,
         "Attempts that failed and were repeated: in the last hour, and since the driver started. Nothing is lost or doubled by them, but they cost time.", status.failures_last_hour > 0],
       upTo,
+      ...(Object.keys(status.pace ?? {}).length === 0 ? [] : [["Pace", status.planned_in_s ? duration(status.planned_in_s) : "open", Object.entries(status.pace).map(([key, value]) => `${key.replace(/^topology\.(commit\.)?/, "")} ${fine(value)}`).join(", "), "When the next transaction may be planned, and the limits that hold now: the configuration, and what ratchet set has changed."]]),
       ["Rows", compact(status.committed_rows), "since the start", "Source rows that this driver has committed."],
       ["Bad records", count(status.bad_records), "records", "Committed records that could not be decoded: skipped, counted, or sent to dead letters.", status.bad_records > 0],
       ["Lost records", count(status.lost_records), "records", "Records that the source had removed before they were read, and that were skipped because on_data_loss says so.", status.lost_records > 0],

@@ -80,6 +80,10 @@ class BatchSizer:
                 wanted.append(int(min(by_time, GROWTH_MAX * max(self._largest, FIRST_BATCH_RECORDS))))
         return max(min(wanted), 1)
 
+    def bytes_of(self, records: int) -> int | None:
+        """About how many bytes so many records have; None while nothing was read."""
+        return int(records * self._bytes / self._records) if self._records > 0 else None
+
     def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float) -> None:
         """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes``
         bytes in total, and took ``elapsed_s`` seconds."""

@@ -33,7 +33,7 @@ from framework.clients.kafka import KafkaSettings
 from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord, WrittenTopic
-from framework.topology.spouts import LEFT_OUT, Meta
+from framework.topology.spouts import LEFT_OUT, Backlog, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.consumer.damage import Damage, find_damage
@@ -150,15 +150,24 @@ class KafkaPlanner(PartitionPlanner):
         return sorted(self._metadata.topics().leaders)
 
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
-        return self._plan(previous, self._sizer.limits())
+        return self._plan(previous, self._limits())
 
     def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
-        limits = self._sizer.limits()
+        limits = self._limits()
         return self._plan(previous, replace(limits, batch_records_max=max(limits.batch_records_max // divisor, 1)))
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
         return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
+
+    def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog:
+        self._see(self._metadata.ends(patient=False))
+        records = 0
+        for partition, end in self._seen.ends.items():
+            meta = previous.get(partition)
+            begin = int(meta["next_offset"]) if meta is not None else self._seen.beginnings.get(partition, 0)
+            records += max(end.offset - begin, 0)
+        return Backlog(records, self._sizer.bytes_of(records))
 
     def watch(self, arrived: Callable[[], None]) -> bool:
         ends = self._seen.ends
@@ -331,6 +340,12 @@ class KafkaPlanner(PartitionPlanner):
             self._group.close()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _limits(self) -> KafkaLimits:
+        limits = self._sizer.limits()
+        if self.records_max is None:
+            return limits
+        return replace(limits, batch_records_max=min(limits.batch_records_max, self.records_max))
 
     def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
         if self._group is not None:

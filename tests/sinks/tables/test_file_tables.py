@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, RetryableError, StaleWriterError
@@ -496,3 +497,17 @@ def test_errors_of_a_file_system_are_permanent_unless_they_are_known_to_pass(
     with pytest.raises(kind_of_error) as named, named_errors(tmp_path):
         raise OSError(number, os.strerror(number))
     assert type(named.value) is kind_of_error
+
+
+@pytest.mark.parametrize(("interval", "warned"), [({}, True), ({"topology.commit.interval": "5 min"}, False)])
+def test_a_table_of_files_warns_at_the_start_of_a_missing_interval(
+    tmp_path: Path, interval: dict[str, Any], warned: bool
+) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
+    builder = TransactionalTopologyBuilder("files", "lines", spout)
+    builder.set_committer_bolt("append", AppendCommitter(ParquetTable(tmp_path / "table"))).shuffle_grouping("lines")
+    with capture_logs() as lines, submit(builder.build(), interval, executor="local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    assert [each["state"] for each in lines if each["event"] == "commit.interval_not_set"] == (
+        [f"table {tmp_path / 'table'}"] if warned else []
+    )

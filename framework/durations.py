@@ -22,7 +22,7 @@ _UNITS = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)\s*")
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
 
 Duration = str | float | datetime.timedelta
 
@@ -38,11 +38,7 @@ def micros_of(duration: Duration, what: str) -> int:
     if isinstance(duration, datetime.timedelta):
         found = (duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds
     elif isinstance(duration, str):
-        match = _TEXT.fullmatch(duration)
-        unit = match[2] if match is not None else ""
-        factor = _UNITS.get(unit) or (_UNITS.get(unit[:-1]) if unit[-1:] == "s" and len(unit) > 2 else None)
-        if match is not None and factor is not None:
-            found = float(match[1]) * factor
+        found = _micros_in(duration)
     elif isinstance(duration, (int, float)) and not isinstance(duration, bool) and math.isfinite(duration):
         found = duration * 1_000_000
     if found is None or not 0 <= found < 1 << 61:
@@ -50,3 +46,26 @@ def micros_of(duration: Duration, what: str) -> int:
             f"{what} is {duration!r}: give a length of time, such as '30 s', '5 min', '1 h', '1 day', or seconds as a number"
         )
     return round(found)
+
+
+def seconds_of(setting: object) -> object:
+    """The seconds in a text of a setting, such as "5 min" or "90"; anything else as it is. Raises
+    ``ValueError``.
+
+    >>> seconds_of("5 min"), seconds_of("90"), seconds_of("500ms"), seconds_of(3)
+    (300.0, 90.0, 0.5, 3)
+    """
+    if not isinstance(setting, str):
+        return setting
+    micros = _micros_in(setting if setting.strip()[-1:].isalpha() else f"{setting} s")
+    if micros is None:
+        raise ValueError('must be seconds, or a text such as "90 s", "5 min", "1 h" or "500 ms"')
+    return micros / 1_000_000
+
+
+def _micros_in(text: str) -> float | None:
+    """The microseconds of a number with a unit; None for another text."""
+    match = _TEXT.fullmatch(text)
+    unit = match[2] if match is not None else ""
+    factor = _UNITS.get(unit) or (_UNITS.get(unit[:-1]) if unit[-1:] == "s" and len(unit) > 2 else None)
+    return float(match[1]) * factor if match is not None and factor is not None else None

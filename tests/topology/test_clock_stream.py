@@ -1,0 +1,52 @@
+"""The clock of a spout changes nothing else of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.errors import TopologyError
+from framework.topology import Fields, PartitionPlanner, TransactionalSpout
+from framework.topology.clock_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
+from framework.topology.context import TopologyContext
+from spouts import OpaqueMemoryTransactionalSpout
+
+
+def test_every_call_of_a_planner_reaches_the_planner_below() -> None:
+    """A method that is added to the port is added here."""
+    asked = {name for name in vars(PartitionPlanner) if not name.startswith("_")}
+    assert asked - {"shares_entries"} <= set(vars(ClockPlanner))
+    inner = OpaqueMemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
+    context = TopologyContext("t", "spout", 0, 1, {}, parallelisms={})
+    planner = with_clock("spout", inner).planner({}, context)
+    planner.records_max = 5
+    assert isinstance(planner, ClockPlanner) and planner._planner.records_max == 5
+
+
+def test_the_planning_time_is_a_part_of_the_plan() -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]], 1: []}, Fields(word=str), 1)
+    planner = with_clock("spout", spout).planner({}, TopologyContext("t", "spout", 0, 1, {}, parallelisms={}))
+    spout.append(1, ["b"])
+    empty = planner.empty_plan({})
+    assert empty is not None and empty[CLOCK_PARTITION]["planned_at"] > 0
+    assert empty[CLOCK_PARTITION]["unread"] == ["0", "1"]
+    assert planner.record_count({CLOCK_PARTITION: empty[CLOCK_PARTITION]}) == 1
+    assert planner.partitions() == ["0", "1"]
+    plan = planner.plan(empty)
+    assert plan is not None and plan[CLOCK_PARTITION]["unread"] == [] and plan["1"]["next"] == 1
+    assert planner.plan(plan) is None
+
+
+class General(TransactionalSpout):
+    def coordinator(self, conf: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def emitter(self, conf: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_spout_without_partitions_has_no_clock() -> None:
+    with pytest.raises(TopologyError, match="has no clock stream"):
+        with_clock("spout", General())
+    assert CLOCK_STREAM == "clock"
