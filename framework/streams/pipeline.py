@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import RatchetError, TopologyError
+from framework.durations import Duration
+from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.description import described, described_html
-from framework.streams.plan import Placed, Read, builder_of, ways_to
-from framework.streams.ports import GivenSpout, Reading, Target
+from framework.streams.plan import Node, Placed, Read, builder_of, ways_to
+from framework.streams.ports import EventTime, GivenSpout, Reading, Target
 from framework.streams.source_lines import Call, called
 from framework.streams.stream import Stream
 from framework.topology import (
@@ -23,7 +25,9 @@ from framework.topology import (
     TransactionalTopologyBuilder,
 )
 from framework.topology.builder import TopologyMaker
+from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM
 from framework.topology.graph import checked_parallelism, valid_id
+from framework.topology.groupings import AllGrouping, GlobalGrouping
 
 
 class Pipeline(TopologyMaker):
@@ -35,6 +39,7 @@ class Pipeline(TopologyMaker):
         self._reading: Reading | None = None
         self._sources: list[Read] = []
         self._placed: list[Placed] = []
+        self._watermarks: dict[tuple[Node, str, Duration], Placed] = {}
         self._builder: TransactionalTopologyBuilder | None = None
 
     # --- sources ----------------------------------------------------------------------------------
@@ -93,29 +98,60 @@ class Pipeline(TopologyMaker):
         taken = next((each for each in self._placed if each.id == placed.id), None)
         if taken is not None:
             raise placed.call.mistake(f"the name {placed.id!r} is that of {taken.call} already: give another name=")
+        inputs = self._hidden_inputs(placed)
         fields = Fields.of_schema(placed.above.schema)
         declarer = OutputFieldsDeclarer(placed.id)
         try:
             upstream = ", ".join(dict.fromkeys(_name(way[0]) for way in ways_to(placed.above)))
             source = Input(upstream, DEFAULT_STREAM, fields, placed.grouping)
-            placed.bolt.bind(placed.id, [source], placed.parallelism)
+            placed.bolt.bind(placed.id, [source, *inputs], placed.parallelism)
             placed.bolt.declare_output_fields(declarer)
         except RatchetError as error:
             raise placed.call.mistake(error) from None
         found = declarer.streams.get(DEFAULT_STREAM)
         schema = found.schema() if found is not None else None
-        complete = Placed(
-            id=placed.id,
-            above=placed.above,
-            bolt=placed.bolt,
-            grouping=placed.grouping,
-            parallelism=placed.parallelism,
-            call=placed.call,
-            uses=placed.uses,
-            schema=schema if schema is not None else pa.schema([]),
-        )
+        complete = replace(placed, schema=schema if schema is not None else pa.schema([]))
         self._placed.append(complete)
         return complete
+
+    def event_time(self, call: Call) -> EventTime:
+        """The committers that go by event time."""
+        raise call.mistake("this pipeline has no event time: use the Pipeline of ratchet")
+
+    def watermark(self, call: Call, name: str, above: Node, on: str, late: Duration) -> Placed:
+        """The watermark of these rows, which the steps share that ask for the same."""
+        key = (above, on, late)
+        if key not in self._watermarks:
+            partition = self._reading.partition if self._reading is not None else ()
+            if not set(partition) <= set(above.schema.names):
+                raise call.mistake(
+                    f"event time goes by partition: read_kafka(..., metadata={list(partition)!r}), and keep these columns"
+                )
+            try:
+                bolt = self.event_time(call).watermark(f"{name}-watermark", on, partition, late)
+            except ConfigError as error:
+                raise call.mistake(error) from None
+            placed = Placed(
+                id=f"{name}-watermark",
+                above=above,
+                bolt=bolt,
+                grouping=GlobalGrouping(),
+                parallelism=1,
+                call=call,
+                uses=(on, *partition),
+                takes_clock=True,
+            )
+            self._watermarks[key] = self.place(placed)
+        return self._watermarks[key]
+
+    def _hidden_inputs(self, placed: Placed) -> list[Input]:
+        inputs = []
+        if placed.takes_clock and self._reading is not None:
+            inputs.append(Input(self._reading.spout_id, CLOCK_STREAM, CLOCK_FIELDS, GlobalGrouping()))
+        if placed.watermark is not None:
+            fields = Fields.of_schema(placed.watermark.schema)
+            inputs.append(Input(placed.watermark.id, DEFAULT_STREAM, fields, AllGrouping()))
+        return inputs
 
     # --- what it becomes --------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from framework.streams.source_lines import Call
 from framework.streams.steps import Columns, Step
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.topology import DEFAULT_STREAM, Bolt, Grouping, TransactionalTopologyBuilder
+from framework.topology.clock_stream import CLOCK_STREAM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +73,9 @@ class Placed:
     uses: tuple[str, ...] | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     stream: str = DEFAULT_STREAM
+    #: Whether it gets the planning times of the spout, and whose watermark it gets.
+    takes_clock: bool = False
+    watermark: Placed | None = None
 
     @property
     def needs(self) -> Columns:
@@ -143,6 +147,10 @@ class _Compilation:
                     stream = next(output.stream for output in self._outputs[component] if each in output.takers)
                     upstream = self._steps_id(component)
                 declarer.grouping(upstream, each.grouping, stream)
+            if each.takes_clock:
+                declarer.global_grouping(reading.spout_id, CLOCK_STREAM)
+            if each.watermark is not None:
+                declarer.all_grouping(each.watermark.id)
             self._add_steps(builder, each)
         return builder
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.durations import Duration
 from framework.errors import TopologyError
+from framework.operators.event_windows import EventWindows
 from framework.topology import DEFAULT_STREAM, Bolt, Spout
 
 
@@ -26,6 +28,8 @@ class Reading(ABC):
 
     spout_id: str
     parallelism: int
+    #: The columns that name the partition of the source that a row is from.
+    partition: tuple[str, ...] = ()
 
     @abstractmethod
     def spout(self, used: Mapping[str, Sequence[str]]) -> Spout:
@@ -47,6 +51,24 @@ class GivenSpout(Reading):
 
     def streams(self) -> Mapping[str, str]:
         return {self.spout_id: DEFAULT_STREAM}
+
+
+class EventTime(ABC):
+    """The committers that go by event time. ``name``: of the component, which its state follows."""
+
+    @abstractmethod
+    def watermark(self, name: str, on: str, partition: Sequence[str], late: Duration) -> Bolt:
+        """The committer that keeps the watermark."""
+
+    @abstractmethod
+    def windows(
+        self, name: str, windows: EventWindows, on: str, key: Sequence[str], aggregates: Mapping[str, Any]
+    ) -> Bolt:
+        """The committer that sends each window when it closes."""
+
+    @abstractmethod
+    def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
+        """The committer that emits the first row of each key."""
 
 
 class Target(ABC):

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from framework.durations import Duration
 from framework.errors import BadRecordError
 from framework.operators.event_columns import times_of
 from framework.operators.event_windows import EventWindows
@@ -108,6 +109,7 @@ class Windows(Step):
 
     windows: EventWindows
     on: str
+    late: Duration = 0
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         column = frame.get_column(self.on).to_arrow()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 import pyarrow as pa
 
-from framework.errors import TopologyError
+from framework.durations import Duration
+from framework.errors import ConfigError, TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.streams.expressions import (
     Expression,
@@ -234,10 +235,11 @@ class Stream:
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def window(self, windows: EventWindows, *, on: str) -> Stream:
+    def window(self, windows: EventWindows, *, on: str, late: Duration = 0) -> Stream:
         """Put each row into the windows that its time ``on`` belongs to. They become columns,
         ``window_start`` and ``window_end``, and ``window_start`` becomes part of the key of a
-        following ``group_by``: so late rows correct their window for ever."""
+        following ``group_by``: so late rows correct their window for ever. ``late``: for
+        ``when_closed``, how far a row may be behind the newest one of its partition."""
         call = called("window", windows, on=on)
         if not isinstance(windows, EventWindows):
             raise call.mistake(f"{windows!r} is no window: give tumbling('1 h') or hopping('10 min', '5 min')")
@@ -249,7 +251,7 @@ class Stream:
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
         schema = pa.schema([*self.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
-        return self._after(Windows(call=call, schema=schema, windows=windows, on=on))
+        return self._after(Windows(call=call, schema=schema, windows=windows, on=on, late=late))
 
     def group_by(self, *columns: str, **named: Expression) -> Grouped:
         """Rows with equal values in these columns belong together. The window that they are in is
@@ -287,6 +289,29 @@ class Stream:
                 raise call.mistake(f"a condition is true or false, and this is {kind}")
             stream = self._with(call, {TOMBSTONE: condition.fill_null(False)})
         return NewestTable(stream, key, sequence_by)
+
+    def deduplicate(
+        self,
+        key: str | Sequence[str],
+        *,
+        within: Duration,
+        on: str,
+        name: str,
+        late: Duration = 0,
+        parallelism: int = 1,
+    ) -> Stream:
+        """The first row of each key. A later one is dropped when its time ``on`` is less than
+        ``within`` after that. ``late``: how far a row may be behind the newest one of its
+        partition; rows that are later are dropped. ``name``: the id, which the state follows."""
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        call = called("deduplicate", *keys, within=within, on=on, name=name)
+        check_names(call, [*keys, on], self.schema)
+        try:
+            bolt = self._pipeline.event_time(call).first_rows(name, keys, on, within)
+        except (ConfigError, TopologyError) as error:
+            raise call.mistake(error) from None
+        watermark = self._pipeline.watermark(call, name, self._node, on, late)
+        return self._placed(call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism, None, watermark)
 
     # --- out of the stream ------------------------------------------------------------------------
 
@@ -418,9 +443,17 @@ class Stream:
         grouping: Grouping,
         parallelism: int,
         uses: tuple[str, ...] | None = None,
+        watermark: Placed | None = None,
     ) -> Stream:
         placed = Placed(
-            id=name, above=self._node, bolt=bolt, grouping=grouping, parallelism=parallelism, call=call, uses=uses
+            id=name,
+            above=self._node,
+            bolt=bolt,
+            grouping=grouping,
+            parallelism=parallelism,
+            call=call,
+            uses=uses,
+            watermark=watermark,
         )
         return Stream(self._pipeline, self._pipeline.place(placed))
 

@@ -8,11 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import pyarrow as pa
 
-from framework.errors import RatchetError
+from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.expressions import column_or_expression
+from framework.streams.plan import Node, Stepped
 from framework.streams.ports import Target
 from framework.streams.source_lines import Call, called
+from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.topology import Bolt, Fields, FieldsGrouping
 
 if TYPE_CHECKING:
@@ -98,6 +101,28 @@ class AggregatesTable(Table):
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
 
+    def when_closed(self, *, name: str, parallelism: int = 1) -> Stream:
+        """Each window once, when the watermark passes its end: the key, ``window_start``,
+        ``window_end`` and the aggregates. Rows that are too late for their window are left out.
+        ``name``: the id, which the state follows."""
+        call = called("when_closed", name=name)
+        found = _before_windows(self._stream._node)
+        if found is None:
+            raise call.mistake("only windows close, and the steps after them must not use their start and end")
+        node, windows = found
+        pipeline = self._stream._pipeline
+        key = tuple(each for each in self._key if each != WINDOW_START)
+        if not key:
+            raise call.mistake("group by at least one column besides the window")
+        try:
+            bolt = pipeline.event_time(call).windows(name, windows.windows, windows.on, key, self._aggregates)
+        except (ConfigError, TopologyError) as error:
+            raise call.mistake(error) from None
+        watermark = pipeline.watermark(call, name, node, windows.on, windows.late)
+        uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
+        stream = type(self._stream)(pipeline, node)
+        return stream._placed(call, bolt, name, FieldsGrouping(Fields(*key)), parallelism, uses, watermark)
+
     def _committer(self, target: Target) -> Bolt:
         return target.aggregates(self._key, self._aggregates)
 
@@ -121,6 +146,25 @@ class NewestTable(Table):
 
     def _uses(self) -> None:
         return None
+
+
+def _before_windows(node: Node) -> tuple[Node, Windows] | None:
+    """The rows before they were put into windows, with the steps after that; None where there are
+    no windows, or where those steps use their start or end, or leave out columns."""
+    if not isinstance(node, Stepped):
+        return None
+    step = node.step
+    if isinstance(step, Windows):
+        return node.above, step
+    found = _before_windows(node.above)
+    own = {WINDOW_START, WINDOW_END}
+    if found is None or not (isinstance(step, Filter) or (isinstance(step, Compute) and step.keeps)):
+        return None
+    made = frozenset(step.columns) if isinstance(step, Compute) else frozenset()
+    if own & (step.needs(made) | made) or found[1].on in made:
+        return None
+    schema = pa.schema([each for each in step.schema if each.name not in own])
+    return Stepped(found[0], dataclasses.replace(step, schema=schema)), found[1]
 
 
 def of_target(call: Call, target: object, make: Callable[[Any], Bolt]) -> Bolt:

@@ -3,7 +3,7 @@ sources, and ways to run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,17 +13,18 @@ from framework.coordination import CoordinationStore
 from framework.errors import RatchetError
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
-from framework.streams.ports import Target
+from framework.streams.ports import EventTime, Target
 from framework.streams.source_lines import Call, called, nearest
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
 from framework.topology import Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
+from ratchet.streams.event_time import EventTimeIn
 from ratchet.streams.formats import Format, format_of
 from ratchet.streams.sources import Kafka, Rows, Topics, check_options
 from ratchet.streams.tables import RowsTable, Tables, newest_rows
-from ratchet.streams.targets import Topic
+from ratchet.streams.targets import Store, Topic
 from sinks import UpsertCommitter
 from spouts import BytesCodec, Codec
 from spouts.kafka.record_format import METADATA_TYPES
@@ -43,8 +44,14 @@ class Pipeline(StreamsPipeline):
 
         shop.test({"orders": [{"order": "a", "shop": "x", "cents": 5}]})["per-shop"]
 
-    ``ratchet run module:shop`` runs it.
+    ``ratchet run module:shop`` runs it. ``state``: a function from a name to the store where a
+    step keeps what it knows: ``lambda name: sqlite("shop.db", name)``. Steps that go by event time
+    need it.
     """
+
+    def __init__(self, name: str, *, state: Callable[[str], Store] | None = None) -> None:
+        super().__init__(name)
+        self._state = state
 
     # --- sources ----------------------------------------------------------------------------------
 
@@ -143,6 +150,14 @@ class Pipeline(StreamsPipeline):
         servers = self._reading.options.get("bootstrap_servers") if isinstance(self._reading, Kafka) else None
         return Topic(call, topic, {**({"bootstrap_servers": servers} if servers is not None else {}), **options})
 
+    def event_time(self, call: Call) -> EventTime:
+        """The committers that go by event time, with their states in the stores of ``state``."""
+        if self._state is None:
+            raise call.mistake(
+                f"it keeps a state: give the pipeline a store, Pipeline({self.name!r}, state=lambda name: sqlite('state.db', name))"
+            )
+        return EventTimeIn(self.name, self._state)
+
     # --- running ----------------------------------------------------------------------------------
 
     def submit(
@@ -191,7 +206,9 @@ class Pipeline(StreamsPipeline):
         done = run_on(topology, sample, faults=list(faults), take=take, config=config)
         found: dict[str, RowsTable] = {}
         for each in self._sinks():
-            if topology[each.id].states and each.id not in done.left_out:
+            if each.watermark is not None:
+                found[each.id] = RowsTable(done.rows(each.id))
+            elif topology[each.id].states and each.id not in done.left_out:
                 found[each.id] = RowsTable(done.table(each.id))
             else:
                 arrived = [
@@ -208,7 +225,8 @@ class Pipeline(StreamsPipeline):
 
     def _sinks(self) -> list[Any]:
         """Committers, and bolts that nothing follows."""
-        return [each for each in self._placed if hasattr(each.bolt, "finish_batch") or not each.schema.names]
+        placed = [each for each in self._placed if not each.takes_clock]
+        return [each for each in placed if hasattr(each.bolt, "finish_batch") or not each.schema.names]
 
     def _streams_read(self) -> Mapping[str, str]:
         return self._reading.streams() if self._reading is not None else {}

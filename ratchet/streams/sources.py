@@ -70,6 +70,7 @@ class Kafka(Reading):
     """One or several streams of topics. ``options``: of the spout."""
 
     spout_id = "kafka"
+    partition = ("topic", "partition")
 
     def __init__(self, options: Mapping[str, Any], parallelism: int, dead_letters: Any = None) -> None:
         self.options, self.parallelism, self.dead_letters = dict(options), parallelism, dead_letters

@@ -39,6 +39,10 @@ class Store(Target):
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         return StateCommitter(OpaqueMapState(self._backend()), key, aggregates)
 
+    def state(self) -> OpaqueMapState:
+        """A state that a step keeps there."""
+        return OpaqueMapState(self._backend())
+
     def dead_letters(self) -> Bolt:
         """The committer that keeps records that cannot be decoded."""
         return DeadLetterTable(OpaqueMapState(self._backend()))

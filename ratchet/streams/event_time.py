@@ -1,0 +1,36 @@
+"""The committers that go by event time, each with a state in a store of the user's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from framework.durations import Duration
+from framework.operators.event_windows import EventWindows
+from framework.streams.ports import EventTime
+from framework.topology import Bolt
+from ratchet.streams.targets import Store
+from sinks import DeduplicatingCommitter, WatermarkCommitter, WindowedCommitter
+
+
+class EventTimeIn(EventTime):
+    """``state``: the store for a name. A name is that of the pipeline and that of
+    the step, as a name for a table: ``shop_per_hour``."""
+
+    def __init__(self, pipeline: str, state: Callable[[str], Store]) -> None:
+        self._pipeline, self._state = pipeline, state
+
+    def watermark(self, name: str, on: str, partition: Sequence[str], late: Duration) -> Bolt:
+        return WatermarkCommitter(self._of(name), on, partition=partition, out_of_orderness=late)
+
+    def windows(
+        self, name: str, windows: EventWindows, on: str, key: Sequence[str], aggregates: Mapping[str, Any]
+    ) -> Bolt:
+        return WindowedCommitter(self._of(name), windows, on=on, key=key, aggregates=aggregates)
+
+    def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
+        return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within)
+
+    def _of(self, name: str) -> Any:
+        return self._state(re.sub(r"\W", "_", f"{self._pipeline}_{name}", flags=re.ASCII)).state()

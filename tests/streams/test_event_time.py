@@ -1,0 +1,111 @@
+"""Steps that go by event time, in this process."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
+from framework.errors import TopologyError
+from framework.testing import crash, replay
+from ratchet import Json, Pipeline, parquet, sqlite, sum_, tumbling
+from sinks import (
+    DeduplicatingCommitter,
+    KafkaSink,
+    OpaqueMapState,
+    SqliteBackend,
+    Sum,
+    WatermarkCommitter,
+    WindowedCommitter,
+)
+from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
+
+BROKER = "127.0.0.1:1"
+PLACE = ["topic", "partition"]
+
+
+def at(minute: int) -> datetime.datetime:
+    return datetime.datetime(2026, 1, 1, 10, minute, tzinfo=datetime.UTC)
+
+
+ROWS = [{"shop": shop, "cents": cents, "at": at(minute)} for shop, cents, minute in (
+    ("x", 1, 0), ("x", 2, 4), ("y", 3, 5), ("x", 4, 3), ("x", 5, 12), ("x", 6, 1), ("y", 7, 30),
+)]  # fmt: skip
+
+
+def pipeline_in(folder: Path) -> Pipeline:
+    return Pipeline("shop", state=lambda name: sqlite(folder / "state.db", name))
+
+
+@pytest.mark.parametrize("faults", [[], [replay()], [crash()]])
+@pytest.mark.parametrize("take", [1, 1000])
+def test_a_window_is_sent_once_when_it_closes(faults: Any, take: int, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    windows = shop.read(ROWS).window(tumbling("5 min"), on="at", late="5 min").filter("shop <> 'z'")
+    closed = windows.group_by("shop").agg(cents=sum_("cents * 10")).when_closed(name="closed")
+    closed.append_into(parquet(tmp_path / "out"), name="out")
+    closed.to_kafka("closed-windows", key="shop", name="sent", bootstrap_servers=BROKER)
+    tables = shop.test(faults=faults, take=take)
+    found = {(row["shop"], row["window_start"], row["cents"]) for row in tables["out"]}
+    # With one row at a time, the row of 10:01 comes after its window; in one batch, it does not.
+    assert len(tables["out"]) == len(found) == 3
+    assert found == {("x", at(0), 70 if take == 1 else 130), ("y", at(5), 30), ("x", at(10), 50)}
+    assert list(tables["sent"]) == list(tables["closed"])
+    assert "shop" not in tables and "closed-watermark" not in tables
+
+
+@pytest.mark.parametrize("faults", [[], [replay()]])
+def test_repeats_are_dropped(faults: Any, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    seen = shop.read(ROWS).deduplicate("shop", within="10 min", on="at", name="seen", late="1 h")
+    seen.append_into(parquet(tmp_path / "out"), name="out")
+    found = [(row["shop"], row["cents"]) for row in shop.test(faults=faults, take=2)["out"]]
+    assert sorted(found) == [("x", 1), ("x", 5), ("y", 3), ("y", 7)]
+
+
+def test_event_time_has_the_outline_of_its_committers(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    orders = shop.read_kafka(
+        "orders",
+        value=Json(shop=str, cents=int, at=datetime.datetime),
+        metadata=PLACE,
+        bootstrap_servers=BROKER,
+    )
+    windows = orders.window(tumbling("5 min"), on="at", late="10 min").group_by("shop").agg(cents=sum_("cents"))
+    windows.when_closed(name="closed", parallelism=2).to_kafka("closed", key="shop", name="sent")
+    orders.deduplicate("shop", within="1 day", on="at", late="10 min", name="seen").to_kafka("first", name="first")
+
+    def state(name: str) -> OpaqueMapState:
+        return OpaqueMapState(SqliteBackend(tmp_path / "state.db", f"shop_{name}"))
+
+    codec = JsonCodec(Fields(shop=str, cents=int, at=datetime.datetime))
+    spout = OpaqueKafkaTransactionalSpout(["orders"], codec=codec, metadata=PLACE, bootstrap_servers=BROKER)
+    builder = TransactionalTopologyBuilder("shop", "kafka", spout)
+    watermark = WatermarkCommitter(state("closed_watermark"), "at", partition=PLACE, out_of_orderness="10 min")
+    builder.set_bolt("closed-watermark", watermark).global_grouping("kafka").global_grouping("kafka", CLOCK_STREAM)
+    closing = WindowedCommitter(
+        state("closed"), tumbling("5 min"), on="at", key=["shop"], aggregates={"cents": Sum("cents")}
+    )
+    builder.set_bolt("closed", closing, 2).fields_grouping("kafka", Fields("shop")).all_grouping("closed-watermark")
+    builder.set_bolt("sent", KafkaSink("closed", key="shop")).global_grouping("closed")
+    seen = DeduplicatingCommitter(state("seen"), key=["shop"], on="at", within="1 day")
+    builder.set_bolt("seen", seen).fields_grouping("kafka", Fields("shop")).all_grouping("closed-watermark")
+    builder.set_bolt("first", KafkaSink("first")).global_grouping("seen")
+    assert shop.build().outline() == builder.build().outline()
+
+
+def test_event_time_needs_a_store_and_the_partitions_of_the_source(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"give the pipeline a store, Pipeline\('shop', state="):
+        Pipeline("shop").read(ROWS).deduplicate("shop", within="1 h", on="at", name="seen")
+    orders = pipeline_in(tmp_path).read_kafka(
+        "orders", value=Json(shop=str, at=datetime.datetime), bootstrap_servers=BROKER
+    )
+    with pytest.raises(TopologyError, match=r"event time goes by partition: read_kafka\(..., metadata=\['topic'"):
+        orders.deduplicate("shop", within="1 h", on="at", name="seen")
+    windows = pipeline_in(tmp_path).read(ROWS).window(tumbling("5 min"), on="at")
+    for stream in (windows.filter("window_end is null"), windows.select("shop", "cents", "window_start")):
+        with pytest.raises(TopologyError, match="only windows close"):
+            stream.group_by("shop").agg(cents=sum_("cents")).when_closed(name="closed")
