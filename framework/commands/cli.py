@@ -22,6 +22,7 @@ from framework.errors import ConfigError
 COMMANDS = {
     "run": ("framework.commands.run:app", "Run a topology."),
     "check": ("framework.commands.check:app", "Find what is wrong before a topology runs."),
+    "describe": ("framework.commands.describe:app", "Show the components of a topology."),
     "list": ("framework.commands.topologies:list_app", "Show all topologies: what runs, where it stands."),
     "status": ("framework.commands.topologies:status_app", "Show where one topology stands."),
     "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
