@@ -85,8 +85,9 @@ class _PrintsWhenAsked:
 
 
 def _say(log: Callable[..., None], *arguments: Any, **fields: Any) -> None:
-    """Log it, if that is possible: a disk that is full, or a reader that is gone, ends no run."""
-    with suppress(OSError):
+    """Log it, if that is possible: a disk that is full, a reader that is gone, or a stream that is
+    closed ends no run."""
+    with suppress(OSError, ValueError):
         log(*arguments, **fields)
 
 

@@ -311,7 +311,9 @@ class Stream:
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
         watermark = self._pipeline.watermark(call, name, self._node, on, late)
-        return self._placed(call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism, None, watermark)
+        return self._placed(
+            call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
+        )
 
     # --- out of the stream ------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class Stream:
         """Write every row, exactly once. ``name``: the id of the sink, which its state follows."""
         call = called("append_into", target, **({"name": name} if name else {}))
         bolt = of_target(call, target, lambda place: place.append())
-        return self._placed(call, bolt, name or target.name, LocalOrShuffleGrouping(), parallelism)
+        return self._placed(call, bolt, name or target.name, LocalOrShuffleGrouping(), parallelism=parallelism)
 
     def to_kafka(
         self,
@@ -336,7 +338,7 @@ class Stream:
         call = called("to_kafka", topic, **({"name": name} if name else {}))
         given = {"key": key, "value": value, **options}
         bolt = of_target(call, self._pipeline.topic(call, topic, given), lambda place: place.append())
-        return self._placed(call, bolt, name or topic, GlobalGrouping(), 1)
+        return self._placed(call, bolt, name or topic, GlobalGrouping(), parallelism=1)
 
     def through(
         self,
@@ -349,7 +351,7 @@ class Stream:
         """Send the rows through a bolt of your own, and go on with what it emits. ``grouping``:
         "local", "shuffle", "global", "all", the names of columns, or a ``Grouping``."""
         call = called("through", type(bolt).__name__, name=name)
-        return self._placed(call, bolt, name, self._grouping(call, grouping), parallelism)
+        return self._placed(call, bolt, name, self._grouping(call, grouping), parallelism=parallelism)
 
     def into(
         self,
@@ -363,7 +365,7 @@ class Stream:
         call = called("into", type(committer).__name__, name=name)
         if not hasattr(committer, "finish_batch"):
             raise call.mistake(f"a {type(committer).__name__} is no committer: use through(...)")
-        return self._placed(call, committer, name, self._grouping(call, grouping), parallelism)
+        return self._placed(call, committer, name, self._grouping(call, grouping), parallelism=parallelism)
 
     # --- parts ------------------------------------------------------------------------------------
 
@@ -441,6 +443,7 @@ class Stream:
         bolt: Bolt,
         name: str,
         grouping: Grouping,
+        *,
         parallelism: int,
         uses: tuple[str, ...] | None = None,
         watermark: Placed | None = None,

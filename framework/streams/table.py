@@ -75,7 +75,9 @@ class Table(ABC):
         call = called("upsert_into", target, **({"name": name} if name else {}))
         bolt = of_target(call, target, self._committer)
         grouping = FieldsGrouping(Fields(*self._key))
-        return self._stream._placed(call, bolt, name or target.name, grouping, parallelism, self._uses())
+        return self._stream._placed(
+            call, bolt, name or target.name, grouping, parallelism=parallelism, uses=self._uses()
+        )
 
     def append_into(self, target: Target, **options: Any) -> Stream:
         """Refused: a table has no rows to append, because they change."""
@@ -121,7 +123,8 @@ class AggregatesTable(Table):
         watermark = pipeline.watermark(call, name, node, windows.on, windows.late)
         uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
         stream = type(self._stream)(pipeline, node)
-        return stream._placed(call, bolt, name, FieldsGrouping(Fields(*key)), parallelism, uses, watermark)
+        grouping = FieldsGrouping(Fields(*key))
+        return stream._placed(call, bolt, name, grouping, parallelism=parallelism, uses=uses, watermark=watermark)
 
     def _committer(self, target: Target) -> Bolt:
         return target.aggregates(self._key, self._aggregates)

@@ -4,6 +4,7 @@ its place, whatever dies meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,8 +19,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework import Config, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.commands.rebuild import app
+from framework.coordination import store_of
 from framework.coordination.store import Delete
 from framework.errors import ConfigError, InvariantViolation, RetryableError
 from framework.inspect import rebuild as rebuild_module
@@ -937,7 +939,8 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
     driver.start()
     rebuilt = 0
     try:
-        wait_for(words.database.exists, what="the first commit")
+        with contextlib.closing(store_of(Config.of(words.config))) as store:
+            wait_for(lambda: committed_txid(store, name) > 0, what="the first commit")
         for _ in range(kills):
             send(300)
             rebuilt += words.killed_after(chance.uniform(0.8, 4.0), "rebuild", "words", "--yes")
