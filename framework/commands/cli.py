@@ -26,7 +26,7 @@ COMMANDS = {
     "list": ("framework.commands.topologies:list_app", "Show all topologies: what runs, where it stands."),
     "status": ("framework.commands.topologies:status_app", "Show where one topology stands."),
     "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
-    "set": ("framework.commands.pace:app", "Change the pace of a topology while it runs."),
+    "set": ("framework.commands.set:app", "Change the pace of a topology while it runs."),
     "ui": ("framework.commands.ui:app", "Show all topologies in a browser."),
     "verify": ("framework.commands.verify:app", "Recompute the sinks from the source, and compare."),
     "read": ("framework.commands.read:app", "Show what sinks hold, as of one transaction."),

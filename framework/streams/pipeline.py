@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.plan import Node, Placed, Read, builder_of, ways_to
 from framework.streams.ports import EventTime, GivenSpout, Reading, Target
-from framework.streams.source_lines import Call, called
 from framework.streams.stream import Stream
 from framework.topology import (
     DEFAULT_STREAM,

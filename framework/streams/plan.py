@@ -23,8 +23,8 @@ from typing import TypeAlias, Union
 
 import pyarrow as pa
 
+from framework.streams.call_site import Call
 from framework.streams.ports import Reading
-from framework.streams.source_lines import Call
 from framework.streams.steps import Columns, Step
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.topology import DEFAULT_STREAM, Bolt, Grouping, TransactionalTopologyBuilder

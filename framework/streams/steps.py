@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from framework.durations import Duration
 from framework.errors import BadRecordError
-from framework.operators.event_columns import times_of
 from framework.operators.event_windows import EventWindows
+from framework.operators.timestamps import times_of
+from framework.streams.call_site import Call
 from framework.streams.frames import frame_of
-from framework.streams.source_lines import Call
 from framework.topology.columns import column_of
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"

@@ -12,6 +12,7 @@ import pyarrow as pa
 from framework.durations import Duration
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_windows import EventWindows
+from framework.streams.call_site import Call, called
 from framework.streams.expressions import (
     Expression,
     check_names,
@@ -21,7 +22,6 @@ from framework.streams.expressions import (
 )
 from framework.streams.plan import Merged, Node, Placed, Stepped, check_once
 from framework.streams.ports import Target
-from framework.streams.source_lines import Call, called
 from framework.streams.steps import (
     MOMENT,
     WINDOW_END,

@@ -11,10 +11,10 @@ import polars as pl
 import pyarrow as pa
 
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.streams.call_site import Call, called
 from framework.streams.expressions import column_or_expression
 from framework.streams.plan import Node, Stepped
 from framework.streams.ports import Target
-from framework.streams.source_lines import Call, called
 from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.topology import Bolt, Fields, FieldsGrouping
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.streams.source_lines import called
+from framework.streams.call_site import called
 from framework.topology import Fields
 from framework.topology.fields import FieldType
 from spouts import AvroCodec, BytesCodec, Codec, JsonCodec, RegistryAvroCodec, TextCodec

@@ -13,8 +13,8 @@ from framework.coordination import CoordinationStore
 from framework.errors import RatchetError
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
+from framework.streams.call_site import Call, called, nearest
 from framework.streams.ports import EventTime, Target
-from framework.streams.source_lines import Call, called, nearest
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
 from framework.topology import Bolt, Fields

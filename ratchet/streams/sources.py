@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from framework.streams.call_site import Call, nearest
 from framework.streams.ports import Reading, Source
-from framework.streams.source_lines import Call, nearest
 from framework.topology import DEFAULT_STREAM, Fields, Spout
 from ratchet.streams.formats import Format
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TopicStream

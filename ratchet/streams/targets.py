@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from framework.streams.call_site import Call, nearest
 from framework.streams.ports import Target
-from framework.streams.source_lines import Call, nearest
 from framework.topology import Bolt
 from sinks import (
     AppendCommitter,

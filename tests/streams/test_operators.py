@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from framework.coordination import MemoryStore
-from framework.streams.source_lines import Call
+from framework.streams.call_site import Call
 from framework.streams.steps import Filter, applied
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions.run import TopologyFailed
