@@ -79,7 +79,7 @@ class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyCo
 
     def shown(self) -> list[tuple[str, str, bool]]:
         """Key, value and whether it was set, of every key of Ratchet and every other that was set,
-        for people to read. What may be a secret is hidden: also each text of ``app.*``, which is
+        for people to read. Possible secrets are hidden: also each text of ``app.*``, which is
         the user's own and may hold anything."""
         rows = []
         for name, each in type(self).model_fields.items():

@@ -20,7 +20,7 @@ _SECRET_FRAGMENTS = (
     "private.key",
     "account.key",
 )
-#: What is shown in place of a value that may be a secret.
+#: The text in place of a value that may be a secret.
 HIDDEN = "(hidden)"
 #: In a value: a URL with a password, or a password among other settings. In a key of Spark: what
 #: Spark itself hides, and keys of object stores.

@@ -1,4 +1,4 @@
-"""What the sections of the configuration have in common: a section is the keys of one prefix."""
+"""The base of the sections of the configuration. A section is the keys of one prefix."""
 
 from __future__ import annotations
 

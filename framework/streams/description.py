@@ -1,4 +1,4 @@
-"""What a topology consists of, in text and as a table for notebooks."""
+"""The components of a topology, in text and as a table for notebooks."""
 
 from __future__ import annotations
 

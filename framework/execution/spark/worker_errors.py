@@ -1,4 +1,4 @@
-"""What Spark's errors say of the Python code that raised them in a worker."""
+"""Failures of Python code in Spark's workers, read from Spark's errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python_part(error: BaseException) -> list[str]:
 
 
 def worker_failure(error: BaseException, component_id: str) -> TaskFailure:
-    """The failure for an error of a job. What a function of a DataFrame raised comes as text."""
+    """The failure for an error of a job. An error in a function of a DataFrame comes as text."""
     lines = python_part(error) or [type(error).__name__]
     said = lines[-1].strip()[:SAID_MAX]
     name, _, message = said.partition(": ")
