@@ -29,6 +29,12 @@ class TransactionAttempt:
     attempt_id: int
     fence: CommitFence | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def is_one_step(self) -> bool:
+        """Whether the commit is one step of the store, which moves the header also where there is
+        nothing to write."""
+        return self.fence is not None and self.fence.opens_from is not None
+
     def __str__(self) -> str:
         return f"{self.txid}:{self.attempt_id}"
 

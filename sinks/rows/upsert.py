@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import (
-    ArrowBolt,
-    Committer,
-    Fields,
     Input,
-    OutputCollector,
-    TopologyContext,
-    TransactionAttempt,
 )
 from framework.topology.canonical import canonical_column
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
 from sinks.rows.reduction import DELETED, reduced
 from sinks.rows.table import Changes, OnNewColumn, RowTable
+from sinks.table_committer import TableCommitter
 
 #: The field of truth values that says that a record is a tombstone.
 TOMBSTONE = "tombstone"
@@ -30,7 +25,7 @@ TOMBSTONE = "tombstone"
 KEEP_DELETES = 100_000
 
 
-class UpsertCommitter(ArrowBolt, Committer):
+class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     """Keeps the newest row of each key in a ``SqliteTable`` or ``PostgresTable``, exactly once.
 
     ``key``: the fields that a primary key or unique index of the table consists of. A row replaces
@@ -52,9 +47,6 @@ class UpsertCommitter(ArrowBolt, Committer):
     One key must have one writer: give the committer parallelism 1, or group its input by fields of
     the key.
     """
-
-    deterministic = True
-    commits_on_driver = True
 
     def __init__(
         self,
@@ -81,14 +73,12 @@ class UpsertCommitter(ArrowBolt, Committer):
             raise TopologyError(
                 f"UpsertCommitter needs a table of a database, such as PostgresTable(...), not a {type(table).__name__}"
             )
-        self.table, self.key, self.sequence_by = table, tuple(key), sequence_by
+        super().__init__(table, columns)
+        self.key, self.sequence_by = tuple(key), sequence_by
         self._changes = Changes(tuple(key), sequence_by, ignore_nulls, on_new_column, keep_deletes)
         self._delete_when = Condition(delete_when) if delete_when is not None else None
-        self._columns = tuple(columns) if columns is not None else None
         self._component_id = ""
         self._tombstones = False
-        self._batches: list[pa.Table] = []
-        self._attempt: TransactionAttempt | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -96,12 +86,7 @@ class UpsertCommitter(ArrowBolt, Committer):
         self._component_id = component_id
         for each in inputs:
             check_one_writer(component_id, each, self._changes.key, parallelism)
-        shapes = {each.fields.select(self._chosen(component_id, each)) for each in inputs}
-        if len(shapes) != 1:
-            raise TopologyError(
-                f"committer {component_id!r}: its inputs give other fields, or the same with other types; make them equal"
-            )
-        fields: Fields = shapes.pop()
+        fields = self._common_fields(component_id, inputs)
         self._tombstones = all(
             TOMBSTONE in each.fields and each.fields.type_of(TOMBSTONE) == pa.bool_() for each in inputs
         )
@@ -123,20 +108,7 @@ class UpsertCommitter(ArrowBolt, Committer):
             return tuple(each for each in source.fields.names if each != TOMBSTONE or not marks)
         return (*self._columns, *(each for each in needed if each not in self._columns))
 
-    def commits_in_one_step(self) -> bool:
-        return self.table.commits_in_one_step
-
     # --- in tasks ---------------------------------------------------------------------------------
-
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        self._attempt = batch_id
-        self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         deleted = pa.array([False] * batch.num_rows)
@@ -162,8 +134,7 @@ class UpsertCommitter(ArrowBolt, Committer):
         if self._attempt is None:
             return
         rounds = reduced(pa.concat_tables(self._batches), self._changes) if self._batches else []
-        fence = self._attempt.fence
-        if rounds or (fence is not None and fence.opens_from is not None):
+        if rounds or self._attempt.is_one_step:
             self.table.change(self._attempt, rounds)
 
 

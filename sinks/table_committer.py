@@ -1,0 +1,62 @@
+"""The base of committers of tables: the fields of their inputs, and the rows of a batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from framework.errors import TopologyError
+from framework.topology import (
+    ArrowBolt,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    TopologyContext,
+    TransactionAttempt,
+)
+from sinks.table import Table
+
+T = TypeVar("T", bound=Table)
+Rows = TypeVar("Rows")
+
+
+class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
+    """``columns``: the fields to write; None: those that ``_chosen`` gives then."""
+
+    deterministic = True
+    commits_on_driver = True
+
+    def __init__(self, table: T, columns: Sequence[str] | None) -> None:
+        self.table = table
+        self._columns = tuple(columns) if columns is not None else None
+        self._batches: list[Rows] = []
+        self._attempt: TransactionAttempt | None = None
+
+    def commits_in_one_step(self) -> bool:
+        return self.table.commits_in_one_step
+
+    @abstractmethod
+    def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
+        """The fields of an input that are written. Raises ``TopologyError`` for one that it
+        lacks."""
+
+    def _common_fields(self, component_id: str, inputs: Sequence[Input]) -> Fields:
+        """The fields that every input gives. Raises ``TopologyError`` where they differ."""
+        shapes = {each.fields.select(self._chosen(component_id, each)) for each in inputs}
+        if len(shapes) != 1:
+            raise TopologyError(
+                f"committer {component_id!r}: its inputs give other fields, or the same with other types; make them equal"
+            )
+        return shapes.pop()
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._attempt = batch_id
+        self._batches = []
