@@ -48,6 +48,14 @@ def micros_of(duration: Duration, what: str) -> int:
     return round(found)
 
 
+def micros_above_0(duration: Duration, what: str) -> int:
+    """As ``micros_of``, and refuses 0."""
+    micros = micros_of(duration, what)
+    if micros == 0:
+        raise ConfigError(f"{what} is {duration!r}: give a length of time above 0")
+    return micros
+
+
 def seconds_of(setting: object) -> object:
     """The seconds in a text of a setting, such as "5 min" or "90"; anything else as it is. Raises
     ``ValueError``.

@@ -11,11 +11,11 @@ from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
-from sinks.event_time.deduplicating import DeduplicatingCommitter
-from sinks.event_time.joining import JoiningCommitter
+from sinks.event_time.deduplication import DeduplicatingCommitter
+from sinks.event_time.joins import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windowed import WindowedCommitter
+from sinks.event_time.windows import WindowedCommitter
 from sinks.kafka.sink import KafkaSink
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend

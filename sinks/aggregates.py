@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import decimal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar
@@ -75,6 +75,42 @@ class Aggregate(ABC):
     def derive(self, values: Sequence[Any]) -> Any:
         """Compute the value from the values of the columns ``derived_from``."""
         raise NotImplementedError
+
+
+def expanded_aggregates(
+    committer: str, aggregates: Mapping[str, Aggregate], taken: Collection[str]
+) -> dict[str, Aggregate]:
+    """The columns that a committer keeps for its aggregates. ``taken``: its other columns. Raises
+    ``TopologyError`` where there is no aggregate, and for one whose columns are there already."""
+    if not aggregates:
+        raise TopologyError(f'{committer} needs at least one aggregate, such as {{"count": Count()}}')
+    found: dict[str, Aggregate] = {}
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise TopologyError(
+                f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...) or another of sinks"
+            )
+        for column, part in aggregate.expanded(name).items():
+            if column in found or column in taken:
+                raise TopologyError(
+                    f"aggregate {name!r} needs a column {column!r}, and there is one already: rename the aggregate"
+                )
+            found[column] = part
+    return found
+
+
+def input_fields(aggregates: Mapping[str, Aggregate]) -> list[str]:
+    """The fields that aggregates read."""
+    return [each.field for each in aggregates.values() if each.field is not None]
+
+
+def output_types(aggregates: Mapping[str, Aggregate], fields: Fields) -> dict[str, pa.DataType]:
+    """The type of each aggregate over these fields. Raises ``TopologyError`` for an unsuitable
+    field."""
+    return {
+        name: each.output_type(fields.type_of(each.field) if each.field is not None else None)
+        for name, each in aggregates.items()
+    }
 
 
 def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -171,13 +171,17 @@ class MapBackend(StoreIdentity):
         """The rows that have a value and whose ``column`` is above ``after`` and at most ``upto``,
         in any order; with ``txid``, also every row of this transaction. The default scans all rows;
         a store with an index reads what is due."""
-        keys, values = self.fields
-        in_key = column in keys
-        position = (keys if in_key else values).position(column)
+        held = self.column(column)
         for key, row in self.scan():
-            held = key if in_key else row.value
-            if row.stamp.txid == txid or (row.value is not None and held and after < held[position] <= upto):
+            if row.stamp.txid == txid or (row.value is not None and after < held(key, row.value) <= upto):
                 yield key, row
+
+    def column(self, name: str) -> Callable[[Key, Value], Any]:
+        """Takes a column of the key or of the value from a row."""
+        keys, values = self.fields
+        if name in keys:
+            return lambda key, value: key[keys.position(name)]
+        return lambda key, value: value[values.position(name)]
 
     @contextmanager
     def at_one_moment(self) -> Iterator[MapBackend]:

@@ -25,7 +25,7 @@ from framework.topology import (
 )
 from framework.topology.canonical import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from sinks.aggregates import EXACT, Aggregate
+from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
 from sinks.reference_aggregates import Recount
 from sinks.states import MapState, checked_state
 
@@ -44,6 +44,27 @@ def check_one_writer(component_id: str, source: Input, key: Sequence[str], paral
             f"{source.component_id!r} can bring one key to several of them: use fields_grouping on a part of the key "
             f"({', '.join(key)}), global_grouping, or parallelism 1"
         )
+
+
+def check_key_types(component_id: str, source: Input, key: Sequence[str]) -> None:
+    """Raise ``TopologyError`` for a key field that an input lacks, or that has no type."""
+    source.require(component_id, key)
+    for name in key:
+        if source.fields.type_of(name) is None:
+            raise TopologyError(
+                f"committer {component_id!r}: key field {name!r} of {source.component_id!r} has no type; declare it, "
+                f"as in Fields({name}=str)"
+            )
+
+
+def check_no_null_key(component_id: str, key: Sequence[str], rows: pa.Table) -> None:
+    """Raise ``BadRecordError`` for a null in a key column."""
+    for name in key:
+        if rows.column(name).null_count:
+            raise BadRecordError(
+                f"component {component_id!r}: key field {name!r} is null; a key cannot be null, so filter such "
+                "tuples out upstream or give them a value"
+            )
 
 
 class StateCommitter(ArrowBolt, Committer):
@@ -72,23 +93,10 @@ class StateCommitter(ArrowBolt, Committer):
     def __init__(self, state: MapState, key: Sequence[str], aggregates: Mapping[str, Aggregate]) -> None:
         if not key:
             raise TopologyError("StateCommitter needs at least one key field")
-        if not aggregates:
-            raise TopologyError('StateCommitter needs at least one aggregate, such as {"count": Count()}')
-        for name, aggregate in aggregates.items():
-            if not isinstance(aggregate, Aggregate):
-                raise TopologyError(
-                    f"aggregate {name!r} is a {type(aggregate).__name__}: give Count(), Sum(...) or another of sinks"
-                )
+        expanded = expanded_aggregates("StateCommitter", aggregates, key)
         self.state = checked_state(type(self).__name__, state)
         self.key = tuple(key)
-        self.aggregates: dict[str, Aggregate] = {}
-        for name, aggregate in aggregates.items():
-            for column, part in aggregate.expanded(name).items():
-                if column in self.aggregates or column in key:
-                    raise TopologyError(
-                        f"aggregate {name!r} needs a column {column!r}, and there is one already: rename the aggregate"
-                    )
-                self.aggregates[column] = part
+        self.aggregates = expanded
         self._component_id = ""
         self._output: Fields | None = None
         self._fold: Fold | None = None
@@ -109,19 +117,11 @@ class StateCommitter(ArrowBolt, Committer):
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
         """Check the fields, types and grouping of one input; return the output fields it gives."""
-        fields = [each.field for each in self.aggregates.values() if each.field is not None]
-        source.require(component_id, (*self.key, *fields))
-        for name in self.key:
-            if source.fields.type_of(name) is None:
-                raise TopologyError(
-                    f"committer {component_id!r}: key field {name!r} of {source.component_id!r} has no type; declare it, "
-                    f"as in Fields({name}=str)"
-                )
+        source.require(component_id, (*self.key, *input_fields(self.aggregates)))
+        check_key_types(component_id, source, self.key)
         check_one_writer(component_id, source, self.key, parallelism)
-        types: dict[str, Any] = {name: source.fields.type_of(name) for name in self.key}
-        for name, aggregate in self.aggregates.items():
-            types[name] = aggregate.output_type(source.fields.type_of(aggregate.field) if aggregate.field else None)
-        return Fields.of(types)
+        types = {name: source.fields.type_of(name) for name in self.key}
+        return Fields.of({**types, **output_types(self.aggregates, source.fields)})
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self._output is not None:
@@ -249,15 +249,10 @@ class Fold(Combiner):
 
     def _aggregated(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """Input rows to partial results."""
-        used = list(dict.fromkeys([*self._key, *(a.field for a in self._aggregates.values() if a.field is not None)]))
+        used = list(dict.fromkeys([*self._key, *input_fields(self._aggregates)]))
         table = pa.Table.from_batches([batch.select(used) for batch in batches])
         table = pa.table([canonical_column(column) for column in table.columns], names=table.column_names)
-        for name in self._key:
-            if table.column(name).null_count:
-                raise BadRecordError(
-                    f"component {self._component_id!r}: key field {name!r} is null; a key cannot be null, so filter such "
-                    "tuples out upstream or give them a value"
-                )
+        check_no_null_key(self._component_id, self._key, table)
         return self._grouped(table, {name: each.field for name, each in self._aggregates.items()}, partial=False)
 
     def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -198,17 +198,14 @@ class MapState(KeyedState):
         the order of that column and of the key's text. ``mine``: says of keys whether this task
         writes them."""
         commit = self._begun()
-        replayed = (
-            commit.stamp.txid if commit.stamp.attempt_id > 1 else None
-        )  # a first attempt finds nothing of its own
-        keys, values = self.backend.fields
-        in_key = column in keys
-        position = (keys if in_key else values).position(column)
+        # A first attempt finds nothing of its own.
+        replayed = commit.stamp.txid if commit.stamp.attempt_id > 1 else None
+        held = self.backend.column(column)
         found = []
         rows = list(self.backend.due(column, after, upto, txid=replayed))
         for (key, row), own in zip(rows, mine([key for key, _ in rows]) if rows else (), strict=True):
             value = self._base(row, commit.stamp.txid) if own else None
-            if value is not None and after < (at := (key if in_key else value)[position]) <= upto:
+            if value is not None and after < (at := held(key, value)) <= upto:
                 _refuse_newer(self.location, key, row, commit)
                 commit.found[key] = row
                 found.append((at, key, value))
@@ -265,7 +262,7 @@ class MapState(KeyedState):
     def commit_unchanged(self, attempt: TransactionAttempt) -> None:
         """Commit a transaction that has nothing for this state. Where the commit is one step of the
         store, the header must move all the same."""
-        if attempt.fence is not None and attempt.fence.opens_from is not None:
+        if attempt.is_one_step:
             self.begin_commit(attempt)
             self.commit(attempt)
 

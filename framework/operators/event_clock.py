@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-#: Before every time.
-NEVER = -(1 << 62)
+from framework.operators.watermarks import NEVER
 
 
 class PartitionTime(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.durations import Duration, micros_of
+from framework.durations import Duration, micros_above_0, micros_of
 from framework.errors import ConfigError
 
 _DAY = 86_400_000_000
@@ -66,10 +66,6 @@ class EventWindows:
             return end - self.length
         return _midnight(self.zone, _day_of(self.zone, end) - self.length // _DAY)
 
-    def outline(self) -> str:
-        """What must not change while windows are open."""
-        return f"{self.length}/{self.step}@{self.origin}{f' {self.zone}' if self.zone else ''}"
-
     def _day_ends(self, at: Micros) -> Micros:
         """Looks at each distinct quarter of an hour once: no zone changes its offset within one."""
         zone, days = str(self.zone), self.length // _DAY
@@ -85,7 +81,7 @@ def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None)
     """Windows one after the other. ``origin``: how long after midnight of 1970-01-01 in UTC (with
     ``zone``: after that day) the first one begins. ``zone``: for windows of whole days. Raises
     ``ConfigError``."""
-    micros = _above_0(length, "the length of a window")
+    micros = micros_above_0(length, "the length of a window")
     shift = micros_of(origin, "the origin of a window")
     if zone is not None:
         try:
@@ -100,17 +96,10 @@ def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None)
 def hopping(length: Duration, step: Duration, *, origin: Duration = 0) -> EventWindows:
     """Windows of ``length``, one every ``step``; each time belongs to several. Raises
     ``ConfigError``."""
-    micros, every = _above_0(length, "the length of a window"), _above_0(step, "the step of a window")
+    micros, every = micros_above_0(length, "the length of a window"), micros_above_0(step, "the step of a window")
     if every > micros:
         raise ConfigError(f"windows of {length!r} every {step!r} leave gaps: the step is at most the length")
     return EventWindows(micros, every, micros_of(origin, "the origin of a window") % every)
-
-
-def _above_0(duration: Duration, what: str) -> int:
-    micros = micros_of(duration, what)
-    if micros == 0:
-        raise ConfigError(f"{what} is {duration!r}: give a length of time above 0")
-    return micros
 
 
 @lru_cache(maxsize=100_000)

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+#: The stream of tuples that come when their window has closed.
+LATE_STREAM = "late"
 #: Before every time.
 NEVER = -(1 << 62)
 #: After every time.

@@ -6,9 +6,10 @@ Source: *Storm State Management*.
 from typing import Any
 
 from framework.operators.assigners import CountWindow, TimeWindow
+from framework.operators.watermarks import LATE_STREAM
 from framework.state.memory import InMemoryKeyValueStateProvider
 from framework.state.serialization import MsgpackSerializer, PickleSerializer, Serializer
-from framework.state.windows import LATE_STREAM, BaseWindowedBolt, Window
+from framework.state.windows import BaseWindowedBolt, Window
 from framework.topology.stateful import KeyValueState, State, StateProvider
 
 __all__ = [

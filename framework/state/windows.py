@@ -52,7 +52,7 @@ import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
 from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
-from framework.operators.watermarks import NEVER, Reading, Source, Watermark
+from framework.operators.watermarks import LATE_STREAM, NEVER, Reading, Source, Watermark
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.canonical import form_of, key_form
 from framework.topology.context import TopologyContext
@@ -61,7 +61,6 @@ from framework.topology.groupings import FieldsGrouping
 from framework.topology.stateful import EVERY_TASK, BaseStatefulBolt, KeyValueState
 from framework.topology.tuples import Tuple
 
-LATE_STREAM = "late"
 _CLOCK = ((), "c")
 _KIND = ((), "d")
 _LATENESS = ((), "l")

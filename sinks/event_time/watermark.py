@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from framework.durations import Duration, micros_of
 from framework.errors import BadRecordError, TopologyError
-from framework.operators.event_clock import NEVER, EventClock
-from framework.operators.event_columns import check_times, times_of
+from framework.operators.event_clock import EventClock
+from framework.operators.timestamps import check_times, times_of
+from framework.operators.watermarks import NEVER
 from framework.topology import (
     ArrowBolt,
     Combiner,
@@ -102,7 +103,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         declarer.declare(WATERMARK_FIELDS)
 
     def combiner(self) -> Combiner:
-        return _NewestTimes(self.on, self.partition, self.unit)
+        return Passing(CLOCK_FIELDS, lambda: _NewestTimes(self.on, self.partition, self.unit))
 
     # --- in tasks ---------------------------------------------------------------------------------
 
@@ -161,19 +162,36 @@ class WatermarkCommitter(ArrowBolt, Committer):
         return self._clock if self._clock is not None else (NEVER, False)
 
 
+class Passing(Combiner):
+    """Applies a combiner to records, and lets the rows of a stream with other columns pass."""
+
+    def __init__(self, columns: Fields, make: Callable[[], Combiner]) -> None:
+        self._columns, self._make = list(columns), make
+        self._records: Combiner | None = None
+        self._passed: pa.RecordBatch | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names == self._columns:
+            self._passed = batch
+            return
+        if self._records is None:
+            self._records = self._make()
+        self._records.add(batch)
+
+    def finish(self) -> pa.RecordBatch | None:
+        if self._passed is not None:
+            return self._passed
+        return self._records.finish() if self._records is not None else None
+
+
 class _NewestTimes(Combiner):
-    """Reduces records to the newest event time of each source partition, and lets planning times
-    pass."""
+    """Reduces records to the newest event time of each source partition."""
 
     def __init__(self, on: str, partition: tuple[str, ...], unit: str) -> None:
         self._on, self._partition, self._unit = on, partition, unit
         self._newest: dict[str, int] = {}
-        self._clock: pa.RecordBatch | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        if batch.schema.names == list(CLOCK_FIELDS):
-            self._clock = batch
-            return
         if not batch.num_rows:
             return
         at = pa.array(times_of(batch.column(self._on), self._on, self._unit))
@@ -189,8 +207,6 @@ class _NewestTimes(Combiner):
             self._newest[partition] = max(latest, self._newest.get(partition, latest))
 
     def finish(self) -> pa.RecordBatch | None:
-        if self._clock is not None:
-            return self._clock
         if not self._newest:
             return None
         return pa.RecordBatch.from_arrays([list(self._newest), list(self._newest.values())], schema=_NEWEST)

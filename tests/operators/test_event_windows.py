@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from framework.durations import micros_of
 from framework.errors import ConfigError
-from framework.operators.event_clock import NEVER, EventClock
+from framework.operators.event_clock import EventClock
 from framework.operators.event_windows import hopping, tumbling
+from framework.operators.watermarks import NEVER
 
 pytestmark = pytest.mark.rule("C43")
 

@@ -16,10 +16,10 @@ from framework.operators.event_windows import hopping, tumbling
 from framework.testing import crash, fail_attempt, replay
 from framework.topology.clock_stream import CLOCK_FIELDS
 from sinks import MemoryBackend, OpaqueMapState
-from sinks.event_time.by_watermark import WatermarkedCommitter, Watermarks
+from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windowed import WindowedCommitter
-from tests.sinks.event_time.test_windowed import check
+from sinks.event_time.windows import WindowedCommitter
+from tests.sinks.event_time.test_windows import check
 
 pytestmark = pytest.mark.rule("C43")
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
+from framework.operators.watermarks import LATE_STREAM
 from framework.testing import run_on
 from sinks import Count, First, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, WatermarkCommitter
 from sinks.event_time.sessions import SessionCommitter
-from sinks.event_time.windowed import LATE_STREAM
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.sinks.event_time.test_windowed import FAULTS
+from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
 

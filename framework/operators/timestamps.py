@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, TopologyError
 
-#: What a number in a column of times counts.
+#: The units of numbers in a column of times, in microseconds.
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 #: Times beyond this are none: 73,000 years.
 _MOST = 1 << 61

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
-from framework.testing import crash, fail_attempt, replay, run_on
+from framework.operators.watermarks import LATE_STREAM
+from framework.testing import run_on
 from framework.topology.clock_stream import CLOCK_STREAM
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
-from sinks.event_time.deduplicating import DeduplicatingCommitter
+from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windowed import LATE_STREAM
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
 
@@ -46,17 +47,6 @@ def test_the_first_of_each_id_is_emitted_and_the_horizon_is_forgotten() -> None:
 def test_a_record_whose_key_may_be_forgotten_is_late() -> None:
     done = run_on(topology(), {0: [["a", 1], ["b", 30], ["a", 2], ["c", 31]]}, take=1)
     assert [(row["id"], row["at"]) for row in done.rows("once", LATE_STREAM)] == [("a", 2)]
-
-
-FAULTS = st.lists(
-    st.one_of(
-        st.builds(fail_attempt, st.integers(1, 6)),
-        st.builds(replay, st.integers(1, 6)),
-        st.builds(crash, st.integers(1, 6), st.sampled_from(["between_phases", "written"])),
-    ),
-    max_size=3,
-    unique_by=lambda each: each.txid,
-)
 
 
 @settings(max_examples=60)

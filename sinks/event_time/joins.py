@@ -10,12 +10,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from framework.durations import Duration, micros_of
-from framework.errors import BadRecordError, TopologyError
-from framework.operators.event_clock import NEVER
-from framework.operators.event_columns import check_times, times_of
+from framework.errors import TopologyError
+from framework.operators.timestamps import check_times, times_of
+from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical import python_values
-from sinks.event_time.by_watermark import Key, WatermarkedCommitter, Watermarks
+from sinks.backend import Key, Value
+from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from sinks.plain_values import JsonColumns
 from sinks.states import MapState
 
@@ -23,7 +24,6 @@ from sinks.states import MapState
 LATE_LEFT_STREAM = "late_left"
 LATE_RIGHT_STREAM = "late_right"
 _DUE = "due_at"
-Row = tuple[Any, ...]
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Waiting:
     """A record that may still find partners."""
 
     at: int
-    values: Row
+    values: Value
     matched: bool = False
 
 
@@ -153,7 +153,7 @@ class JoiningCommitter(WatermarkedCommitter):
         held: dict[Key, Any] = dict(zip(new, self.state.multi_get(list(new)), strict=True))
         # A record that waits until ``due_at`` finds a partner of that time: it is over after it.
         held.update(self.state.due(_DUE, NEVER, watermarks.after - 1, self._mine))
-        out: list[Row] = []
+        out: list[Value] = []
         kept: dict[Key, tuple[int, str]] = {}
         for key, value in held.items():
             waiting = self._decoded(value)
@@ -188,13 +188,7 @@ class JoiningCommitter(WatermarkedCommitter):
         """Put the records of a batch to their keys, and send those that are late."""
         times = times_of(batch.column(side.on), side.on, self.unit).tolist()
         table = pa.Table.from_batches([batch])
-        for name in self.key:
-            if table.column(name).null_count:
-                raise BadRecordError(
-                    f"component {self._component_id!r}: key field {name!r} is null; a key cannot be null, so filter such "
-                    "tuples out upstream or give them a value"
-                )
-        keys = list(zip(*(python_values(table.column(name), name) for name in self.key), strict=True))
+        keys = self._keys(table)
         own = zip(*(python_values(table.column(name), name) for name in side.own), strict=True)
         late = []
         for place, (key, at, values) in enumerate(zip(keys, times, own, strict=True)):
@@ -219,7 +213,7 @@ class JoiningCommitter(WatermarkedCommitter):
                 if abs(left.at - right.at) <= self.within:
                     yield left, right
 
-    def _alone(self, key: Key, number: int, each: _Waiting) -> Row:
+    def _alone(self, key: Key, number: int, each: _Waiting) -> Value:
         left, right = self._bound()
         if number == 0:
             return (*key, *each.values, *[None] * len(right.own))

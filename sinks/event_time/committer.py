@@ -1,9 +1,9 @@
-"""What committers have in common that go by the watermark of a ``WatermarkCommitter``."""
+"""The base of committers that go by the watermark of a ``WatermarkCommitter``."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,7 +11,6 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import (
     ArrowBolt,
-    Combiner,
     Committer,
     Fields,
     Input,
@@ -20,11 +19,13 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
+from framework.topology.canonical import python_values
+from framework.topology.groupings import FieldsGrouping, Grouping
+from sinks.backend import Key
+from sinks.committer import check_key_types, check_no_null_key, check_one_writer
 from sinks.event_time.watermark import WATERMARK_FIELDS, opaque
 from sinks.states import MapState
 
-Key = tuple[Any, ...]
 _WATERMARK_COLUMNS = list(WATERMARK_FIELDS)
 
 
@@ -70,26 +71,10 @@ class WatermarkedCommitter(ArrowBolt, Committer):
                 "with all_grouping to a WatermarkCommitter"
             )
         for source in records:
-            self._check_keyed(component_id, source, parallelism)
+            check_one_writer(component_id, source, self.key, parallelism)
+            check_key_types(component_id, source, self.key)
         self._fields, self._grouping = records[0].fields, records[0].grouping
         self._bind_records(*records)
-
-    def _check_keyed(self, component_id: str, source: Input, parallelism: int) -> None:
-        grouping = source.grouping
-        narrowed = isinstance(grouping, FieldsGrouping) and set(grouping.fields) <= set(self.key)
-        if parallelism > 1 and not narrowed and not isinstance(grouping, GlobalGrouping):
-            raise TopologyError(
-                f"committer {component_id!r} has {parallelism} tasks, and {type(grouping).__name__} from "
-                f"{source.component_id!r} can bring one key to several of them: use fields_grouping on a part of the key "
-                f"({', '.join(self.key)}), or parallelism 1"
-            )
-        source.require(component_id, self.key)
-        for name in self.key:
-            if source.fields.type_of(name) is None:
-                raise TopologyError(
-                    f"committer {component_id!r}: key field {name!r} of {source.component_id!r} has no type; declare it, "
-                    f"as in Fields({name}=str)"
-                )
 
     @abstractmethod
     def _bind_records(self, *records: Input) -> None:
@@ -135,6 +120,11 @@ class WatermarkedCommitter(ArrowBolt, Committer):
         """Write into the state, between ``begin_commit`` and ``commit``, and return the rows of the
         default stream."""
 
+    def _keys(self, rows: pa.Table) -> list[Key]:
+        """The keys of records. Raises ``BadRecordError`` for a null."""
+        check_no_null_key(self._component_id, self.key, rows)
+        return list(zip(*(python_values(rows.column(name), name) for name in self.key), strict=True))
+
     def _mine(self, keys: Sequence[Key]) -> Sequence[bool]:
         """Which of these keys of the state this task writes."""
         task, tasks = self._tasks
@@ -148,25 +138,3 @@ class WatermarkedCommitter(ArrowBolt, Committer):
             if target == task:
                 own.update(part.column("#").to_pylist())
         return [number in own for number in range(len(keys))]
-
-
-class Passing(Combiner):
-    """Applies a combiner to records, and lets watermarks pass."""
-
-    def __init__(self, make: Callable[[], Combiner]) -> None:
-        self._make = make
-        self._records: Combiner | None = None
-        self._watermark: pa.RecordBatch | None = None
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        if batch.schema.names == _WATERMARK_COLUMNS:
-            self._watermark = batch
-            return
-        if self._records is None:
-            self._records = self._make()
-        self._records.add(batch)
-
-    def finish(self) -> pa.RecordBatch | None:
-        if self._watermark is not None:
-            return self._watermark
-        return self._records.finish() if self._records is not None else None

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.operators.event_windows import hopping, tumbling
+from framework.operators.watermarks import LATE_STREAM
 from framework.testing import crash, fail_attempt, replay, run_on
 from framework.topology.clock_stream import CLOCK_STREAM
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windowed import LATE_STREAM, WindowedCommitter
+from sinks.event_time.windows import WindowedCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 
 pytestmark = pytest.mark.rule("C44")

@@ -13,9 +13,9 @@ from framework.errors import TopologyError
 from framework.testing import run_on
 from framework.topology import ArrowBolt
 from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
-from sinks.event_time.joining import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
+from sinks.event_time.joins import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.sinks.event_time.test_windowed import FAULTS
+from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
 

@@ -7,14 +7,12 @@ from typing import Literal
 
 import pyarrow as pa
 
-from framework.durations import Duration, micros_of
-from framework.errors import BadRecordError, TopologyError
-from framework.operators.event_clock import NEVER
-from framework.operators.event_columns import check_times, times_of
+from framework.durations import Duration, micros_above_0
+from framework.operators.timestamps import check_times, times_of
+from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
-from framework.topology.canonical import python_values
-from sinks.event_time.by_watermark import WatermarkedCommitter, Watermarks
-from sinks.event_time.windowed import LATE_STREAM
+from sinks.backend import Key
+from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from sinks.states import MapState
 
 _UNTIL = "until"
@@ -44,9 +42,7 @@ class DeduplicatingCommitter(WatermarkedCommitter):
     ) -> None:
         super().__init__(state, key)
         self.on, self.unit = on, unit
-        self.within = micros_of(within, "within")
-        if not self.within:
-            raise TopologyError(f"DeduplicatingCommitter: within is {within!r}: give a length of time above 0")
+        self.within = micros_above_0(within, "within")
         self._batches: list[pa.RecordBatch] = []
 
     def _bind_records(self, *records: Input) -> None:
@@ -67,37 +63,27 @@ class DeduplicatingCommitter(WatermarkedCommitter):
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
         gone = [key for key, _ in self.state.due(_UNTIL, NEVER, watermarks.after, self._mine)]
         batches, self._batches = self._batches, []
-        seen: dict[tuple[object, ...], int] = {}
+        seen: dict[Key, int] = {}
         out: list[pa.RecordBatch] = []
         for batch in batches:
-            keys = self._keys(batch)
-            untils = (times_of(batch.column(self.on), self.on, self.unit) + self.within).tolist()
+            keys = self._keys(pa.Table.from_batches([batch]))
+            times = times_of(batch.column(self.on), self.on, self.unit).tolist()
             held = self.state.multi_get(keys) if keys else []
             first, late = [], []
-            for number, (key, until, known) in enumerate(zip(keys, untils, held, strict=True)):
-                if (seen.get(key, known) or until - self.within) > until - self.within:
+            for number, (key, at, known) in enumerate(zip(keys, times, held, strict=True)):
+                until = seen.get(key, known)
+                if until is not None and at < until:
                     continue  # a repeat
-                if until - self.within < watermarks.before:
+                if at < watermarks.before:
                     late.append(number)
-                    continue
-                seen[key] = until
-                first.append(number)
+                else:
+                    seen[key] = at + self.within
+                    first.append(number)
             if late:
                 self._collector.emit_arrow(batch.take(pa.array(late)), LATE_STREAM)
             if first:
                 out.append(batch.take(pa.array(first)))
-        kept = dict.fromkeys(key for key, until in seen.items() if until > watermarks.after)
-        self.state.multi_put(list(kept), [seen[key] for key in kept])
+        kept = {key: until for key, until in seen.items() if until > watermarks.after}
+        self.state.multi_put(list(kept), list(kept.values()))
         self.state.delete([key for key in gone if key not in kept])
         return out
-
-    def _keys(self, batch: pa.RecordBatch) -> list[tuple[object, ...]]:
-        columns = [batch.column(name) for name in self.key]
-        for name, column in zip(self.key, columns, strict=True):
-            if column.null_count:
-                raise BadRecordError(
-                    f"component {self._component_id!r}: key field {name!r} is null; a key cannot be null, so filter such "
-                    "tuples out upstream or give them a value"
-                )
-        values = [python_values(pa.chunked_array([each]), name) for name, each in zip(self.key, columns, strict=True)]
-        return list(zip(*values, strict=True))

@@ -1,0 +1,139 @@
+"""The base of windows and sessions: folds records per key and part of time, before the shuffle and
+again in the commit phase."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.operators.timestamps import check_times
+from framework.topology import Combiner, Fields, Input
+from framework.topology.canonical import python_values
+from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types
+from sinks.backend import Key, Value
+from sinks.committer import Fold
+from sinks.event_time.committer import WatermarkedCommitter
+from sinks.event_time.watermark import WATERMARK_FIELDS, Passing
+from sinks.states import MapState
+
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+class Closed(NamedTuple):
+    """A window or a session of a key, from ``start`` to before ``end``, with its aggregates."""
+
+    key: Key
+    start: int
+    end: int
+    values: Value
+
+
+class AggregatingCommitter(WatermarkedCommitter):
+    """Folds records per key and ``_part``, a column of microseconds that ``_folding`` adds."""
+
+    #: The columns of the start and of the end in the output.
+    _bounds: ClassVar[tuple[str, str]]
+    #: The one of them that tells the parts of a key apart.
+    _part: ClassVar[str]
+    #: Columns of microseconds that are folded too, and come before the user's aggregates.
+    _times: ClassVar[Mapping[str, Aggregate]] = {}
+
+    def __init__(
+        self,
+        state: MapState,
+        *,
+        on: str,
+        key: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        unit: str,
+        own: Sequence[str] = (),
+    ) -> None:
+        """``own``: columns of the output beside the key, the bounds and the aggregates."""
+        super().__init__(state, key)
+        name = type(self).__name__
+        taken = {*self._bounds, *own}
+        if taken.intersection(self.key):
+            field = min(taken.intersection(self.key))
+            raise TopologyError(f"{name}: key field {field!r} is a column of its own: rename the field")
+        self.on, self.unit = on, unit
+        self.aggregates = expanded_aggregates(name, aggregates, taken.union(self.key))
+        self._partial: Fields | None = None  # the columns of folded records
+        self._fold: Fold | None = None
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def _bind_records(self, *records: Input) -> None:
+        (source,) = records
+        source.require(self._component_id, (self.on, *input_fields(self.aggregates)))
+        check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
+        types = {name: source.fields.type_of(name) for name in self.key}
+        types |= dict.fromkeys((self._part, *self._times), pa.int64())
+        self._partial = Fields.of({**types, **output_types(self.aggregates, source.fields)})
+        self._bind_state(self._partial)
+
+    @abstractmethod
+    def _bind_state(self, partial: Fields) -> None:
+        """Bind the state. ``partial``: the columns of folded records."""
+
+    def _output_types(self) -> dict[str, Any]:
+        """The columns of ``_batch``; none outside of a topology."""
+        if self._partial is None:
+            return {}
+        partial = self._partial
+        types = {name: partial.type_of(name) for name in self.key} | dict.fromkeys(self._bounds, _MOMENT)
+        return types | {name: partial.type_of(name) for name in self.aggregates}
+
+    def combiner(self) -> Combiner:
+        return Passing(WATERMARK_FIELDS, lambda: self._folding(self._new_fold(partial_input=False)))
+
+    @abstractmethod
+    def _folding(self, fold: Fold) -> Combiner:
+        """Adds the columns of time to records, and gives them to ``fold``."""
+
+    def _new_fold(self, *, partial_input: bool) -> Fold:
+        aggregates = {**self._times, **self.aggregates}
+        return Fold(
+            self._component_id, (*self.key, self._part), aggregates, self._schema(), partial_input=partial_input
+        )
+
+    def _schema(self) -> pa.Schema:
+        if self._partial is None:
+            raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
+        return self._partial.schema()
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        if self._fold is None:
+            self._fold = self._new_fold(partial_input=True)
+        self._fold.add(batch)
+
+    def _folded(self) -> list[tuple[Any, ...]]:
+        """The folded records of the transaction, in the order of their columns."""
+        folded, self._fold = self._fold.finish() if self._fold is not None else None, None
+        if folded is None:
+            return []
+        table = pa.Table.from_batches([folded])
+        return list(zip(*(python_values(table.column(name), name) for name in table.column_names), strict=True))
+
+    def _batch(self, closed: Iterable[Closed]) -> pa.RecordBatch | None:
+        """The rows of a stream, in the order of their ends; None where there is none."""
+        ordered = sorted(closed, key=lambda each: (each.end, repr(each.key)))
+        if not ordered:
+            return None
+        types = self._output_types()
+        rows = zip(*((*each.key, each.start, each.end, *each.values) for each in ordered), strict=True)
+        columns = [
+            pa.array(values, pa.int64()).cast(_MOMENT) if name in self._bounds else pa.array(values, kind)
+            for (name, kind), values in zip(types.items(), rows, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=list(types))
+
+    def _emit(self, stream: str, closed: Iterable[Closed]) -> None:
+        batch = self._batch(closed)
+        if batch is not None:
+            self._collector.emit_arrow(batch, stream)

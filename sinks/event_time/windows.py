@@ -1,0 +1,146 @@
+"""Aggregates per key and window of event time; each window is sent once, when it closes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.durations import Duration, micros_of
+from framework.errors import TopologyError
+from framework.operators.event_windows import EventWindows
+from framework.operators.timestamps import times_of
+from framework.operators.watermarks import LATE_STREAM, NEVER
+from framework.topology import Combiner, Fields, OutputFieldsDeclarer
+from sinks.aggregates import Aggregate, row_merger
+from sinks.backend import Key, Value
+from sinks.committer import Fold
+from sinks.event_time.aggregation import AggregatingCommitter, Closed
+from sinks.event_time.committer import Watermarks
+from sinks.states import MapState
+
+#: What changed in open windows.
+CHANGED_STREAM = "changed"
+_START, _END = "window_start", "window_end"
+_CORRECTION = "correction"
+
+
+class WindowedCommitter(AggregatingCommitter):
+    """Aggregates per key and window, in an opaque state that holds the open windows only.
+
+    ``window``: ``tumbling(...)`` or ``hopping(...)``. ``on``: the field with a record's event time,
+    as of a ``WatermarkCommitter``. ``key`` and ``aggregates``: as of a ``StateCommitter``.
+
+    Default stream: a window when the watermark passes its end, in the transaction whose watermark
+    passes it, and then never again: the key, ``window_start``, ``window_end``, the aggregates. With
+    ``allowed_lateness``, a window is kept for so long after its end, and each transaction with
+    records for it sends it again with ``correction`` true.
+
+    ``LATE_STREAM``: what came later than that, aggregated per key and window within its
+    transaction. ``CHANGED_STREAM``: each window that a transaction changes, with its values so far.
+
+    Records are aggregated before the shuffle. What is in a window when it closes does not depend on
+    the sizes of batches, on tasks, or on failures.
+
+    Beside the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    """
+
+    _bounds = (_START, _END)
+    _part = _END
+
+    def __init__(
+        self,
+        state: MapState,
+        window: EventWindows,
+        *,
+        on: str,
+        key: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        allowed_lateness: Duration = 0,
+        unit: Literal["s", "ms", "us"] = "s",
+    ) -> None:
+        super().__init__(state, on=on, key=key, aggregates=aggregates, unit=unit, own=[_CORRECTION])
+        if not isinstance(window, EventWindows):
+            raise TopologyError(f"WindowedCommitter: {window!r} is no window: give tumbling(...) or hopping(...)")
+        self.window = window
+        self.allowed_lateness = micros_of(allowed_lateness, "allowed_lateness")
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def _bind_state(self, partial: Fields) -> None:
+        self.state.bind(partial.select([*self.key, _END]), partial.select(list(self.aggregates)))
+        self.state.backend.order_by(_END)
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        types = self._output_types()
+        if types:
+            declarer.declare(Fields.of(types), LATE_STREAM)
+            declarer.declare(Fields.of(types), CHANGED_STREAM)
+            declarer.declare(Fields.of({**types, _CORRECTION: pa.bool_()} if self.allowed_lateness else types))
+
+    def _folding(self, fold: Fold) -> Combiner:
+        return _WindowFold(fold, self.window, self.on, self.unit)
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
+        width = len(self.key) + 1
+        came = {row[:width]: row[width:] for row in self._folded()}
+        over_before = watermarks.before - self.allowed_lateness
+        over_after = watermarks.after - self.allowed_lateness  # what ends later is kept
+        late = {key: values for key, values in came.items() if key[-1] <= over_before}
+        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
+        on_time = [key for key in came if key not in late]
+        changed: dict[Key, Value] = {}
+        for key, held in zip(on_time, self.state.multi_get(on_time), strict=True):
+            changed[key] = merge(nothing if held is None else _row(held), came[key])
+        closed = {key: values for key, values in changed.items() if key[-1] <= watermarks.after}
+        due = self.state.due(_END, watermarks.before, watermarks.after, self._mine)
+        for key, value in due:
+            closed.setdefault(key, value)
+        # What was sent by an earlier transaction, and is kept for what comes late, until now.
+        over = self.state.due(_END, NEVER, min(watermarks.before, over_after), self._mine)
+        kept = {key: values for key, values in changed.items() if key[-1] > over_after}
+        self.state.multi_put(list(kept), [_bare(values) for values in kept.values()])
+        self.state.delete(list(dict.fromkeys(key for key in (*closed, *dict(over)) if key[-1] <= over_after)))
+        self._emit(LATE_STREAM, self._windows(late))
+        self._emit(CHANGED_STREAM, self._windows(changed))
+        batch = self._batch(self._windows(closed))
+        if batch is None:
+            return []
+        if self.allowed_lateness:
+            sent_before = pc.less_equal(batch.column(_END).cast(pa.int64()), watermarks.before)
+            batch = batch.append_column(_CORRECTION, sent_before)
+        return [batch]
+
+    def _windows(self, windows: Mapping[Key, Value]) -> Iterable[Closed]:
+        for (*key, end), values in windows.items():
+            yield Closed(tuple(key), self.window.start_of(end), end, values)
+
+
+class _WindowFold(Combiner):
+    """Gives each record its windows, and folds."""
+
+    def __init__(self, fold: Fold, window: EventWindows, on: str, unit: str) -> None:
+        self._fold, self._window, self._on, self._unit = fold, window, on, unit
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        assigned = self._window.assign(times_of(batch.column(self._on), self._on, self._unit))
+        rows = batch.take(pa.array(assigned.rows)) if self._window.step < self._window.length else batch
+        self._fold.add(rows.append_column(_END, pa.array(assigned.ends)))
+
+    def finish(self) -> pa.RecordBatch | None:
+        return self._fold.finish()
+
+
+def _row(held: Any) -> Value:
+    """What ``multi_get`` gives, as a row: a state of one column gives bare values."""
+    return held if isinstance(held, tuple) else (held,)
+
+
+def _bare(values: Value) -> Any:
+    return values[0] if len(values) == 1 else values
