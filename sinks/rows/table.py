@@ -418,8 +418,10 @@ class RowTable(SqlStore, Table):
             if not first or not any(each.num_rows for each in stored):
                 return
             names = self._fit(connection)
+            before = self._held_columns(connection, f"{self._table}_before")
+            copied = [each.name for each in before if each.name not in (TXID, EXISTED)]
             for each in stored:
-                self._apply(connection, each, names, attempt.txid)
+                self._apply(connection, each, names, copied, attempt.txid)
 
     @contextmanager
     def _commit(self, attempt: TransactionAttempt) -> Iterator[tuple[Any, bool]]:
@@ -480,8 +482,8 @@ class RowTable(SqlStore, Table):
         """The statement that adds a declared column."""
         return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {self._declared()[name]}"
 
-    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], txid: int) -> None:
-        """Copy what the rows change, and change it."""
+    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
+        """Copy what the rows change, and change it. ``copied``: the columns to copy."""
         changes = self._by_key()
         key, sequence = self._list(changes.key), changes.sequence
         own = [f"CAST(NULL AS {self.dialect.integer}) AS {ACTION}"]
@@ -493,11 +495,6 @@ class RowTable(SqlStore, Table):
         same = self._same(table, staged)
         if sequence is not None:
             self._leave_out_older(connection, staged)
-        copied = [
-            each.name
-            for each in self._held_columns(connection, f"{self._table}_before")
-            if each.name not in (TXID, EXISTED)
-        ]
         nothing = self._or_nothing(changes.key[0])
         of_table = ", ".join(f"{table}.{self._q(each)}" for each in copied)
         self._run(

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import PerValueCodec, Truths, Values, joined
+from spouts.codecs.codec import PerValueCodec, Truths, Values, all_good, joined
 from spouts.codecs.debezium_columns import ColumnReader, Described, SourceSettings, described, in_json
 from spouts.codecs.debezium_metadata import METADATA, SOURCE, TRANSACTION, columns_of, names_of
 from spouts.codecs.json_reader import JsonReader
@@ -124,7 +124,7 @@ class DebeziumCodec(PerValueCodec):
         return whole, sorted(bad, key=lambda each: each.index)
 
     def decode_array(self, values: pa.BinaryArray) -> pa.RecordBatch:
-        return self.decode(values.to_pylist())
+        return all_good(*self.decode_good_array(values))
 
     # --- inside -----------------------------------------------------------------------------------
 
