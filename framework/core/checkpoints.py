@@ -14,7 +14,8 @@ Phases, as in ``org.apache.storm.spout.CheckPointState``::
 
 Invariants:
 
-1. An id is used for one checkpoint only: it is saved before the first task prepares it.
+1. An id is used for one checkpoint only: it is saved before the first task prepares it. So is the
+   number of a layout, before the first task uses it.
 2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and
    before any task commits.
 3. Nothing is processed between a failure and the recovery that follows it.
@@ -236,6 +237,11 @@ class CheckpointRecord:
         return replace(self, **_NOTHING_PENDING)
 
     @property
+    def highest(self) -> int:
+        """The highest number that a checkpoint or a layout has ever had."""
+        return max([self.last, *(each.number for each in self.assigned.values())])
+
+    @property
     def phase(self) -> str:
         return "COMMITTED" if self.pending is None else "COMMITTING" if self.prepared else "PREPARING"
 
@@ -304,12 +310,16 @@ class Checkpoints:
         self._layouts: dict[str, Layout] = {}
         for each, tasks in stateful.items():
             known = record.assigned.get(each)
-            wanted = layouts.get(each, Layout(0, tasks, 0.0))._replace(number=record.last + 1)
             # Otherwise take a number that no namespace of this component can have: it may have been
             # part of the topology before.
+            wanted = layouts.get(each, Layout(0, tasks, 0.0))._replace(number=record.highest + 1)
             self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
+        #: Whether the record names these layouts. It does before a task uses their namespaces:
+        #: neither a command nor another driver takes the numbers for others.
+        self._assigned = self._layouts == record.assigned
         suspects = {spout: its for spout, its in record.suspects.items() if spout in self._retries}
-        self.record = replace(record, assigned=dict(self._layouts), suspects=suspects)
+        last = record.last if self._assigned else record.highest
+        self.record = replace(record, assigned=dict(self._layouts), last=last, suspects=suspects)
         self._recovering = True
         self._dirty = False
         self._wanted = False
@@ -381,6 +391,9 @@ class Checkpoints:
         """What the next round must be like. ``quiet``: every tree is complete, and no round is
         under way. ``waiting``: a bolt has tuples that it has not executed yet. Raises what ``save``
         raises."""
+        if not self._assigned:
+            self._put(self.record)
+            self._assigned = True
         if self._recovering:
             return CheckpointStep(self._recovery(), drain=True, alone=True)
         if self.record.pending is not None:

@@ -137,7 +137,7 @@ def restore_state(
         with leadership_of(topology.id, store, config.zookeeper_election_timeout_secs) as leadership:
             log = _RecordLog(store, leadership, topology.id)
             current = read_record(store, topology.id) or CheckpointRecord()
-            txid = max(current.last, snapshot.last) + 1
+            txid = max(current.highest, snapshot.highest) + 1
             log.save(replace(current, last=txid))
             layouts = {name: layout_of(components[name], txid) for name in snapshot.layouts}
             for name, layout in layouts.items():
@@ -174,7 +174,7 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
             current = read_record(store, topology.id) or CheckpointRecord()
             # Ids and namespaces are not used again: what a former driver still has under way cannot
             # touch new state.
-            forgot = CheckpointRecord(last=current.last, forgotten=_without_positions(topology, current, {}))
+            forgot = CheckpointRecord(last=current.highest, forgotten=_without_positions(topology, current, {}))
             _RecordLog(store, leadership, topology.id).save(forgot)
             _drop(Namespaces(topology.id, provider, conf), current)
     finally:

@@ -133,7 +133,7 @@ def rescaled(
         elif not layout.fits(wanted):
             # Take an id that nobody else has, even if another process tries the same at the same
             # time.
-            record = replace(record, last=record.last + 1)
+            record = replace(record, last=record.highest + 1)
             save(record)
             new = layout_of(component, record.last)
             _log.info("state.moves", component=component_id, tasks_before=layout.tasks, tasks=new.tasks)

@@ -21,8 +21,9 @@ from framework import (
     Tuple,
     submit,
 )
+from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoints import CheckpointRecord
-from framework.core.leader_loop import _RecordLog, forget_state, read_record, restore_state
+from framework.core.leader_loop import CHECKPOINT, _RecordLog, forget_state, read_record, restore_state
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
@@ -677,6 +678,43 @@ def test_a_command_without_a_provider_does_not_change_the_state_of_another_provi
             )
     assert read_record(store, key) == record
     assert checkpointed(conf, store, key) == Counter(WORDS)
+
+
+@pytest.mark.rule("C39")
+@pytest.mark.parametrize("command", ["restore", "forget", "other tasks"])
+def test_a_number_of_a_layout_is_recorded_before_its_use_and_not_used_again(
+    key: str, tmp_path: Path, command: str
+) -> None:
+    """The driver that took it dies before its first checkpoint. What it has under way may still
+    write to those namespaces.
+    """
+    store, conf = MemoryStore(), lmdb(tmp_path)
+    state = TransactionalState(store, key)
+    snapshot = SteppedState(counting(key, Log(key, [WORDS])), tmp_path).settle()
+    state.set_data(CHECKPOINT, snapshot.record.document())
+    forget_state(counting(key, Log(key, [WORDS])), Config.of(conf), store)
+    driver = SteppedState(counting(key, Log(key, [WORDS]), counters=3), tmp_path, read_record(store, key))
+    driver.step()
+    taken = driver.record.assigned["count"].number
+    assert (driver.record.txid, driver.record.layouts) == (0, {})
+    assert taken > driver.record.last
+    state.set_data(CHECKPOINT, driver.record.document())
+    if command == "restore":
+        restore_state(
+            counting(key, Log(key, [WORDS])),
+            Config.of(conf),
+            store,
+            document=snapshot.record.document(),
+            entries=lambda: iter([("count", Entry("the", 5, None, 0))]),
+            where="the snapshot",
+        )
+        with TopologyState(counting(key, Log(key, [WORDS])), Config.of(conf), store) as found:
+            assert [(each.key, each.value) for each in found.entries("count")] == [("the", 5)]
+    elif command == "forget":
+        forget_state(counting(key, Log(key, [WORDS])), Config.of(conf), store)
+    next_one = SteppedState(counting(key, Log(key, [WORDS])), tmp_path, read_record(store, key))
+    next_one.step()
+    assert next_one.record.assigned["count"].number > taken
 
 
 class Grouped(Log):
