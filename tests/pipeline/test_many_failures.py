@@ -226,15 +226,13 @@ def spout(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("executor", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 @pytest.mark.behaviour("1.10")
 def test_every_grouping_is_exact_after_fifty_failures(
-    executor: str, spout: Any, tmp_path: Path, request: pytest.FixtureRequest
+    executor: str, spout: Any, tmp_path: Path, request: pytest.FixtureRequest, seed: int
 ) -> None:
     if executor == "spark":
         request.getfixturevalue("spark")
     path = tmp_path / "x.db"
     topology = build(spout, path)
     assert len(topology.components) >= 8
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
     store = MemoryStore()
     chaos = Chaos(executors(executor, topology), store, seed)
     config = {"topology.max.spout.pending": 3, "topology.message.timeout.secs": 60}

@@ -7,9 +7,7 @@ reader decodes to the same row, bit by bit; and every other value is decoded by 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,10 +74,9 @@ def _first_difference(values: Sequence[bytes], is_same: Callable[[Sequence[bytes
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_what_the_compiled_reader_decodes_arrow_decodes_to_the_same_rows(name: str, often: Often) -> None:
+def test_what_the_compiled_reader_decodes_arrow_decodes_to_the_same_rows(name: str, seed: int, often: Often) -> None:
     """A quarter of a million documents for each schema in ``make test-all``, two thirds mutated."""
     native, arrow = _native(SCHEMAS[name]), _arrow(SCHEMAS[name])
-    seed = int(os.environ.get("RATCHET_SEED") or random.randrange(10**6))
     documents = Documents(seed, SCHEMAS[name])
 
     def is_same(values: Sequence[bytes]) -> bool:
