@@ -210,9 +210,8 @@ def test_what_goes_wrong_while_it_runs_is_told_at_the_end(user: User, topics: To
     for place, meant in places.items():
         message = message.replace(place, meant)
     shown = re.sub(r"after \d+ms", "after 0ms", answer.stderr[answer.stderr.index("error: ") :])
-    if "there are: " in message:  # topics of other tests, too
-        assert name in shown
-        shown = re.sub(r"there are: .*", f"there are: {name}", shown)
+    if "there are: " in message:  # the first topics of all tests
+        shown = re.sub(r"there are: \w.*", f"there are: {name}", shown)
     assert shown == message
     assert answer.returncode == (2 if "nosuch" in text else 1)
 
