@@ -100,7 +100,7 @@ class JsonColumns:
 
     def __init__(self, fields: Fields, store: str) -> None:
         types = [check_storable(name, fields.type_of(name), store) for name in fields]
-        self._encoders = [_encoder(each) for each in types]
+        self._encoders = [json_encoder(each) for each in types]
         self._decoders = [_decoder(each) for each in types]
         self._as_they_are = all(each.equals(pa.int64()) or each.equals(pa.string()) for each in types)
         #: For each column: whether its values are always text in JSON.
@@ -130,7 +130,9 @@ class JsonColumns:
         )
 
 
-def _encoder(declared: pa.DataType) -> Conversion:
+def json_encoder(declared: pa.DataType) -> Conversion:
+    """The conversion of values that are not null for any JSON writer. The type is not nested. The
+    conversion raises ``ValueError`` for a value that does not fit the type."""
     types = pa.types
     if types.is_boolean(declared):
         return bool

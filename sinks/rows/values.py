@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import json
-import math
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from framework.errors import BadRecordError
 from framework.topology.canonical import python_values
+from sinks.plain_values import json_encoder
 from sinks.sql.schema import Dialect
 
 
@@ -36,9 +34,11 @@ def storable(rows: pa.Table, location: str) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             rows = rows.set_column(number, field.name, column.cast(field.type.value_type))
         elif is_nested(field.type):
+            encode = _encoder(field.type)
             try:
                 texts = [
-                    None if each is None else _json(each, field.type) for each in python_values(column, field.name)
+                    None if each is None else json.dumps(encode(each), ensure_ascii=False, separators=(",", ":"))
+                    for each in python_values(column, field.name)
                 ]
             except ValueError as error:
                 raise BadRecordError(f"{location}: {field.name!r} has no JSON form: {error}") from error
@@ -46,35 +46,24 @@ def storable(rows: pa.Table, location: str) -> pa.Table:
     return rows
 
 
-def _json(value: Any, declared: pa.DataType) -> str:
-    return json.dumps(_plain(value, declared), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _plain(value: Any, declared: pa.DataType) -> Any:
+def _encoder(declared: pa.DataType) -> Callable[[Any], Any]:
+    """The conversion of values for a JSON writer, as everywhere in Ratchet. Keys of maps that are
+    no text are written as JSON."""
     types = pa.types
-    if value is None:
-        return None
     if types.is_struct(declared):
-        return {each.name: _plain(value.get(each.name), each.type) for each in declared}
+        members = [(each.name, _encoder(each.type)) for each in declared]
+        return _unless_null(lambda value: {name: encode(value.get(name)) for name, encode in members})
     if types.is_map(declared):
-        pairs = value.items() if isinstance(value, dict) else value
-        return {
-            each if isinstance(each, str) else _key(_plain(each, declared.key_type)): _plain(item, declared.item_type)
-            for each, item in pairs
-        }
+        key, item = _encoder(declared.key_type), _encoder(declared.item_type)
+        return _unless_null(lambda value: {_key(key(each)): item(its) for each, its in dict(value).items()})
     if is_nested(declared):
-        return [_plain(each, declared.value_type) for each in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, decimal.Decimal):
-        return format(value, "f")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no number in JSON")
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return pa.scalar(value, declared).value
-    return value
+        element = _encoder(declared.value_type)
+        return _unless_null(lambda value: [element(each) for each in value])
+    return _unless_null(json_encoder(declared))
+
+
+def _unless_null(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else encode(value)
 
 
 def _key(value: Any) -> str:

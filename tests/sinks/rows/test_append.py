@@ -156,7 +156,7 @@ def test_nested_values_are_json(database: Database) -> None:
     append(table, 1, {"tags": ["a", None, 'ü"'], "place": {"x": 1.5, "at": moment}, "counts": [("k", 1)]}, {})
     found = database.run("SELECT CAST(tags AS text), CAST(place AS text), CAST(counts AS text) FROM events")
     assert {tuple(None if each is None else each.replace(" ", "") for each in row) for row in found} == {
-        ('["a",null,"ü\\""]', '{"x":1.5,"at":"2026-01-02T00:00:00+00:00"}', '{"k":1}'),
+        ('["a",null,"ü\\""]', '{"x":1.5,"at":"2026-01-02T00:00:00.000000Z"}', '{"k":1}'),
         (None, None, None),
     }
 
