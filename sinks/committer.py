@@ -25,6 +25,7 @@ from framework.topology import (
 )
 from framework.topology.canonical import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
+from framework.topology.inspectable import with_scratch_states
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
 from sinks.reference_aggregates import Recount
 from sinks.states import MapState, checked_state
@@ -132,7 +133,7 @@ class StateCommitter(ArrowBolt, Committer):
 
     def recounting(self, folder: Path) -> Bolt:
         if type(self) is not StateCommitter:  # a subclass may do more, which verify must repeat
-            return super().recounting(folder)
+            return with_scratch_states(self, folder)
         return Recount(folder, self.key, self.aggregates, Fields.of_schema(self._schema()))
 
     # --- in tasks ---------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from framework.topology import (
     KeyedState,
     OpenCommit,
     Reach,
+    RebuildableState,
     Stamp,
     StateReading,
     TransactionAttempt,
@@ -51,8 +52,6 @@ from sinks.values import OpaqueValue, TransactionalValue
 STANDALONE = "standalone"
 #: Keys that ``verify`` compares at a time.
 PAGE_KEYS = 5_000
-#: How often ``hold`` reads rows again that change while it reads them.
-HOLD_TRIES = 1_000
 Updater = Callable[[Any], Any]
 #: The incarnation of each state that this process has written to: location -> incarnation.
 _incarnations: dict[str, str] = {}
@@ -108,7 +107,7 @@ class _Commit:
         self.written: dict[Key, Row] = {}
 
 
-class MapState(KeyedState):
+class MapState(KeyedState, RebuildableState):
     """Keys to values. A key is a scalar or a tuple. A value is a scalar, or a tuple if the backend
     has several value columns. Subclasses differ in what a replay does.
 
@@ -398,44 +397,20 @@ class MapState(KeyedState):
         agrees = held is None if expected is None else held is not None and expected.agrees(held)
         return Change(bare, self._bare(told.before), after, self._bare(held), agrees=agrees)
 
-    def compare(
-        self,
-        scratch: FencedState,
-        txid: int,
-        differs: Callable[[Difference], None],
-        moved: Callable[[Any], None],
-    ) -> int:
-        compared = 0
-        for page in _pages(key for key, _ in self.backend.scan()):
-            compared += self.compare_held(scratch, self._held(page, txid, moved), differs)
+    def pages(self, scratch: FencedState) -> Iterator[Sequence[Key]]:
+        yield from _pages(key for key, _ in self.backend.scan())
         for page in _pages(_scratch(scratch).expected_keys()):
             found = self.backend.multi_get(page)
-            without_row = [key for key, row in zip(page, found, strict=True) if row is None]
-            compared += self.compare_held(scratch, self._held(without_row, txid, moved), differs)
-        return compared
+            yield [key for key, row in zip(page, found, strict=True) if row is None]
 
-    def _held(self, keys: Sequence[Key], txid: int, moved: Callable[[Any], None]) -> dict[Key, Value | None]:
-        """The values as of ``txid``, of the keys that did not move on."""
+    def held(self, keys: Sequence[Any], txid: int) -> Mapping[Any, Any]:
         rows = self.backend.multi_get(keys)
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             return {key: row.value if row is not None else None for key, row in zip(keys, rows, strict=True)}
-        held: dict[Key, Value | None] = {}
-        for key, (known, value) in zip(keys, self._as_of(rows, txid), strict=True):
-            if known:
-                held[key] = value
-            else:
-                moved(key)
-        return held
+        answers = zip(keys, self._as_of(rows, txid), strict=True)
+        return {key: value for key, (known, value) in answers if known}
 
-    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
-        for _ in range(HOLD_TRIES):
-            txid = self.read_header().done
-            answers = self._as_of(self.backend.multi_get(keys), txid)
-            if all(known for known, _ in answers):
-                return txid, dict(zip(keys, (value for _, value in answers), strict=True))
-        raise MovedOnError(f"{self.location}: {len(keys)} rows change faster than they can be read; stop the topology")
-
-    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
+    def compare(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
         compared = 0
         keys = list(held)
         for key, expected in zip(keys, _scratch(scratch).expected(keys), strict=True):

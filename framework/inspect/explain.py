@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RetryableError
+from framework.inspect.comparison import hold
 from framework.inspect.recompute import Batch, Recomputation
 from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
 from framework.inspect.state_lookup import state_named
 from framework.observe.journal import AttemptRecord, TransactionRecord
-from framework.topology import Bolt, Component, Difference, KeyedState, SourceRecord, Topology, ValueType
+from framework.topology import Component, Difference, KeyedState, SourceRecord, Topology, ValueType
+from framework.topology.inspectable import NarrowedBolt
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
@@ -168,7 +170,7 @@ class _Inquiry:
         if self._state.value_type is ValueType.NON_TRANSACTIONAL:
             found.txid = copy.txid
             return  # nobody can say what it held after a transaction
-        txid, held = self._state.hold([self._key])
+        txid, held = hold(self._state, [self._key])
         if txid < copy.txid:
             raise RetryableError(f"{self._state.location} went back to transaction {txid} meanwhile: ask again")
         copy.await_commit(txid)
@@ -176,7 +178,7 @@ class _Inquiry:
         found.txid, found.held = txid, self._state.by_column(held[self._key])
         if found.since_txid == 1:
             differences: list[Difference] = []
-            self._state.compare_held(copied, held, differences.append)
+            self._state.compare(held, copied, differences.append)
             found.agrees = not differences
 
     def _find_causes(self, found: Explanation, causes_max: int) -> None:
@@ -208,8 +210,9 @@ class _Inquiry:
             if each.component.id == self._component.id:
                 raise ConfigError(f"{self._state.location} cannot be explained: {each}")
         copy = shadow[self._component.id]
-        if isinstance(copy.instance, Bolt):
-            copy.instance.narrow(self._key)
+        bolt: object = copy.instance
+        if isinstance(bolt, NarrowedBolt):
+            bolt.narrow(self._key)
         return shadow, _keyed(copy, self._number)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +29,7 @@ from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, MovedOnError
 from framework.inspect.state_lookup import state_named
 from framework.topology import Component, FencedState, Header, HeldFile, StateReading, Topology
+from framework.topology.inspectable import inspectable
 from framework.transactions.documents import committed_txid
 
 if TYPE_CHECKING:
@@ -345,7 +346,7 @@ class _Attempt:
 
     def _opened(self, stack: ExitStack, each: _Named, left_out: dict[str, str]) -> StateReading | None:
         try:
-            return stack.enter_context(each.state.reading(each.topology_id))
+            return stack.enter_context(_reading(each))
         except ConfigError as error:
             if self.strict or each.topology_id is None:
                 raise
@@ -376,10 +377,15 @@ class _Attempt:
         return rows
 
 
+def _reading(each: _Named) -> AbstractContextManager[StateReading]:
+    """Raises ``ConfigError`` as ``InspectableState.reading``."""
+    return inspectable(each.state, purpose="be read as of a transaction").reading(each.topology_id)
+
+
 def _check_stayed(each: _Named, before: Header, txid: int) -> None:
     """Raise ``MovedOnError`` if the transaction may have been repeated, or taken back, since
     ``before``: other states may have been read after that."""
-    with each.state.reading(each.topology_id) as reading:
+    with _reading(each) as reading:
         after = reading.header()
     repeated = after.open is not None and after.open.txid == txid and not before.same_attempt(after)
     if repeated or (before.incarnation, before.epoch) != (after.incarnation, after.epoch) or after.done < txid:

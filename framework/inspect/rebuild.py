@@ -27,6 +27,7 @@ from framework.coordination.election import ELECTION_TIMEOUT_S, identity_of_proc
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.coordination.transactional_state import TransactionalState
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
+from framework.inspect.comparison import compare
 from framework.inspect.recompute import RECORDS_PER_BATCH, Batch, Recomputation
 from framework.inspect.sandbox import shadow_of, with_what_it_needs
 from framework.inspect.state_lookup import state_named
@@ -34,6 +35,7 @@ from framework.inspect.verify import StateReport
 from framework.shapes import check_fields
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
+from framework.topology.inspectable import RebuildableState, rebuildable
 from framework.topology.spouts import LEFT_OUT
 from framework.transactions.code_version import lineage_of
 from framework.transactions.documents import (
@@ -120,7 +122,7 @@ def rebuild(
     with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
         if documents.finish(kept, made_by) and take_over:
             return documents.report(kept)
-        kept.check_exchange(topology.id)
+        rebuildable(kept).check_exchange(topology.id)
         with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
             work = _Rebuild(
                 topology,
@@ -189,7 +191,8 @@ class _Rebuild:
     ) -> None:
         self._topology, self._store, self._documents = topology, store, documents
         self._made_by, self._told = made_by, told
-        (self._state,) = component.states
+        (state,) = component.states
+        self._state = rebuildable(state)
         part = with_what_it_needs(topology, component)
         shadow, left_out = shadow_of(part, folder, _beside_itself, joined=read_joined(store, topology.id))
         for each in left_out:
@@ -227,7 +230,7 @@ class _Rebuild:
             nonlocal moved
             moved += 1
 
-        report.compared = self._state.compare(self._rebuilt, self._copy.txid, report.add, count)
+        report.compared = compare(self._state, self._rebuilt, self._copy.txid, report.add, count)
         return report, moved
 
     def _was_made_by_other_code(self) -> bool:
@@ -323,7 +326,7 @@ class _Copy(Recomputation):
                 self._go_on(header, mark)
                 return
         self._documents.forget()
-        state.remove(self._shadow.id)
+        rebuildable(state).remove(self._shadow.id)
         header = state.prepare(self._shadow.id)
         self.rows = header.incarnation
         state.raise_header(header, replace(header, epoch=self._epoch))
@@ -529,8 +532,8 @@ def _maker_of(topology: Topology, store: CoordinationStore, conf: Mapping[str, A
     return {**lineage_of(topology), "conf": conf_digest, "life": _life_of(store, topology.id)}
 
 
-def _beside(state: FencedState, place: str) -> FencedState:
-    other = copied(state)
+def _beside(state: FencedState, place: str) -> RebuildableState:
+    other = copied(rebuildable(state))
     other.become_beside(place)
     return other
 
@@ -538,7 +541,7 @@ def _beside(state: FencedState, place: str) -> FencedState:
 def _beside_itself(bolt: Bolt, folder: Path) -> Bolt:
     """The ``Shadowed`` of a rebuild: the bolt as it is, and its states in ``REBUILT``."""
     for state in bolt.states():
-        state.become_beside(REBUILT)
+        rebuildable(state).become_beside(REBUILT)
     return bolt
 
 

@@ -26,6 +26,7 @@ from framework.execution.ports import GENERAL_PARTITION
 from framework.inspect.sandbox import SHADOW_ATTEMPT, LeftOut, shadow_of, with_ends
 from framework.topology import Bolt, Change, Topology, TransactionalSpout
 from framework.topology.canonical import equal
+from framework.topology.inspectable import inspectable
 from framework.transactions import CoordinationStore
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
@@ -171,7 +172,7 @@ class _Replay:
 
     def _replaying(self, bolt: Bolt, folder: Path) -> Bolt:
         for number, state in enumerate(bolt.states()):
-            state.become_replay(folder / str(number), self._txid, self._topology.id)
+            inspectable(state, purpose="be replayed").become_replay(folder / str(number), self._txid, self._topology.id)
         return bolt
 
     def run(self) -> ReplayReport:
@@ -247,7 +248,11 @@ class _Replay:
         lacking: set[str] = set()
         for component in self._shadow.components:
             states = [
-                ReplayedState(component.id, state.location, list(state.changes(replayed, self._txid)))
+                ReplayedState(
+                    component.id,
+                    state.location,
+                    list(inspectable(state, purpose="be compared").changes(replayed, self._txid)),
+                )
                 for state, replayed in zip(self._topology[component.id].states, component.states, strict=True)
             ]
             below = any(sub.component_id in lacking for sub in component.subscriptions)

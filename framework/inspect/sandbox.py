@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
 from framework.topology import ArrowBolt, Bolt, Component, FencedState, Topology
+from framework.topology.inspectable import RecountedBolt, with_scratch_states
 
 #: Turns a copy of a bolt with states into the bolt of the shadow, which keeps them in a folder that
 #: does not exist yet. Raises ``ConfigError`` when it cannot.
@@ -26,7 +27,7 @@ _ADVICE = "so that a copy would write where it does itself: keep states as attri
 
 def recounting(bolt: Bolt, folder: Path) -> Bolt:
     """The ``Shadowed`` of whoever computes the content of the states once more."""
-    return bolt.recounting(folder)
+    return bolt.recounting(folder) if isinstance(bolt, RecountedBolt) else with_scratch_states(bolt, folder)
 
 
 def unseen(component: Component) -> str:

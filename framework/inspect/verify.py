@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.inspect.comparison import compare, hold
 from framework.inspect.recompute import Recomputation
 from framework.inspect.sandbox import recounting, shadow_of
-from framework.topology import Difference, FencedState, Topology
+from framework.topology import Difference, InspectableState, Topology
+from framework.topology.inspectable import inspectable
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
 
@@ -94,25 +96,27 @@ class _Audit:
             moved: list[tuple[int, list[Any]]] = []
             for number, (state, shadow) in enumerate(zip(self._watched, self._shadow.states, strict=True)):
                 later: list[Any] = []
-                reports[number].compared += state.compare(shadow, copy.txid, reports[number].add, later.append)
+                reports[number].compared += compare(state, shadow, copy.txid, reports[number].add, later.append)
                 if later:
                     moved.append((number, later))
             self._follow(reports, moved)
         return VerifyReport(self._topology.id, copy.txid, copy.is_recorded, reports, self._not_verified)
 
     @property
-    def _watched(self) -> list[FencedState]:
+    def _watched(self) -> list[InspectableState]:
         """The states that are compared, in the order of their shadows."""
-        return [state for each in self._shadow.components for state in self._topology[each.id].states]
+        states = [state for each in self._shadow.components for state in self._topology[each.id].states]
+        return [inspectable(state, purpose="be compared") for state in states]
 
     def _follow(self, reports: Sequence[StateReport], moved: Sequence[tuple[int, list[Any]]]) -> None:
         """Compare the rows that a running topology has changed meanwhile: read them as they are
         now, recompute up to there, and compare."""
         held = sorted(
-            ((number, *self._watched[number].hold(keys)) for number, keys in moved), key=lambda each: (each[1], each[0])
+            ((number, *hold(self._watched[number], keys)) for number, keys in moved),
+            key=lambda each: (each[1], each[0]),
         )
         for number, txid, values in held:
             self._copy.await_commit(txid)
             self._copy.advance(txid)
             state, shadow = self._watched[number], self._shadow.states[number]
-            reports[number].compared += state.compare_held(shadow, values, reports[number].add)
+            reports[number].compared += state.compare(values, shadow, reports[number].add)

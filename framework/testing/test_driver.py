@@ -30,11 +30,11 @@ from framework.inspect.sandbox import shadow_of
 from framework.observe.logs import no_logs
 from framework.testing.simulation.external_effects import outsides_of
 from framework.testing.simulation.probes import probes_below, rows_of_stream
-from framework.testing.simulation.run import scratch_states
 from framework.testing.simulation.sample import Sample, Source, sample_of, spout_over
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
 from framework.topology import ArrowBolt, Component, Topology
 from framework.topology.bolts import DEFAULT_STREAM
+from framework.topology.inspectable import with_scratch_states
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
 from framework.transactions.run import TopologyFailed
@@ -276,7 +276,7 @@ class _Kit:
         for each in topology.components:
             for outside in outsides_of(each.instance):
                 outside.clear()
-        self.shadow, self._left_out = shadow_of(over_lists, folder, scratch_states, strict=False, unseen=_why_not)
+        self.shadow, self._left_out = shadow_of(over_lists, folder, with_scratch_states, strict=False, unseen=_why_not)
         self._plan = plan_execution(_with_probes(self.shadow))
         self._store = MemoryStore()
         self._life = _Life([])

@@ -20,14 +20,9 @@ from framework.topology.builder import Topology, TransactionalTopologyBuilder
 from framework.topology.context import TopologyContext
 from framework.topology.core_builder import CoreTopology, TopologyBuilder
 from framework.topology.fencing import (
-    FORMER,
-    REBUILT,
-    Change,
     CommitFence,
-    Difference,
     FencedState,
     Header,
-    KeyedState,
     OpenCommit,
     Reach,
     Stamp,
@@ -37,6 +32,15 @@ from framework.topology.fencing import (
 from framework.topology.fields import Fields
 from framework.topology.graph import Component, Graph, Subscription
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping, Grouping
+from framework.topology.inspectable import (
+    FORMER,
+    REBUILT,
+    Change,
+    Difference,
+    InspectableState,
+    KeyedState,
+    RebuildableState,
+)
 from framework.topology.rich_components import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.snapshots import HeldFile, StateReading
 from framework.topology.spouts import (
@@ -100,6 +104,7 @@ __all__ = [
     "Header",
     "HeldFile",
     "Input",
+    "InspectableState",
     "KeyValueState",
     "KeyedState",
     "OnStream",
@@ -114,6 +119,7 @@ __all__ = [
     "PartitionedTransactionalSpout",
     "Reach",
     "ReadCounts",
+    "RebuildableState",
     "ReplayableSpout",
     "RichOutputCollector",
     "SourceRecord",

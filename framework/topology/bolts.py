@@ -18,7 +18,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -215,21 +214,6 @@ class Bolt(ABC):
     def combiner(self) -> Combiner | None:
         """Return a combiner for the edges into this bolt, or None. Called in tasks."""
         return None
-
-    def recounting(self, folder: Path) -> Bolt:
-        """Called by ``verify``, on the driver, on a copy of this bolt. Return the bolt that
-        computes the content of this bolt's states once more, in an empty ``folder``.
-
-        The default returns the copy itself, with scratch states. A bolt that shares less code with
-        the original can find more of its faults. Raises ``ConfigError`` when it cannot.
-        """
-        for number, state in enumerate(self.states()):
-            state.become_scratch(folder / str(number))
-        return self
-
-    def narrow(self, key: tuple[Any, ...]) -> None:
-        """Called by ``explain``, on the driver, on what ``recounting`` has returned. Only this key
-        of the state is of interest: rows of other keys may be left out. The default keeps them."""
 
     def states(self) -> Sequence[FencedState]:
         """Return the states that this bolt writes to when it commits: the same objects at each

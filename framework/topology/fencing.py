@@ -18,25 +18,18 @@ Invariants (rules C1 to C4 of the protocol):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError, escaped, reason_of
 from framework.shapes import check_fields
-
-if TYPE_CHECKING:
-    from framework.topology.snapshots import StateReading
 
 FORMAT = 1
 #: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and
 #: any plan may follow (C7).
 ROLLED_BACK = ""
-#: The places beside a state: of the rows that ``rebuild`` makes, and of those from before it.
-REBUILT, FORMER = "rebuilt", "former"
 #: Tombstones are removed once in this many transactions, because the removal may cost a scan.
 PURGE_EVERY = 1_000
 
@@ -205,43 +198,12 @@ class Header:
         return txid >= purged_at - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A key whose value differs from what the source gives. ``found`` None: the sink has no row.
-    ``expected`` None: there should be no row."""
-
-    key: Any
-    found: Any
-    expected: Any
-
-    def __str__(self) -> str:
-        found = "the sink has no row" if self.found is None else f"the sink has {self.found!r}"
-        expected = "the source gives none" if self.expected is None else f"the source gives {self.expected!r}"
-        return f"{self.key!r}: {found}, {expected}"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a replayed transaction makes of a key, and what the sink holds.
-
-    ``before``: the value that it started from. ``after``: the value that it gives. ``held``: the
-    value that the sink had after that transaction. None: no value. ``agrees``: whether ``held`` is
-    right; None where the sink does not tell any more, because a later transaction has changed the
-    key, or another one that this value depends on: ``before`` and ``held`` are None then, too.
-    """
-
-    key: Any
-    before: Any
-    after: Any
-    held: Any
-    agrees: bool | None
-
-
 class FencedState(ABC):
     """A place that committers write to, as the driver sees it. Implemented by the states in
     ``sinks``.
 
-    All methods are called on the driver, one at a time. What the tasks call is up to the state.
+    All methods are called on the driver, one at a time. What the tasks call is up to the state. The
+    tools, such as ``verify``, look for more: see ``framework.topology.inspectable``.
     Every method raises ``RetryableError`` when the store does not answer, and ``CorruptStateError``
     when a header cannot be parsed.
     """
@@ -319,80 +281,6 @@ class FencedState(ABC):
         has nothing to do."""
         return 0
 
-    def become_scratch(self, folder: Path) -> None:
-        """Turn this copy of the state into an empty one of the same shape, kept in ``folder``,
-        which does not exist yet, or in this process. Called by ``verify``. Raises ``ConfigError``
-        when the state cannot do this."""
-        raise ConfigError(f"{self.location} cannot be recomputed: it has no scratch copy")
-
-    def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
-        """Turn this copy of the state into one in which transaction ``txid`` is committed again: it
-        reads what the state held before that transaction, as far as the state still tells, and
-        writes into ``folder``, which does not exist yet. A place with nothing in it yet counts as
-        empty. Called by ``replay``. Raises ``ConfigError`` when the state cannot do this, or when
-        the place belongs to another topology or has other columns."""
-        raise ConfigError(f"{self.location} cannot be replayed: it has no scratch copy")
-
-    def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
-        """What transaction ``txid`` wrote into ``replayed``, a copy that has become a replay of it,
-        beside what this state holds of it."""
-        raise ConfigError(f"{self.location} cannot be compared")
-
-    def become_beside(self, place: str) -> None:
-        """Turn this copy of the state into the one of the same shape beside it, in the same store.
-        ``place``: ``REBUILT`` or ``FORMER``. Raises ``ConfigError`` when the state cannot exchange
-        its content with another one."""
-        raise ConfigError(f"{self.location} cannot be rebuilt: it cannot exchange its content for another one")
-
-    def check_exchange(self, topology_id: str) -> None:
-        """Raise ``ConfigError``, which says what to do, when an exchange would be refused."""
-
-    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        """Give the rows in ``REBUILT`` the place of this state's own, in one atomic step. Its own
-        go to ``FORMER``; what was there is removed, and nothing stays in ``REBUILT``. The header
-        ``expected`` becomes ``new``. The header in ``FORMER`` is ``expected`` with the incarnation
-        of ``rebuilt``, so that everybody can see which rows have taken the place. Raises
-        ``StaleWriterError`` when the header is not ``expected``, or that in ``REBUILT`` is not
-        ``rebuilt``, and ``ConfigError`` as ``check_exchange``; nothing is changed then."""
-        raise ConfigError(f"{self.location} cannot exchange its content for another one")
-
-    def remove(self, topology_id: str) -> bool:
-        """Remove rows, header, and what holds them. Called on what stands beside a state. Returns
-        whether there was anything. Raises ``ConfigError`` when it is somebody else's."""
-        raise ConfigError(f"{self.location} cannot be removed")
-
-    def compare(
-        self,
-        scratch: FencedState,
-        txid: int,
-        differs: Callable[[Difference], None],
-        moved: Callable[[Any], None],
-    ) -> int:
-        """Compare what this state held after ``txid`` with ``scratch``.
-
-        Calls ``differs`` for each difference. Calls ``moved`` with each key whose value after
-        ``txid`` is no longer known, because later transactions have changed it. Returns the number
-        of keys compared.
-        """
-        raise ConfigError(f"{self.location} cannot be compared")
-
-    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
-        """Read what these keys, which had ``moved``, hold now. Returns a txid and the object that
-        ``compare_held`` takes. Raises ``RetryableError`` when the keys change faster than they can
-        be read."""
-        raise ConfigError(f"{self.location} cannot be compared")
-
-    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
-        """Compare what ``hold`` returned with ``scratch``, which has been brought to the txid that
-        ``hold`` returned. Returns the number of keys compared."""
-        raise ConfigError(f"{self.location} cannot be compared")
-
-    def reading(self, topology_id: str | None = None) -> AbstractContextManager[StateReading]:
-        """The state, opened to be read whole as of one transaction; a driver may write meanwhile.
-        ``topology_id``: of the owner that it must have; None: any. Raises ``ConfigError``, which
-        says why, where a state cannot be read so, and where there is nothing yet."""
-        raise ConfigError(f"{self.location} cannot be read as of a transaction: it has no rows that it could give")
-
     def clear(self, topology_id: str) -> Header:
         """Remove every row and start a new incarnation. Its header keeps the epoch. Called by
         ``reset`` only, under the topology's leadership. Raises ``ConfigError`` when the state
@@ -402,25 +290,3 @@ class FencedState(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections. Safe to call twice."""
-
-
-class KeyedState(FencedState):
-    """A state that holds one value per key, as ``explain`` sees it. A key is a tuple, and so is a
-    value."""
-
-    @abstractmethod
-    def key_of(self, text: str) -> tuple[Any, ...]:
-        """The key that a person has written: the text of it, or a JSON array where a key has
-        several columns. Raises ``ConfigError``, which says what is wrong with it."""
-
-    @abstractmethod
-    def by_column(self, value: tuple[Any, ...] | None) -> Mapping[str, Any] | None:
-        """A value with the names of its columns."""
-
-    @abstractmethod
-    def written(self, key: tuple[Any, ...], txid: int) -> bool:
-        """Whether transaction ``txid``, the last one in this state, has written the key."""
-
-    @abstractmethod
-    def recomputed(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """As a scratch copy: the value that a sink should hold; None: no value."""

@@ -28,7 +28,7 @@ class HeldFile:
 
 
 class StateReading(ABC):
-    """A state that is opened to be read. Made by ``FencedState.reading``, and used by one
+    """A state that is opened to be read. Made by ``InspectableState.reading``, and used by one
     thread."""
 
     @property

@@ -52,7 +52,7 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
-from framework.topology import FORMER, REBUILT, Header, Stamp
+from framework.topology import FORMER, REBUILT, Header, RebuildableState, Stamp
 from sinks.lake.folders import (
     check_inside,
     check_no_link,
@@ -80,7 +80,7 @@ _READ_TRIES = 10
 GRACE_S = 3_600.0
 
 
-class ParquetTable(FileTable):
+class ParquetTable(FileTable, RebuildableState):
     """A folder of Parquet files. Only the files that its manifests name belong to the table.
 
     ``compact()`` (``ratchet compact PATH``) merges small files. It may run while the

@@ -53,6 +53,7 @@ from framework.topology import (
     Fields,
     Header,
     HeldFile,
+    InspectableState,
     Reach,
     Stamp,
     StateReading,
@@ -86,7 +87,8 @@ if TYPE_CHECKING:
 TARGET_BYTES = 128 * 1024 * 1024
 #: The folder in a table's folder that marks it as a table and holds Ratchet's documents.
 OWN_FOLDER = "_ratchet"
-_HOLD_TRIES = 20
+#: What stands for the rows of a table where others have keys.
+_ALL_ROWS = "files"
 #: Format 1 had partition values in folder names only, and no kind.
 _FORMAT = 2
 _PENDING = re.compile(r"(\d+)-(-?\d+)-(\d+)")
@@ -144,7 +146,7 @@ class FileTableShape:
         return FileTableShape(kind, schema, partition_by)
 
 
-class FileTable(Table):
+class FileTable(Table, InspectableState):
     """A folder that a topology appends batches to.
 
     ``path``: a folder of a file system with atomic links, local or NFS. It is created when missing.
@@ -521,39 +523,29 @@ class FileTable(Table):
             else:
                 yield Change(row, None, expected[row], held[row], agrees=held[row] == expected[row])
 
-    def compare(
-        self,
-        scratch: FencedState,
-        txid: int,
-        differs: Callable[[Difference], None],
-        moved: Callable[[Any], None],
-    ) -> int:
+    def pages(self, scratch: FencedState) -> Iterator[Sequence[Any]]:
+        """A table has no keys, so it is compared whole."""
+        yield [_ALL_ROWS]
+
+    def held(self, keys: Sequence[Any], txid: int) -> Mapping[Any, Any]:
+        try:
+            return {_ALL_ROWS: _counted(self.dataset_of(self.files_as_of(txid)))}
+        except (MovedOnError, FileNotFoundError):  # it was compacted while it was read
+            return {}
+
+    def compare(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
         """Compares rows as a multiset. In a difference, ``key`` is the row, and the other two
         fields are how often it occurs in the sink and in the scratch copy."""
-        try:
-            held = _counted(self.dataset_of(self.files_as_of(txid)))
-        except (MovedOnError, FileNotFoundError):  # it was compacted while it was read
-            moved("files")
-            return 0
-        return self.compare_held(scratch, held, differs)
-
-    def hold(self, keys: Sequence[Any]) -> tuple[int, Any]:
-        for _ in range(_HOLD_TRIES):
-            txid = self.read_header().done
-            try:
-                return txid, _counted(self.dataset_of(self.files_as_of(txid)))
-            except (MovedOnError, FileNotFoundError):
-                continue
-        raise MovedOnError(f"{self.location}: it is compacted faster than it can be read")
-
-    def compare_held(self, scratch: FencedState, held: Any, differs: Callable[[Difference], None]) -> int:
         if not isinstance(scratch, FileTable):
             raise InvariantViolation(f"{self.location} is compared with {scratch.location}")
+        if not held:
+            return 0
+        found: Counter[tuple[Any, ...]] = held[_ALL_ROWS]
         expected = _counted(scratch.dataset())
-        for row in held.keys() | expected.keys():
-            if held[row] != expected[row]:
-                differs(Difference(row, held[row], expected[row]))
-        return sum(held.values())
+        for row in found.keys() | expected.keys():
+            if found[row] != expected[row]:
+                differs(Difference(row, found[row], expected[row]))
+        return sum(found.values())
 
     def close(self) -> None:
         """Nothing is kept open."""

@@ -24,6 +24,7 @@ from framework import (
 )
 from framework.commands.explain import _cause, app
 from framework.errors import ConfigError, RetryableError
+from framework.inspect.comparison import hold
 from framework.inspect.explain import Cause, Explanation, explain
 from framework.inspect.recompute import Unverifiable
 from framework.topology import SourceRecord
@@ -324,13 +325,12 @@ def test_a_topology_that_goes_back_meanwhile_is_no_difference(
 ) -> None:
     built = counted(tmp_path)
     run(built, store)
-    hold = OpaqueMapState.hold
 
-    def after_an_undo(self: Any, keys: Any) -> Any:
-        txid, held = hold(self, keys)
+    def after_an_undo(state: Any, keys: Any) -> Any:
+        txid, held = hold(state, keys)
         return txid - 1, held
 
-    monkeypatch.setattr(OpaqueMapState, "hold", after_an_undo)
+    monkeypatch.setattr("framework.inspect.explain.hold", after_an_undo)
     with pytest.raises(RetryableError, match="went back to transaction 3 meanwhile: ask again"):
         of(built, store, "twice")
 

@@ -22,7 +22,8 @@ from framework import (
 )
 from framework.errors import ConfigError, RetryableError
 from framework.inspect.replay import ReplayReport, Watch, differences, plan_to_replay, replay
-from framework.topology import Change, Committer, FencedState
+from framework.topology import Change, Committer, FencedState, InspectableState
+from framework.topology.inspectable import inspectable
 from framework.transactions import CoordinationStore, MemoryStore
 from integration import EmbeddedServers
 from sinks import (
@@ -253,7 +254,13 @@ def test_a_state_that_has_no_scratch_copy_is_left_out_by_name(
 ) -> None:
     built = topology(tmp_path)
     run(built, store)
-    monkeypatch.setattr(ParquetTable, "become_replay", FencedState.become_replay)
+
+    def refuse(state: FencedState, *, purpose: str) -> InspectableState:
+        if isinstance(state, ParquetTable):
+            raise ConfigError(f"{state.location} cannot {purpose}: it has no scratch copy")
+        return inspectable(state, purpose=purpose)
+
+    monkeypatch.setattr("framework.inspect.replay.inspectable", refuse)
     report = replayed(built, store, 4)
     assert report.agrees and [each.component_id for each in report.states] == ["words"]
     assert "has no scratch copy" in report.left_out["parquet"]

@@ -10,6 +10,7 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError
+from framework.inspect.comparison import compare
 from framework.testing.conformance.backend_parts import KEY, VALUE, finish, open_attempt, transact
 from framework.transactions import MemoryStore, committed_txid
 from integration import PostgresServer, RedisServer
@@ -75,7 +76,7 @@ def test_a_key_without_a_row_is_known_to_have_had_none_only_since_tombstones_wer
         assert one.read_as_of([key], 4) == [None]
     moved: list[Any] = []
     differences: list[Any] = []
-    one.compare(recomputed, 2, differences.append, moved.append)  # as of then, it had the cat
+    compare(one, recomputed, 2, differences.append, moved.append)  # as of then, it had the cat
     assert ("cat",) in moved and not any(each.key == "cat" for each in differences)
 
 

@@ -29,6 +29,7 @@ from framework.coordination.store import MemoryStore
 from framework.errors import ConfigError, InvariantViolation
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import ExecutionPlan, Phase, plan_execution
+from framework.inspect.comparison import compare
 from framework.inspect.sandbox import LeftOut, shadow_of, with_ends
 from framework.observe.logs import no_logs
 from framework.testing.simulation.executor import FaultyExecutor, OnceExecutor
@@ -43,6 +44,7 @@ from framework.testing.simulation.virtual_threads import DriverDied, NoProgress,
 from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import Bolt, Difference, Topology, ValueType
 from framework.topology.graph import Component
+from framework.topology.inspectable import inspectable, with_scratch_states
 from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
@@ -139,7 +141,7 @@ class _SimulationRun:
         spout = replace(topology.spout, instance=spout_over(topology, self._source), factory=None)
         over_sample = Topology(topology.id, (spout, *topology.components[1:]), topology.at_least_once)
         copy, left_out = shadow_of(
-            over_sample, self._folder / name, scratch_states, strict=False, unseen=self._world.left_out
+            over_sample, self._folder / name, with_scratch_states, strict=False, unseen=self._world.left_out
         )
         self._copies.append(copy)
         return copy, left_out
@@ -257,7 +259,8 @@ class _SimulationRun:
                     continue
                 found: list[Difference] = []
                 try:
-                    state.compare(reference[component.id].states[place], txid, found.append, lambda key: None)
+                    watched = inspectable(state, purpose="be compared")
+                    compare(watched, reference[component.id].states[place], txid, found.append, lambda key: None)
                 except ConfigError as error:
                     self._world.uncompared[real[place].location] = str(error)
                     continue
@@ -299,13 +302,6 @@ class _SimulationRun:
     def _wrong(self, broken: Broken, component: str, what: str, details: tuple[str, ...]) -> None:
         if all((each.broken, each.component) != (broken, component) for each in self._found):
             self._found.append(Wrong(broken, component, what, details))
-
-
-def scratch_states(bolt: Bolt, folder: Path) -> Bolt:
-    """The bolt, with states in ``folder`` that start empty."""
-    for number, state in enumerate(bolt.states()):
-        state.become_scratch(folder / str(number))
-    return bolt
 
 
 def _commit_once(topology: Topology, executor: OnceExecutor, committed: Mapping[int, Kept]) -> None:

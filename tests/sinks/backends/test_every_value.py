@@ -20,6 +20,7 @@ import pytest
 
 from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError
+from framework.inspect.comparison import compare
 from framework.testing.conformance.backend_parts import finish, open_attempt
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
@@ -307,5 +308,5 @@ def test_the_recount_of_verify_agrees_with_the_committer(kind: str, seed: int, t
         assert len({exact(key) for key, *_ in emitted}) == len(emitted)
         finish(recount.state)
     differences: list[Any] = []
-    assert run.state.compare(recount.state, 8, differences.append, differences.append) == len(run.oracle.rows)
+    assert compare(run.state, recount.state, 8, differences.append, differences.append) == len(run.oracle.rows)
     assert differences == []
