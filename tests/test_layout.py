@@ -69,6 +69,13 @@ def test_there_is_a_file_for_each_package() -> None:
     assert [str(each) for each in folders if not (each / "__init__.py").exists()] == []
 
 
+def test_every_package_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    shipped = [each for each in PACKAGES if each not in ("tests", "examples", "benchmarks")]
+    found = [path.parent.relative_to(ROOT) for each in shipped for path in (ROOT / each).rglob("__init__.py")]
+    assert sorted(listed) == sorted(".".join(each.parts) for each in found)
+
+
 def test_what_is_imported_comes_with_the_package_or_with_an_extra_for_users() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [each for name, wanted in project["optional-dependencies"].items() if name != "dev" for each in wanted]
