@@ -15,8 +15,8 @@ from framework.operators.watermarks import NEVER
 
 
 class PartitionTime(NamedTuple):
-    """Of a source partition: the newest event time, and when the last transaction with a record of
-    it was planned."""
+    """Of a source partition: the newest event time, and how much time had elapsed when the last
+    transaction with a record of it was planned."""
 
     newest: int
     seen_at: int
@@ -25,10 +25,13 @@ class PartitionTime(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class EventClock:
     """``watermark``: no record that is on time is older. ``planned_at``: when the transaction was
-    planned."""
+    planned. ``elapsed``: grows by the time between the plans. It never goes back, as the clock of
+    another leader may do, and stands still while a partition has records that are not planned: as
+    long as that is so, none has become idle."""
 
     watermark: int = NEVER
     planned_at: int = NEVER
+    elapsed: int = 0
     partitions: Mapping[str, PartitionTime] = field(default_factory=dict)
 
     def after(
@@ -39,36 +42,47 @@ class EventClock:
         out_of_orderness: int,
         idle_after: int | None,
         unread: bool = False,
+        behind: bool = False,
+        advance_when_idle: bool = False,
     ) -> EventClock:
         """The clock after a transaction. ``newest``: partition -> the newest event time that was
         read of it. ``out_of_orderness``: how far behind the newest time of its partition a record
         may be. ``idle_after``: how long without a record until a partition holds nothing up; None:
-        never. ``unread``: a partition has records, and none of it was ever read.
+        never. ``unread``: a partition has records, and none of it was ever read. ``behind``: the
+        transaction reads nothing of a partition that has records. ``advance_when_idle``: while all
+        partitions are idle, event time goes on as fast as the time that elapses.
 
         >>> clock = EventClock().after({"a": 50, "b": 20}, 0, out_of_orderness=5, idle_after=60)
         >>> clock.watermark, clock.after({"a": 90}, 60, out_of_orderness=5, idle_after=60).watermark
         (15, 85)
         """
-        planned_at = max(planned_at, self.planned_at)  # a leader's clock may be behind the last one's
+        elapsed = self.elapsed
+        if planned_at == NEVER:
+            planned_at = self.planned_at
+        elif self.planned_at != NEVER and not behind:
+            elapsed += max(planned_at - self.planned_at, 0)
         known = dict(self.partitions)
         for partition, at in newest.items():
             before = known.get(partition)
-            known[partition] = PartitionTime(max(at, before.newest) if before is not None else at, planned_at)
-        awake = [each.newest for each in known.values() if idle_after is None or planned_at - each.seen_at < idle_after]
+            known[partition] = PartitionTime(max(at, before.newest) if before is not None else at, elapsed)
+        awake = [each.newest for each in known.values() if idle_after is None or elapsed - each.seen_at < idle_after]
+        gone_on = [each.newest + elapsed - each.seen_at for each in known.values()] if advance_when_idle else []
+        reached = min(awake) if awake else max(gone_on, default=NEVER)
         watermark = self.watermark
-        if awake and not unread:
-            watermark = max(watermark, min(awake) - out_of_orderness)
-        return EventClock(watermark, planned_at, known)
+        if reached != NEVER and not unread:
+            watermark = max(watermark, reached - out_of_orderness)
+        return EventClock(watermark, planned_at, elapsed, known)
 
     def document(self) -> dict[str, Any]:
         """JSON-able."""
         return {
             "watermark": self.watermark,
             "planned_at": self.planned_at,
+            "elapsed": self.elapsed,
             "partitions": {name: list(each) for name, each in sorted(self.partitions.items())},
         }
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> EventClock:
         partitions = {name: PartitionTime(*each) for name, each in document["partitions"].items()}
-        return EventClock(document["watermark"], document["planned_at"], partitions)
+        return EventClock(document["watermark"], document["planned_at"], document["elapsed"], partitions)

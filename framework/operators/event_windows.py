@@ -24,10 +24,11 @@ Micros = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Assigned(NamedTuple):
-    """``rows``: positions of the times that were given, once per window; ``ends``: the windows'
-    ends."""
+    """``rows``: positions of the times that were given, once per window. ``starts`` and ``ends``:
+    of the windows."""
 
     rows: Micros
+    starts: Micros
     ends: Micros
 
 
@@ -50,31 +51,31 @@ class EventWindows:
     def assign(self, at: Micros) -> Assigned:
         """The windows of each time, the last one first."""
         if self.zone is not None:
-            return Assigned(np.arange(len(at)), self._day_ends(at))
+            return Assigned(np.arange(len(at)), *self._days(at))
         last = self.origin + (at - self.origin) // self.step * self.step
-        rows, ends = [], []
+        rows, starts = [], []
         for before in range(-(-self.length // self.step)):
             start = last - before * self.step
             inside = at - start < self.length
             rows.append(np.flatnonzero(inside))
-            ends.append(start[inside] + self.length)
-        return Assigned(np.concatenate(rows), np.concatenate(ends))
+            starts.append(start[inside])
+        first = np.concatenate(starts)
+        return Assigned(np.concatenate(rows), first, first + self.length)
 
-    def start_of(self, end: int) -> int:
-        """The start of the window with this end."""
-        if self.zone is None:
-            return end - self.length
-        return _midnight(self.zone, _day_of(self.zone, end) - self.length // _DAY)
+    def settings(self) -> dict[str, Any]:
+        """What makes a window: JSON-able."""
+        return {"length": self.length, "step": self.step, "origin": self.origin, "zone": self.zone}
 
-    def _day_ends(self, at: Micros) -> Micros:
+    def _days(self, at: Micros) -> tuple[Micros, Micros]:
         """Looks at each distinct quarter of an hour once: no zone changes its offset within one."""
         zone, days = str(self.zone), self.length // _DAY
         quarters, place = np.unique(at // 900_000_000, return_inverse=True)
-        ends = []
-        for quarter in quarters.tolist():
+        bounds = np.empty((len(quarters), 2), np.int64)
+        for number, quarter in enumerate(quarters.tolist()):
             day = _day_of(zone, quarter * 900_000_000)
-            ends.append(_midnight(zone, day - (day - self.origin // _DAY) % days + days))
-        return np.array(ends, np.int64)[place]
+            first = day - (day - self.origin // _DAY) % days
+            bounds[number] = _midnight(zone, first), _midnight(zone, first + days)
+        return bounds[place, 0], bounds[place, 1]
 
 
 def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None) -> EventWindows:

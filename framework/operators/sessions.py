@@ -1,54 +1,69 @@
 """Sessions: records of a key of which each is less than a gap after the one before. Pure
-arithmetic, in microseconds."""
+arithmetic, in microseconds.
+
+Time is cut into *panes* as long as the gap. Two records in one pane belong to one session, and so
+do two panes next to each other of which the last record and the first one are less than a gap
+apart. Panes further apart do not touch. So a record changes its own pane and no other, and a
+session is put together when it ends, from the panes before its last one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Values = tuple[Any, ...]
 Micros = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Session(NamedTuple):
-    """``first`` and ``last``: the times of its first and last record. ``is_new``: no part of it was
-    there before the transaction."""
+class Pane(NamedTuple):
+    """``first`` and ``due``: the time of its first record, and of its last one and a gap."""
 
     first: int
-    last: int
-    values: Values
-    is_new: bool = False
+    due: int
+    values: tuple[Any, ...]
+
+    def reaches(self, following: Pane) -> bool:
+        """Whether the next pane belongs to the same session."""
+        return following.first < self.due
 
 
-def merged(sessions: Iterable[Session], gap: int, merge: Callable[[Values, Values], Values]) -> list[Session]:
-    """Sessions of one key, in the order of their times, after those that a record connects are made
-    one.
+def pane_starts(times: Micros, gap: int) -> Micros:
+    """The start of the pane of each time.
 
-    >>> add = lambda one, other: (one[0] + other[0],)
-    >>> merged([Session(20, 25, (1,)), Session(0, 4, (1,)), Session(10, 16, (5,), is_new=True)], 5, add)
-    [Session(first=0, last=4, values=(1,), is_new=False), Session(first=10, last=25, values=(6,), is_new=False)]
-    """  # noqa: W505 - doctest lines are not wrapped
-    found: list[Session] = []
-    for each in sorted(sessions, key=lambda session: session.first):
-        before = found[-1] if found else None
-        if before is not None and each.first - before.last < gap:
-            found[-1] = Session(
-                before.first,
-                max(before.last, each.last),
-                merge(before.values, each.values),
-                before.is_new and each.is_new,
-            )
+    >>> pane_starts(np.array([-1, 0, 4, 5]), 5).tolist()
+    [-5, 0, 0, 5]
+    """
+    return times // gap * gap
+
+
+def ends(pane: Pane, following: Pane | None) -> bool:
+    """Whether a session ends with this pane. ``following``: the next one, where there is one."""
+    return following is None or not pane.reaches(following)
+
+
+def runs(starts: Iterable[int], gap: int, panes: Mapping[int, Pane]) -> list[list[int]]:
+    """The starts of the panes of each session that these panes alone would make, in the order of
+    their times.
+
+    >>> panes = {0: Pane(1, 6, ()), 5: Pane(5, 14, ()), 10: Pane(14, 19, ()), 20: Pane(20, 25, ())}
+    >>> runs([20, 5, 0, 10], 5, panes)
+    [[0, 5], [10], [20]]
+    """
+    found: list[list[int]] = []
+    for start in sorted(starts):
+        if found and start - found[-1][-1] == gap and panes[found[-1][-1]].reaches(panes[start]):
+            found[-1].append(start)
         else:
-            found.append(each)
+            found.append([start])
     return found
 
 
-def starts_of(times: Micros, same_key: np.ndarray[Any, np.dtype[np.bool_]], gap: int) -> Micros:
-    """The start of each record's session, among these records. They are in the order of their keys,
-    and of their times within a key. ``same_key``: whether each record but the first has the key of
-    the one before it."""
-    begins = np.ones(len(times), bool)
-    begins[1:] = ~(same_key & (np.diff(times) < gap))
-    return times[np.maximum.accumulate(np.where(begins, np.arange(len(times)), 0))]
+def together(panes: Iterable[Pane], merge: Callable[[Any, Any], Any]) -> Pane:
+    """One session of panes in the order of their times."""
+    first, *rest = panes
+    values, due = first.values, first.due
+    for each in rest:
+        values, due = merge(values, each.values), each.due
+    return Pane(first.first, due, values)

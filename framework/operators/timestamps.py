@@ -11,7 +11,9 @@ from framework.errors import BadRecordError, TopologyError
 
 #: The units of numbers in a column of times, in microseconds.
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-#: Times beyond this are none: 73,000 years.
+#: Times before the year 2 and after the year 9998 are none: windows around them have no bounds.
+_FIRST, _LAST = -62_104_060_800_000_000, 253_370_764_800_000_000
+#: Numbers beyond this overflow.
 _MOST = 1 << 61
 
 
@@ -55,7 +57,14 @@ def times_of(column: pa.Array | pa.ChunkedArray, field: str, unit: str) -> np.nd
         factor = 1 if counted == "ns" else UNITS[counted]
         wrong |= ~((raw > -(_MOST // factor)) & (raw < _MOST // factor))
         micros = raw // 1_000 if counted == "ns" else np.where(wrong, 0, raw) * factor
+    wrong |= (micros < _FIRST) | (micros >= _LAST)
     if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
-        raise BadRecordError(f"field {field!r} holds {column[first]}, which is no time in {unit!r}")
+        shown = column[int(np.flatnonzero(wrong)[0])]
+        if pa.types.is_timestamp(column.type):  # Python has no such time
+            raise BadRecordError(
+                f"field {field!r} holds a time beyond the years 2 to 9998: {shown.value} {column.type.unit}"
+            )
+        raise BadRecordError(
+            f"field {field!r} holds {shown}, which is no time in {unit!r} of the years 2 to 9998: give unit= if it counts others"
+        )
     return micros

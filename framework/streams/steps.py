@@ -113,15 +113,10 @@ class Windows(Step):
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         column = frame.get_column(self.on).to_arrow()
-        rows, ends = self.windows.assign(times_of(column, self.on, "s"))
+        rows, starts, ends = self.windows.assign(times_of(column, self.on, "s"))
         order = np.argsort(rows, kind="stable")
-        rows, ends = rows[order], ends[order]
-        if self.windows.zone is None:
-            starts = ends - self.windows.length
-        else:
-            starts = np.array([self.windows.start_of(end) for end in ends.tolist()], np.int64)
-        made = {WINDOW_START: starts, WINDOW_END: ends}
-        return frame[rows].with_columns(
+        made = {WINDOW_START: starts[order], WINDOW_END: ends[order]}
+        return frame[rows[order]].with_columns(
             [pl.Series(name, each).cast(pl.Datetime("us", "UTC")) for name, each in made.items()]
         )
 

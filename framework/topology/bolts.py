@@ -311,6 +311,12 @@ class Committer:
         ``finish_batch``, with what ``keep_for_commit`` returned."""
         raise NotImplementedError(f"{type(self).__name__} says what is kept of it, and does not take it back")
 
+    def state_settings(self) -> Mapping[str, Any]:
+        """Options by which rows were written that the next transactions read, by name; JSON-able.
+        A topology that starts with others is refused, as one of another shape is. Called on the
+        driver."""
+        return {}
+
     def commits_in_one_step(self) -> bool:
         """Whether ``finish_batch`` makes one atomic step of the commit where it is asked to: where
         the fence of its attempt has ``opens_from``, it raises the header, writes all rows, and sets

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from framework.errors import TopologyError
-from framework.topology.bolts import Bolt, OutputFieldsDeclarer
+from framework.topology.bolts import Bolt, Committer, OutputFieldsDeclarer
 from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM, with_clock
 from framework.topology.fencing import FencedState, ValueType
 from framework.topology.graph import (
@@ -103,6 +103,7 @@ class Topology(Graph):
                         f"{sub.component_id}/{sub.stream} by {sub.grouping.outline()}" for sub in each.subscriptions
                     ],
                     "states": [state.location for state in each.states],
+                    **_settings(each.instance),
                 }
                 for each in self.components
             },
@@ -111,6 +112,11 @@ class Topology(Graph):
     def digest(self) -> str:
         """A hash of the outline."""
         return hashlib.sha256(json.dumps(self.outline(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _settings(instance: object) -> dict[str, object]:
+    settings = instance.state_settings() if isinstance(instance, Committer) else {}
+    return {"settings": dict(settings)} if settings else {}
 
 
 class TopologyMaker(ABC):

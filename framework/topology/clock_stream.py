@@ -39,11 +39,13 @@ from framework.topology.written_topics import WrittenTopic
 #: The hidden stream of planning times.
 CLOCK_STREAM = "clock"
 #: ``planned_at``: microseconds since 1970, by the clock of the driver that made the plan.
-#: ``unread``: whether a partition has records, and none of it was planned so far.
-CLOCK_FIELDS = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_()})
+#: ``unread``: whether a partition has records, and none of it was planned so far. ``behind``:
+#: whether the plan reads nothing of a partition that has records.
+CLOCK_FIELDS = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_()})
 #: The streams of a spout that hold no records.
 HIDDEN_STREAMS = frozenset({CLOCK_STREAM, DEAD_LETTER_STREAM})
-#: The pseudo-partition in plans: ``{"planned_at": ..., "unread": [partitions]}``.
+#: The pseudo-partition in plans. Its entry has ``CLOCK_FIELDS``, and ``new``: the partitions of
+#: which nothing was planned so far.
 CLOCK_PARTITION = "@clock"
 
 Plan = Mapping[str, Meta]
@@ -142,14 +144,26 @@ class ClockPlanner(PartitionPlanner):
         if plan is None:
             return None
         before = previous.get(CLOCK_PARTITION)
-        waiting = set(before["unread"]) if before is not None else set()
-        candidates = waiting | (plan.keys() - previous.keys())
-        counts = self._planner.record_counts({each: plan[each] for each in candidates if each in plan})
-        waiting = {each for each in candidates if counts.get(each) == 0}
-        if waiting:
-            progress = self._planner.progress(plan, [])
-            waiting = {each for each in waiting if each in progress and progress[each].lag}
-        return {**plan, CLOCK_PARTITION: {"planned_at": time.time_ns() // 1_000, "unread": sorted(waiting)}}
+        counts = self._planner.record_counts(plan)
+        new = (set(before["new"]) if before is not None else set()) | (plan.keys() - previous.keys())
+        new = {each for each in new if each in plan and counts.get(each) == 0}
+        left = self._left(plan, counts)
+        clock = {
+            "planned_at": time.time_ns() // 1_000,
+            "new": sorted(new),
+            "unread": not new.isdisjoint(left),
+            "behind": bool(left),
+        }
+        return {**plan, CLOCK_PARTITION: clock}
+
+    def _left(self, plan: Plan, counts: Mapping[str, int | None]) -> set[str]:
+        """The partitions of which the plan reads nothing though they have records that may be
+        read."""
+        if self._planner.lag(plan) == 0:
+            return set()
+        progress = self._planner.progress(plan, [])
+        unread = (each for each, its in progress.items() if (its.lag or 0) > its.open_records)
+        return {each for each in unread if counts.get(each, 0) == 0}
 
     def watch(self, arrived: Callable[[], None]) -> bool:
         return self._planner.watch(arrived)
@@ -247,7 +261,7 @@ class _ClockReader(PartitionReader):
     def read_all(self, attempt: TransactionAttempt, ranges: Plan) -> Iterator[Rows]:
         clock = ranges.get(CLOCK_PARTITION)
         if clock is not None:
-            row = {"planned_at": clock["planned_at"], "unread": bool(clock["unread"])}
+            row = {name: clock[name] for name in CLOCK_FIELDS}
             yield OnStream(CLOCK_STREAM, pa.RecordBatch.from_pylist([row], CLOCK_FIELDS.schema()))
         self._reader.check_alive = self.check_alive  # type: ignore[method-assign]
         yield from self._reader.read_all(attempt, _without(ranges))

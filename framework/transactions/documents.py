@@ -48,6 +48,7 @@ from framework.observe.journal import RECORDS_MAX, AttemptRecord, TransactionRec
 from framework.observe.logs import get_logger
 from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
+from framework.topology.clock_stream import CLOCK_STREAM
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.coordinator import Persist, Recovered
@@ -158,6 +159,11 @@ class TopologyDocuments:
                 f"the topology {self._topology.id!r} is not the one its state was written by: {differences}. Run it once "
                 "with --accept-changed-topology if it may go on from that state, give it another id, or restore the "
                 "former one"
+            )
+        if _has_clock(before) and not _has_clock(now):
+            raise ConfigError(
+                f"the topology {self._topology.id!r} had planning times in its plans, and nothing subscribes to the clock of "
+                "its spout any more: keep a WatermarkCommitter, or give the topology another id"
             )
         _log.warning("topology.changed", topology=self._topology.id, difference=differences)
         former = before.get("spout")
@@ -599,6 +605,11 @@ def _locations(outline: Mapping[str, Any]) -> set[str]:
     return {each for component in outline.get("components", {}).values() for each in component.get("states", ())}
 
 
+def _has_clock(outline: Mapping[str, Any]) -> bool:
+    spout = outline.get("components", {}).get(outline.get("spout"), {})
+    return CLOCK_STREAM in spout.get("streams", {})
+
+
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     was, has = before.get("components", {}), now["components"]
     if before.get("fields_hash") != now["fields_hash"]:
@@ -607,6 +618,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     found += [f"component {name!r} is new" for name in has if name not in was]
     for name in has:
         if name in was and was[name] != has[name]:
-            keys = [key for key in has[name] if was[name].get(key) != has[name][key]]
-            found += [f"{name!r}: {key} was {was[name].get(key)!r}, is {has[name][key]!r}" for key in keys]
+            before_now = [{**each, **each.get("settings", {})} for each in (was[name], has[name])]
+            keys = [key for key in {**before_now[1], **before_now[0]} if key != "settings"]
+            pairs = [(key, *(each.get(key) for each in before_now)) for key in keys]
+            found += [f"{name!r}: {key} was {old!r}, is {new!r}" for key, old, new in pairs if old != new]
     return found

@@ -33,12 +33,13 @@ class Closed(NamedTuple):
 
 
 class AggregatingCommitter(WatermarkedCommitter):
-    """Folds records per key and ``_part``, a column of microseconds that ``_folding`` adds."""
+    """Folds records per key and part of time. ``_folding`` adds the columns of the times, whose
+    names no field can have."""
 
     #: The columns of the start and of the end in the output.
     _bounds: ClassVar[tuple[str, str]]
-    #: The one of them that tells the parts of a key apart.
-    _part: ClassVar[str]
+    #: Columns of microseconds that tell the parts of a key apart: as folded, and as in the state.
+    _parts: ClassVar[Mapping[str, str]]
     #: Columns of microseconds that are folded too, and come before the user's aggregates.
     _times: ClassVar[Mapping[str, Aggregate]] = {}
 
@@ -55,7 +56,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         """``own``: columns of the output beside the key, the bounds and the aggregates."""
         super().__init__(state, key)
         name = type(self).__name__
-        taken = {*self._bounds, *own}
+        taken = {*self._bounds, *self._parts.values(), *own}
         if taken.intersection(self.key):
             field = min(taken.intersection(self.key))
             raise TopologyError(f"{name}: key field {field!r} is a column of its own: rename the field")
@@ -71,13 +72,21 @@ class AggregatingCommitter(WatermarkedCommitter):
         source.require(self._component_id, (self.on, *input_fields(self.aggregates)))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         types = {name: source.fields.type_of(name) for name in self.key}
-        types |= dict.fromkeys((self._part, *self._times), pa.int64())
+        types |= dict.fromkeys((*self._parts, *self._times), pa.int64())
         self._partial = Fields.of({**types, **output_types(self.aggregates, source.fields)})
         self._bind_state(self._partial)
 
     @abstractmethod
     def _bind_state(self, partial: Fields) -> None:
         """Bind the state. ``partial``: the columns of folded records."""
+
+    def _state_key(self, partial: Fields) -> Fields:
+        """The key columns of the state: the key, and what tells its parts apart."""
+        types = {name: partial.type_of(name) for name in self.key}
+        return Fields.of({**types, **dict.fromkeys(self._parts.values(), pa.int64())})
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return {"on": self.on, "unit": self.unit, "key": list(self.key)}
 
     def _output_types(self) -> dict[str, Any]:
         """The columns of ``_batch``; none outside of a topology."""
@@ -97,7 +106,7 @@ class AggregatingCommitter(WatermarkedCommitter):
     def _new_fold(self, *, partial_input: bool) -> Fold:
         aggregates = {**self._times, **self.aggregates}
         return Fold(
-            self._component_id, (*self.key, self._part), aggregates, self._schema(), partial_input=partial_input
+            self._component_id, (*self.key, *self._parts), aggregates, self._schema(), partial_input=partial_input
         )
 
     def _schema(self) -> pa.Schema:
@@ -106,6 +115,12 @@ class AggregatingCommitter(WatermarkedCommitter):
         return self._partial.schema()
 
     # --- in tasks ---------------------------------------------------------------------------------
+
+    def _with_times(self, rows: pa.RecordBatch, times: Mapping[str, Any]) -> pa.RecordBatch:
+        """The columns of records that are folded, and these columns of times."""
+        names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
+        columns = [*(rows.column(name) for name in names), *(pa.array(each, pa.int64()) for each in times.values())]
+        return pa.RecordBatch.from_arrays(columns, names=[*names, *times])
 
     def _take(self, batch: pa.RecordBatch) -> None:
         if self._fold is None:

@@ -20,7 +20,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.canonical import python_values
-from framework.topology.groupings import FieldsGrouping, Grouping
+from framework.topology.groupings import AllGrouping, FieldsGrouping, Grouping
 from sinks.backend import Key
 from sinks.committer import check_key_types, check_no_null_key, check_one_writer
 from sinks.event_time.watermark import WATERMARK_FIELDS, opaque
@@ -69,6 +69,12 @@ class WatermarkedCommitter(ArrowBolt, Committer):
             raise TopologyError(
                 f"committer {component_id!r} needs {streams} of records and one watermark: subscribe it to the records, and "
                 "with all_grouping to a WatermarkCommitter"
+            )
+        (watermark,) = (each for each in inputs if list(each.fields) == _WATERMARK_COLUMNS)
+        if parallelism > 1 and not isinstance(watermark.grouping, AllGrouping):
+            raise TopologyError(
+                f"committer {component_id!r} has {parallelism} tasks, and each needs the watermark: subscribe it to "
+                f"{watermark.component_id!r} with all_grouping"
             )
         for source in records:
             check_one_writer(component_id, source, self.key, parallelism)

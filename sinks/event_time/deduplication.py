@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -51,6 +51,9 @@ class DeduplicatingCommitter(WatermarkedCommitter):
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         self.state.bind(source.fields.select(self.key), Fields(until=int))
         self.state.backend.order_by(_UNTIL)
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return {"on": self.on, "unit": self.unit, "key": list(self.key), "within": self.within}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self._fields is not None:

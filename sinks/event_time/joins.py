@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,7 +80,7 @@ class JoiningCommitter(WatermarkedCommitter):
         if how not in ("inner", "left", "right", "outer"):
             raise TopologyError(f"JoiningCommitter: how is {how!r}: give 'inner', 'left', 'right' or 'outer'")
         self.within, self.unit = micros_of(within, "within"), unit
-        self._on = (left, right)
+        self._on, self.how = (left, right), how
         self._outer = (how in ("left", "outer"), how in ("right", "outer"))
         self._sides: tuple[_Side, _Side] | None = None
         self._came: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
@@ -120,6 +120,11 @@ class JoiningCommitter(WatermarkedCommitter):
         self._sides = _Side(left, self.key, self._on[0]), _Side(right, self.key, self._on[1])
         self.state.bind(left.fields.select(list(self.key)), Fields(due_at=int, waiting=str))
         self.state.backend.order_by(_DUE)
+
+    def state_settings(self) -> Mapping[str, Any]:
+        left, right = self._on
+        how = {"left": left, "right": right, "within": self.within, "how": self.how}
+        return {**how, "unit": self.unit, "key": list(self.key)}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self._sides is None:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from framework.durations import Duration, micros_above_0
-from framework.operators.sessions import Session, merged, starts_of
+from framework.errors import InvariantViolation
+from framework.operators.sessions import Pane, ends, pane_starts, runs, together
 from framework.operators.timestamps import times_of
-from framework.operators.watermarks import LATE_STREAM, NEVER
+from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
-from framework.topology.canonical import canonical_column
-from sinks.aggregates import Aggregate, Max, row_merger
+from sinks.aggregates import Aggregate, Max, Min, row_merger
 from sinks.backend import Key
 from sinks.committer import Fold
 from sinks.event_time.aggregation import AggregatingCommitter, Closed
 from sinks.event_time.committer import Watermarks
-from sinks.plain_values import JsonColumns
 from sinks.states import MapState
 
-_START, _END, _DUE = "session_start", "session_end", "due_at"
+_START, _END = "session_start", "session_end"
+_PANE, _FIRST, _DUE = "session_pane", "first_at", "due_at"
+_AT_PANE, _AT_FIRST, _AT_LAST = "@pane", "@first", "@last"
 
 
 class SessionCommitter(AggregatingCommitter):
-    """Aggregates per key and session, in an opaque state that holds the open sessions only: one row
-    per key. A session ends when no record of its key has come within ``gap`` of its last one.
+    """Aggregates per key and session, in an opaque state that holds the open sessions only. A
+    session ends when no record of its key has come within ``gap`` of its last one.
 
     ``on``: the field with a record's event time, as of a ``WatermarkCommitter``. ``key`` and
     ``aggregates``: as of a ``StateCommitter``.
@@ -40,12 +38,15 @@ class SessionCommitter(AggregatingCommitter):
     aggregates. ``LATE_STREAM``: what belongs to no open session and would have ended before the
     watermark, in the same columns.
 
+    The state has a row for each part of a session as long as the gap: a record changes one row,
+    however long its session is, and however many are open.
+
     Beside the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
 
     _bounds = (_START, _END)
-    _part = _START
-    _times: ClassVar[Mapping[str, Aggregate]] = {_END: Max(_END)}  # until it is sent, the time of its last record
+    _parts: ClassVar[Mapping[str, str]] = {_AT_PANE: _PANE}
+    _times: ClassVar[Mapping[str, Aggregate]] = {_AT_FIRST: Min(_AT_FIRST), _AT_LAST: Max(_AT_LAST)}
 
     def __init__(
         self,
@@ -57,15 +58,18 @@ class SessionCommitter(AggregatingCommitter):
         aggregates: Mapping[str, Aggregate],
         unit: Literal["s", "ms", "us"] = "s",
     ) -> None:
-        super().__init__(state, on=on, key=key, aggregates=aggregates, unit=unit)
+        super().__init__(state, on=on, key=key, aggregates=aggregates, unit=unit, own=[_FIRST, _DUE])
         self.gap = micros_above_0(gap, "gap")
 
     # --- on the driver ----------------------------------------------------------------------------
 
     def _bind_state(self, partial: Fields) -> None:
-        self._codec()  # types that cannot be held are refused now
-        self.state.bind(partial.select(list(self.key)), Fields(due_at=int, sessions=str))
+        types = {name: partial.type_of(name) for name in self.aggregates}
+        self.state.bind(self._state_key(partial), Fields.of({_FIRST: pa.int64(), _DUE: pa.int64(), **types}))
         self.state.backend.order_by(_DUE)
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return {**super().state_settings(), "gap": self.gap}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         types = self._output_types()
@@ -74,69 +78,142 @@ class SessionCommitter(AggregatingCommitter):
             declarer.declare(Fields.of(types), LATE_STREAM)
 
     def _folding(self, fold: Fold) -> Combiner:
-        return _SessionFold(fold, self.key, self.on, self.unit, self.gap)
-
-    def _codec(self) -> JsonColumns:
-        return JsonColumns(Fields.of_schema(self._schema()).select(list(self.aggregates)), "an open session")
+        return _PaneFold(fold, self)
 
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        codec, merge, width = self._codec(), row_merger(self.aggregates), len(self.key)
-        came: dict[Key, list[Session]] = {}
-        for row in self._folded():
-            session = Session(row[width], row[width + 1], row[width + 2 :], is_new=True)
-            came.setdefault(row[:width], []).append(session)
-        held: dict[Key, Any] = dict(zip(came, self.state.multi_get(list(came)), strict=True))
-        held.update(self.state.due(_DUE, NEVER, watermarks.after, self._mine))
-        ended: list[Closed] = []
-        late: list[Closed] = []
-        kept: dict[Key, tuple[int, str]] = {}
-        for key, value in held.items():
-            sessions = (
-                [Session(first, last, codec.decode(its)) for first, last, its in json.loads(value[1])] if value else []
-            )
-            still_open = []
-            for each in merged([*sessions, *came.get(key, ())], self.gap, merge):
-                closed = Closed(key, each.first, each.last + self.gap, each.values)
-                if each.is_new and closed.end <= watermarks.before:
-                    late.append(closed)
-                elif closed.end <= watermarks.after:
-                    ended.append(closed)
-                else:
-                    still_open.append(each)
-            if still_open:
-                text = json.dumps([[each.first, each.last, list(codec.encode(each.values))] for each in still_open])
-                kept[key] = min(each.last for each in still_open) + self.gap, text
-        self.state.multi_put(list(kept), list(kept.values()))
-        self.state.delete([key for key, value in held.items() if value and key not in kept])
+        read, late = _Read(self.state), []
+        came = self._merged(read)
+        for run in self._behind(read, came, watermarks.before):
+            late.append(self._closed(run, came))
+            for key in run:
+                read.panes[key] = None
+                del came[key]
+        for key, value in self.state.due(_DUE, watermarks.before, watermarks.after, self._mine):
+            read.panes.setdefault(key, _pane(value))
+        # What was due before, and is there, is part of a session that ends later.
+        over = [key for key, pane in read.panes.items() if pane and watermarks.before < pane.due <= watermarks.after]
+        read.all([self._beside(key, step) for key in over for step in (1, -1)])
+        last = [key for key in over if ends(read.at(key), read.panes[self._beside(key, 1)])]
+        sessions = self._whole(read, last)
+        gone = {key for keys in sessions for key in keys}
+        kept = {key: pane for key, pane in came.items() if key not in gone}
+        self.state.multi_put(list(kept), [(each.first, each.due, *each.values) for each in kept.values()])
+        self.state.delete(list(gone))
         self._emit(LATE_STREAM, late)
-        batch = self._batch(ended)
+        batch = self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in sessions)
         return [batch] if batch is not None else []
 
+    def _merged(self, read: _Read) -> dict[Key, Pane]:
+        """The panes that the transaction's records change, as they are with them."""
+        merge, width = row_merger(self.aggregates), len(self.key) + 1
+        came: dict[Key, Pane] = {}
+        for row in self._folded():
+            first, last, *values = row[width:]
+            came[row[:width]] = Pane(first, last + self.gap, tuple(values))
+        read.all(list(came))
+        for key, pane in came.items():
+            held = read.panes[key]
+            if held is not None:
+                first, due = min(held.first, pane.first), max(held.due, pane.due)
+                came[key] = Pane(first, due, merge(held.values, pane.values))
+            else:
+                read.new.add(key)
+            read.panes[key] = came[key]
+        return came
 
-class _SessionFold(Combiner):
-    """Finds the sessions among the records of a batch, and folds each."""
+    def _behind(self, read: _Read, came: Mapping[Key, Pane], watermark: int) -> list[list[Key]]:
+        """The sessions that would have ended before the watermark, and touch no open one."""
+        if all(pane.due > watermark for pane in came.values()):
+            return []
+        by_key: dict[Key, dict[int, Pane]] = {}
+        for (*key, start), pane in came.items():
+            by_key.setdefault(tuple(key), {})[start] = pane
+        found = [
+            [(*key, start) for start in run]
+            for key, panes in by_key.items()
+            for run in runs(panes, self.gap, panes)
+            if panes[run[-1]].due <= watermark and all((*key, start) in read.new for start in run)
+        ]
+        beside = [(self._beside(run[0], -1), self._beside(run[-1], 1)) for run in found]
+        read.all([key for pair in beside for key in pair])
+        late = []
+        for run, (before, after) in zip(found, beside, strict=True):
+            preceding = read.panes[before]
+            if ends(read.at(run[-1]), read.panes[after]) and not (preceding and preceding.reaches(read.at(run[0]))):
+                late.append(run)
+        return late
 
-    def __init__(self, fold: Fold, key: tuple[str, ...], on: str, unit: str, gap: int) -> None:
-        self._fold, self._key, self._on, self._unit, self._gap = fold, key, on, unit, gap
+    def _whole(self, read: _Read, last: Sequence[Key]) -> list[list[Key]]:
+        """The panes of each session that ends with one of these, the first one first. Reads twice
+        as many before them each time."""
+        found = {key: [key] for key in last}
+        unknown, ahead = list(last), 1
+        while unknown:
+            read.all([self._beside(found[key][-1], -step) for key in unknown for step in range(1, ahead + 1)])
+            unknown = [key for key in unknown if self._goes_on(read, found[key], ahead)]
+            ahead *= 2
+        return [found[key][::-1] for key in last]
+
+    def _goes_on(self, read: _Read, keys: list[Key], steps: int) -> bool:
+        """Add the panes before the last of these keys, and say whether there may be more."""
+        for _ in range(steps):
+            before = self._beside(keys[-1], -1)
+            pane = read.panes[before]
+            if pane is None or not pane.reaches(read.at(keys[-1])):
+                return False
+            keys.append(before)
+        return True
+
+    def _beside(self, key: Key, step: int) -> Key:
+        return (*key[:-1], key[-1] + step * self.gap)
+
+    def _closed(self, keys: Sequence[Key], panes: Mapping[Key, Pane]) -> Closed:
+        whole = together([panes[key] for key in keys], row_merger(self.aggregates))
+        return Closed(keys[0][:-1], whole.first, whole.due, whole.values)
+
+
+class _Read:
+    """``panes``: what is known of the state's panes, None for one that is not there; with the
+    transaction's own records. ``new``: those that were not there before."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+        self.panes: dict[Key, Pane | None] = {}
+        self.new: set[Key] = set()
+
+    def all(self, keys: Sequence[Key]) -> None:
+        missing = list(dict.fromkeys(key for key in keys if key not in self.panes))
+        if missing:
+            for key, value in zip(missing, self._state.multi_get(missing), strict=True):
+                self.panes[key] = _pane(value) if value is not None else None
+
+    def at(self, key: Key) -> Pane:
+        pane = self.panes[key]
+        if pane is None:
+            raise InvariantViolation(f"no part of a session at {key!r}")
+        return pane
+
+
+def _pane(value: Any) -> Pane:
+    first, due, *values = value
+    return Pane(first, due, tuple(values))
+
+
+class _PaneFold(Combiner):
+    """Gives each record its pane, and folds."""
+
+    def __init__(self, fold: Fold, committer: SessionCommitter) -> None:
+        self._fold, self._committer = fold, committer
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        times = pa.array(times_of(batch.column(self._on), self._on, self._unit))
-        keys = [canonical_column(pa.chunked_array([batch.column(name)])) for name in self._key]
-        names = [f"key {place}" for place in range(len(keys))]
-        by_key = pa.table([*keys, times], names=[*names, "time"])
-        order = pc.sort_indices(by_key, sort_keys=[(name, "ascending") for name in (*names, "time")])
-        by_key = by_key.take(order)
-        same = np.ones(batch.num_rows - 1, bool)
-        for name in names:
-            column = by_key.column(name).combine_chunks()
-            same &= pc.fill_null(pc.equal(column[1:], column[:-1]), False).to_numpy(zero_copy_only=False)
-        ordered = by_key.column("time").to_numpy()
-        rows = batch.take(order).append_column(_START, pa.array(starts_of(ordered, same, self._gap)))
-        self._fold.add(rows.append_column(_END, pa.array(ordered)))
+        its = self._committer
+        times = times_of(batch.column(its.on), its.on, its.unit)
+        panes = pane_starts(times, its.gap)
+        self._fold.add(its._with_times(batch, {_AT_PANE: panes, _AT_FIRST: times, _AT_LAST: times}))
 
     def finish(self) -> pa.RecordBatch | None:
         return self._fold.finish()

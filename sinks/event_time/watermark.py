@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,14 @@ _NEWEST = pa.schema([("partition", pa.string()), ("newest", pa.int64())])
 _ROW = "clock"
 
 
+class _Clock(NamedTuple):
+    """A row of ``CLOCK_FIELDS``."""
+
+    planned_at: int = NEVER
+    unread: bool = False
+    behind: bool = False
+
+
 class WatermarkCommitter(ArrowBolt, Committer):
     """Keeps the event time of a topology in an opaque state.
 
@@ -47,8 +55,10 @@ class WatermarkCommitter(ArrowBolt, Committer):
     source counts as one partition, and records that are read in parallel may be late.
     ``out_of_orderness``: how far a record may be behind the newest one of its partition.
     ``idle_after``: a partition of which nothing came for so long, by the planning times of the
-    transactions, holds the watermark up no more; None: it always does. ``max_ahead``: a record
-    whose event time is further beyond the planning time is a bad record.
+    transactions, holds the watermark up no more; None: it always does. It is not idle as long as
+    records wait that no transaction has read. ``advance_when_idle``: while all partitions are idle,
+    the watermark goes on as fast as the planning times do. ``max_ahead``: a record whose event time
+    is further beyond the planning time is a bad record.
 
     Subscribe it to the records, and to the clock stream of the spout, each by a global grouping.
     The committers that go by its watermark subscribe to it by ``all_grouping``::
@@ -69,9 +79,15 @@ class WatermarkCommitter(ArrowBolt, Committer):
         partition: Sequence[str] = (),
         out_of_orderness: Duration = 0,
         idle_after: Duration | None = None,
+        advance_when_idle: bool = False,
         max_ahead: Duration = "1 day",
         unit: str = "s",
     ) -> None:
+        if advance_when_idle and idle_after is None:
+            raise TopologyError(
+                "WatermarkCommitter: advance_when_idle needs idle_after: without it, no partition is idle"
+            )
+        self._advance_when_idle = advance_when_idle
         self.state = opaque(type(self).__name__, state)
         self.on, self.unit, self.partition = on, unit, tuple(partition)
         self._out_of_orderness = micros_of(out_of_orderness, "out_of_orderness")
@@ -79,7 +95,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         self._max_ahead = micros_of(max_ahead, "max_ahead")
         self._component_id = ""
         self._newest: dict[str, int] = {}
-        self._clock: tuple[int, bool] | None = None
+        self._clock: _Clock | None = None
         self._attempt: TransactionAttempt | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -98,6 +114,9 @@ class WatermarkCommitter(ArrowBolt, Committer):
             source.require(component_id, (self.on, *self.partition))
             check_times(component_id, self.on, source.fields.type_of(self.on), self.unit)
         self.state.bind(Fields(name=str), Fields(watermark=int, clock=str))
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return {"on": self.on, "unit": self.unit, "partition": list(self.partition)}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(WATERMARK_FIELDS)
@@ -118,48 +137,51 @@ class WatermarkCommitter(ArrowBolt, Committer):
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == list(CLOCK_FIELDS):
-            self._clock = batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
+            self._clock = _Clock(**batch.to_pylist()[0])
             return
         for partition, at in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             self._newest[partition] = max(at, self._newest.get(partition, at))
 
     def keep_for_commit(self) -> bytes:
-        planned_at, unread = self._told()
+        clock = self._told()
+        planned_at = clock.planned_at
         for partition, at in sorted(self._newest.items()):
             if planned_at != NEVER and at - planned_at > self._max_ahead:
                 raise BadRecordError(
                     f"committer {self._component_id!r}: field {self.on!r} holds {_shown(at)}, which is further ahead of "
                     f"{_shown(planned_at)} than max_ahead allows{f' (partition {partition})' if partition else ''}"
                 )
-        return json.dumps([self._newest, planned_at, unread]).encode()
+        return json.dumps([self._newest, clock]).encode()
 
     def take_for_commit(self, kept: bytes) -> None:
-        self._newest, *clock = json.loads(kept)
-        self._clock = (clock[0], clock[1])
+        self._newest, clock = json.loads(kept)
+        self._clock = _Clock(*clock)
 
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
         if self._attempt is None:
             return []
-        planned_at, unread = self._told()
+        clock = self._told()
         self.state.begin_commit(self._attempt)
         (found,) = self.state.multi_get([_ROW])
         before = EventClock.of_document(json.loads(found[1])) if found is not None else EventClock()
         after = before.after(
             self._newest,
-            planned_at,
+            clock.planned_at,
             out_of_orderness=self._out_of_orderness,
             idle_after=self._idle_after,
-            unread=unread,
+            unread=clock.unread,
+            behind=clock.behind,
+            advance_when_idle=self._advance_when_idle,
         )
         self.state.multi_put([_ROW], [(after.watermark, json.dumps(after.document()))])
         self.state.commit(self._attempt)
         told = {"watermark_before": before.watermark, "watermark": after.watermark, "planned_at": after.planned_at}
         return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
 
-    def _told(self) -> tuple[int, bool]:
-        """The planning time, and whether a partition is unread. Where ``explain`` reads a part of a
-        transaction, the clock may not be in it, and stands still."""
-        return self._clock if self._clock is not None else (NEVER, False)
+    def _told(self) -> _Clock:
+        """The clock of the plan. Where ``explain`` reads a part of a transaction, the clock may not
+        be in it, and stands still."""
+        return self._clock if self._clock is not None else _Clock()
 
 
 class Passing(Combiner):
@@ -198,7 +220,11 @@ class _NewestTimes(Combiner):
         names = pa.array(np.full(batch.num_rows, ""), pa.string())
         if self._partition:
             parts = [pc.fill_null(batch.column(each).cast(pa.string()), "") for each in self._partition]
-            names = pc.binary_join_element_wise(*parts, "/") if len(parts) > 1 else parts[0]
+            if len(parts) > 1:
+                escaped = [pc.replace_substring_regex(each, r"([/\\])", r"\\\1") for each in parts]
+                names = pc.binary_join_element_wise(*escaped, "/")
+            else:
+                names = parts[0]
         grouped = (
             pa.table({"partition": names, "at": at}).group_by("partition", use_threads=False).aggregate([("at", "max")])
         )

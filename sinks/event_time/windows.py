@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,7 @@ from sinks.states import MapState
 #: What changed in open windows.
 CHANGED_STREAM = "changed"
 _START, _END = "window_start", "window_end"
+_AT_START, _AT_END = "@start", "@end"
 _CORRECTION = "correction"
 
 
@@ -48,7 +49,7 @@ class WindowedCommitter(AggregatingCommitter):
     """
 
     _bounds = (_START, _END)
-    _part = _END
+    _parts: ClassVar[Mapping[str, str]] = {_AT_START: _START, _AT_END: _END}
 
     def __init__(
         self,
@@ -70,8 +71,12 @@ class WindowedCommitter(AggregatingCommitter):
     # --- on the driver ----------------------------------------------------------------------------
 
     def _bind_state(self, partial: Fields) -> None:
-        self.state.bind(partial.select([*self.key, _END]), partial.select(list(self.aggregates)))
+        self.state.bind(self._state_key(partial), partial.select(list(self.aggregates)))
         self.state.backend.order_by(_END)
+
+    def state_settings(self) -> Mapping[str, Any]:
+        own = {"window": self.window.settings(), "allowed_lateness": self.allowed_lateness}
+        return {**super().state_settings(), **own}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         types = self._output_types()
@@ -81,12 +86,12 @@ class WindowedCommitter(AggregatingCommitter):
             declarer.declare(Fields.of({**types, _CORRECTION: pa.bool_()} if self.allowed_lateness else types))
 
     def _folding(self, fold: Fold) -> Combiner:
-        return _WindowFold(fold, self.window, self.on, self.unit)
+        return _WindowFold(fold, self)
 
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        width = len(self.key) + 1
+        width = len(self.key) + len(self._parts)
         came = {row[:width]: row[width:] for row in self._folded()}
         over_before = watermarks.before - self.allowed_lateness
         over_after = watermarks.after - self.allowed_lateness  # what ends later is kept
@@ -116,22 +121,23 @@ class WindowedCommitter(AggregatingCommitter):
         return [batch]
 
     def _windows(self, windows: Mapping[Key, Value]) -> Iterable[Closed]:
-        for (*key, end), values in windows.items():
-            yield Closed(tuple(key), self.window.start_of(end), end, values)
+        for (*key, start, end), values in windows.items():
+            yield Closed(tuple(key), start, end, values)
 
 
 class _WindowFold(Combiner):
     """Gives each record its windows, and folds."""
 
-    def __init__(self, fold: Fold, window: EventWindows, on: str, unit: str) -> None:
-        self._fold, self._window, self._on, self._unit = fold, window, on, unit
+    def __init__(self, fold: Fold, committer: WindowedCommitter) -> None:
+        self._fold, self._committer = fold, committer
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        assigned = self._window.assign(times_of(batch.column(self._on), self._on, self._unit))
-        rows = batch.take(pa.array(assigned.rows)) if self._window.step < self._window.length else batch
-        self._fold.add(rows.append_column(_END, pa.array(assigned.ends)))
+        its = self._committer
+        assigned = its.window.assign(times_of(batch.column(its.on), its.on, its.unit))
+        rows = batch.take(pa.array(assigned.rows)) if its.window.step < its.window.length else batch
+        self._fold.add(its._with_times(rows, {_AT_START: assigned.starts, _AT_END: assigned.ends}))
 
     def finish(self) -> pa.RecordBatch | None:
         return self._fold.finish()

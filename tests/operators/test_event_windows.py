@@ -40,8 +40,7 @@ def micros(text: str, zone: str) -> int:
 def test_a_day_in_a_zone_has_its_own_length(zone: str, day: str, hours: int) -> None:
     window = tumbling("1 day", zone=zone)
     noon = micros(f"{day}T12:00:00", zone)
-    (end,) = window.assign(np.array([noon])).ends.tolist()
-    start = window.start_of(end)
+    _, (start,), (end,) = (each.tolist() for each in window.assign(np.array([noon])))
     assert end - start == hours * 3_600 * MICROS
     assert window.assign(np.array([start, end - 1, end, start - 1])).ends.tolist()[:2] == [end, end]
     assert window.assign(np.array([end])).ends[0] > end
@@ -71,6 +70,13 @@ def test_a_time_is_in_each_window_that_spans_it_and_in_no_other(
     assert found == expected
 
 
+def test_the_day_before_one_that_a_zone_has_left_out_has_its_start() -> None:
+    """Samoa had no 30 December 2011."""
+    at = micros("2011-12-29T12:00:00", "Pacific/Apia")
+    _, (start,), (end,) = (each.tolist() for each in tumbling("1 day", zone="Pacific/Apia").assign(np.array([at])))
+    assert (start, end - start) == (micros("2011-12-29T00:00:00", "Pacific/Apia"), 24 * 3_600 * MICROS)
+
+
 @pytest.mark.parametrize("wrong", ["5 parsecs", "", "-1 s", -1, True, float("nan"), None, "min"])
 def test_what_is_no_length_of_time_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="gap is .*give a length of time"):
@@ -98,3 +104,30 @@ def test_an_idle_partition_and_an_unread_one() -> None:
     assert later.after({"b": 600}, 110, **rules).watermark == 1_990  # it never goes back
     assert EventClock().after({"a": 1}, 0, unread=True, **rules).watermark == NEVER
     assert EventClock.of_document(later.document()) == later
+
+
+def test_no_partition_becomes_idle_while_records_are_left_unread() -> None:
+    """A driver that was down for an hour may read one partition before the other."""
+    rules: dict[str, Any] = {"out_of_orderness": 0, "idle_after": 100}
+    clock = EventClock().after({"a": 1_000, "b": 500}, 0, **rules)
+    left = clock.after({"a": 9_000}, 3_600, behind=True, **rules)
+    assert left.watermark == 500
+    assert left.after({"a": 9_000, "b": 8_000}, 3_601, **rules).watermark == 8_000
+    assert left.after({"a": 9_001}, 3_700, **rules).watermark == 9_001
+
+
+def test_a_clock_of_a_leader_that_is_wrong_once_ends_no_time() -> None:
+    rules: dict[str, Any] = {"out_of_orderness": 0, "idle_after": 100}
+    clock = EventClock().after({"a": 10, "b": 5}, 1_000, **rules)
+    far = clock.after({"a": 11, "b": 6}, 10**15, **rules)
+    back = far.after({"a": 12}, 1_001, **rules)
+    assert back.watermark == 6
+    assert back.after({"a": 13}, 1_101, **rules).watermark == 13
+
+
+def test_time_goes_on_while_everything_is_idle_if_it_may() -> None:
+    rules: dict[str, Any] = {"out_of_orderness": 5, "idle_after": 100}
+    clock = EventClock().after({"a": 1_000, "b": 500}, 0, **rules)
+    assert clock.after({}, 400, **rules).watermark == 495
+    assert clock.after({}, 99, advance_when_idle=True, **rules).watermark == 495
+    assert clock.after({}, 400, advance_when_idle=True, **rules).watermark == 1_395

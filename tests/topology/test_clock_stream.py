@@ -30,12 +30,33 @@ def test_the_planning_time_is_a_part_of_the_plan() -> None:
     spout.append(1, ["b"])
     empty = planner.empty_plan({})
     assert empty is not None and empty[CLOCK_PARTITION]["planned_at"] > 0
-    assert empty[CLOCK_PARTITION]["unread"] == ["0", "1"]
+    assert empty[CLOCK_PARTITION]["new"] == ["0", "1"] and empty[CLOCK_PARTITION]["unread"]
     assert planner.record_count({CLOCK_PARTITION: empty[CLOCK_PARTITION]}) == 1
     assert planner.partitions() == ["0", "1"]
     plan = planner.plan(empty)
-    assert plan is not None and plan[CLOCK_PARTITION]["unread"] == [] and plan["1"]["next"] == 1
+    assert plan is not None and plan[CLOCK_PARTITION]["new"] == [] and plan["1"]["next"] == 1
+    assert not plan[CLOCK_PARTITION]["unread"] and not plan[CLOCK_PARTITION]["behind"]
     assert planner.plan(plan) is None
+
+
+def test_the_clock_says_whether_records_were_left() -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 3, 1: []}, Fields(word=str), 5)
+    planner = with_clock("spout", spout).planner({}, TopologyContext("t", "spout", 0, 1, {}, parallelisms={}))
+    first = planner.plan({})
+    assert first is not None
+    assert first[CLOCK_PARTITION] | {"planned_at": 0} == {
+        "planned_at": 0,
+        "new": ["1"],
+        "unread": False,
+        "behind": False,
+    }
+    spout.append(1, ["b"])
+    spout.make_unavailable(1)
+    spout.append(0, ["a"])
+    second = planner.plan(first)
+    assert second is not None
+    clock = second[CLOCK_PARTITION]
+    assert (clock["new"], clock["unread"], clock["behind"]) == (["1"], True, True)
 
 
 class General(TransactionalSpout):

@@ -67,7 +67,28 @@ def test_records_that_connect_two_sessions_make_them_one() -> None:
 def test_what_belongs_to_no_open_session_is_late() -> None:
     done = run_on(topology(), {0: [["a", 0, at, Decimal(1)] for at in (10, 50, 20, 46)]}, take=1)
     assert [row["session_start"].second for row in done.rows("visits", LATE_STREAM)] == [20]
-    assert done.table("visits")[0]["due_at"] == 55_000_000
+    assert [(row["first_at"], row["due_at"]) for row in done.table("visits")] == [
+        (46_000_000, 51_000_000),
+        (50_000_000, 55_000_000),
+    ]
+
+
+def test_a_record_of_a_long_session_changes_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    put = MemoryBackend.multi_put
+
+    def counting(self: MemoryBackend, header: Any, keys: Any, *rest: Any) -> None:
+        if "session_pane" in self.fields[0]:
+            written.append(len(keys))
+        put(self, header, keys, *rest)
+
+    monkeypatch.setattr(MemoryBackend, "multi_put", counting)
+    rows = [["a", 0, at, Decimal(1)] for at in (*range(0, 400, 3), 500)]
+    done = run_on(topology(), {0: rows}, take=1)
+    assert [(row["clicks"], row["session_end"]) for row in done.table("sent")] == [
+        (134, datetime.datetime(1970, 1, 1, 0, 6, 44, tzinfo=datetime.UTC))
+    ]
+    assert set(written[:-1]) <= {0, 1} and len(done.table("visits")) == 1
 
 
 def expected(rows: list[tuple[str, int]], watermark: int) -> list[tuple[str, int, int, int]]:
