@@ -8,7 +8,8 @@ under the header.
     {words}:columns    names and types of the columns
     {words}:touched    keys written by the open transaction: what a sweep reads
     {words}:deleted    keys of tombstones: what a purge reads
-    {words}:count      how many rows there are, and how many keys are listed as touched
+    {words}:due        sorted set: keys of rows with a value, by the column of ``order_by``, if any
+    {words}:count      how many rows there are, and how many keys are listed as touched and as due
 
     {"s":[txid,epoch,attempt],"w":writer,"v":[values],"p":[previous values]}
 
@@ -63,27 +64,34 @@ except ImportError as error:  # an extra
 
 _ADDRESS = "the address of a RedisBackend"
 #: The keys of a state, beside its own name.
-_PARTS = ("header", "", "touched", "deleted", "columns", "count")
+_PARTS = ("header", "", "touched", "deleted", "columns", "due", "count")
+#: What scripts that write rows have as their keys.
+_WRITTEN = ("header", "", "touched", "deleted", "due", "count")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 # The beginning of scripts that write. KEYS[2] are the rows, KEYS[3] is the list of touched keys,
-# and the last key is their count. ``lost``: nil if there are as many as were written, else the
-# script's answer: -4, how many were written, how many there are, and 1 for rows or 2 for touched
-# keys.
+# and the last two keys are the sorted set of what is due, and their count. The count has the column
+# of that set as ``order``, where there is one. ``lost``: nil if there are as many as were written,
+# else the script's answer: -4, how many were written, how many there are, and of what: a place in
+# ``_COUNTED_PARTS``, from 1.
 _COUNTED = """
-local counts, expected = KEYS[#KEYS], redis.call('HMGET', KEYS[#KEYS], 'rows', 'touched')
+local due, counts = KEYS[#KEYS - 1], KEYS[#KEYS]
+local expected = redis.call('HMGET', counts, 'rows', 'touched', 'due', 'order')
 local held = {redis.call('HLEN', KEYS[2]), redis.call('LLEN', KEYS[3])}
+if expected[4] then held[3] = redis.call('ZCARD', due) end
 local lost = nil
-for i = 1, 2 do
+for i = 1, #held do
   if expected[i] ~= tostring(held[i]) then lost = {-4, expected[i] or '', tostring(held[i]), i} end
 end
 local function counted()
   redis.call('HSET', counts, 'rows', redis.call('HLEN', KEYS[2]), 'touched', redis.call('LLEN', KEYS[3]))
+  if expected[4] then redis.call('HSET', counts, 'due', redis.call('ZCARD', due)) end
 end
 """
+_COUNTED_PARTS = ("rows", "entries of the list of touched keys", "entries of the sorted set of what is due")
 
 # What the server tells of itself, if the user may ask.
 _INFO = """
@@ -93,10 +101,11 @@ local function info(section)
 end
 """
 
-# KEYS: header, rows, touched, deleted, count. ARGV: header expected, number of rows, number of
+# KEYS: header, rows, touched, deleted, due, count. ARGV: header expected, number of rows, number of
 # tombstones, header under which they are written, header afterwards ("" for both: the one
 # expected); then for each row its key, the expected beginning of its stored text ("" for no row),
-# and its new text. Tombstones come first. Returns 1; or 0 and the header found; or -1 and the key
+# and its new text. Tombstones come first. Then, where the rows have an order, the number of each
+# row that is no tombstone. Returns 1; or 0 and the header found; or -1 and the key
 # refused. What a script has written before an error stays: so the header is opened before any row.
 _PUT = f"""{_COUNTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
@@ -134,16 +143,32 @@ for start = 0, count - 1, 2000 do
   redis.call('HSET', KEYS[2], unpack(pairs))
   redis.call('RPUSH', KEYS[3], unpack(fields))
 end
+if expected[4] then
+  local first = 6 + 3 * count - deleted
+  for start = 0, count - 1, 2000 do
+    local scores, gone = {{}}, {{}}
+    for i = start, math.min(start + 2000, count) - 1 do
+      if i < deleted then
+        gone[#gone + 1] = ARGV[6 + 3 * i]
+      else
+        scores[#scores + 1] = ARGV[first + i]
+        scores[#scores + 1] = ARGV[6 + 3 * i]
+      end
+    end
+    if #scores > 0 then redis.call('ZADD', due, unpack(scores)) end
+    if #gone > 0 then redis.call('ZREM', due, unpack(gone)) end
+  end
+end
 counted()
 if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[5]) end
 return {{1}}
 """
 
-# KEYS: header, rows, touched, count. ARGV: header expected, header new, 1 if the new header opens
-# another transaction, the identity that this server must have ("" for any). Returns as _PUT, with
-# two additions: 1 comes with the identity of the server, and -2 means another server. A server gets
-# a new run id when it starts, and a new replication id when it takes the data of another server or
-# stops following one. Where the user may not ask (INFO), the identity is empty.
+# KEYS: header, rows, touched, due, count. ARGV: header expected, header new, 1 if the new header
+# opens another transaction, the identity that this server must have ("" for any). Returns as _PUT,
+# with two additions: 1 comes with the identity of the server, and -2 means another server. A server
+# gets a new run id when it starts, and a new replication id when it takes the data of another
+# server or stops following one. Where the user may not ask (INFO), the identity is empty.
 _RAISE = f"""{_COUNTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
@@ -159,7 +184,7 @@ counted()
 return {{1, server}}
 """
 
-# KEYS: header, rows, touched, deleted, count. ARGV: header; then for each key the expected
+# KEYS: header, rows, touched, deleted, due, count. ARGV: header; then for each key the expected
 # beginning of the text of the row to remove, or "" to take the key off the list of tombstones only.
 # Returns as _PUT; 1 comes with the number of rows removed.
 _PURGE = f"""{_COUNTED}
@@ -178,56 +203,67 @@ counted()
 return {{1, removed}}
 """
 
-# KEYS: header, rows, touched, deleted, count. ARGV: header expected, header new. Returns as _PUT.
+# KEYS: header, rows, touched, deleted, due, count. ARGV: header expected, header new, the column of
+# the order ("" for none). Returns as _PUT.
 _CLEAR = f"""{_COUNTED}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
-redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
+redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], due)
+redis.call('UNLINK', counts)
+if ARGV[3] ~= '' then redis.call('HSET', counts, 'due', 0, 'order', ARGV[3]) end
+expected[4] = nil
 counted()
 redis.call('SET', KEYS[1], ARGV[2])
 return {{1}}
 """
 
 # KEYS: header, rows, touched, deleted; the same of the rebuilt rows and of the former ones; then
-# the columns of the three, and their counts. ARGV: header expected, header new, header of the
-# rebuilt rows, header of the former ones. Returns as _PUT; -2 means that the rebuilt rows have
-# another header, -3 that a part of what is exchanged is gone. Checks everything first: what a
-# script has written stays.
+# the columns of the three, their counts, and what is due of them. ARGV: header expected, header
+# new, header of the rebuilt rows, header of the former ones. Returns as _PUT; -2 means that the
+# rebuilt rows have another header, -3 that a part of what is exchanged is gone. Checks everything
+# first: what a script has written stays.
 _EXCHANGE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
 if redis.call('GET', KEYS[5]) ~= ARGV[3] then return {-2} end
 local columns = redis.call('GET', KEYS[13])
 if not columns or redis.call('HGET', KEYS[17], 'rows') ~= tostring(redis.call('HLEN', KEYS[6])) then return {-3} end
-redis.call('UNLINK', KEYS[10], KEYS[11], KEYS[12])
-for i = 2, 4 do
-  if redis.call('EXISTS', KEYS[i]) == 1 then redis.call('RENAME', KEYS[i], KEYS[i + 8]) end
-  if redis.call('EXISTS', KEYS[i + 4]) == 1 then redis.call('RENAME', KEYS[i + 4], KEYS[i]) end
+local orders = {redis.call('HGET', KEYS[16], 'order'), redis.call('HGET', KEYS[17], 'order')}
+redis.call('UNLINK', KEYS[10], KEYS[11], KEYS[12], KEYS[21])
+for _, names in ipairs({{2, 6, 10}, {3, 7, 11}, {4, 8, 12}, {19, 20, 21}}) do
+  local now, rebuilt, former = KEYS[names[1]], KEYS[names[2]], KEYS[names[3]]
+  if redis.call('EXISTS', now) == 1 then redis.call('RENAME', now, former) end
+  if redis.call('EXISTS', rebuilt) == 1 then redis.call('RENAME', rebuilt, now) end
 end
 redis.call('SET', KEYS[9], ARGV[4])
 redis.call('SET', KEYS[15], columns)
 redis.call('UNLINK', KEYS[5], KEYS[14], KEYS[17])
-for place, rows in pairs({[16] = 2, [18] = 10}) do
+for _, part in ipairs({{16, 2, 19, orders[2]}, {18, 10, 21, orders[1]}}) do
+  local counts, rows, due, order = KEYS[part[1]], part[2], KEYS[part[3]], part[4]
   local touched = redis.call('LLEN', KEYS[rows + 1])
-  redis.call('HSET', KEYS[place], 'rows', redis.call('HLEN', KEYS[rows]), 'touched', touched)
+  redis.call('UNLINK', counts)
+  redis.call('HSET', counts, 'rows', redis.call('HLEN', KEYS[rows]), 'touched', touched)
+  if order then redis.call('HSET', counts, 'due', redis.call('ZCARD', due), 'order', order) end
 end
 redis.call('SET', KEYS[1], ARGV[2])
 return {1}
 """
 
-# KEYS: header, columns, rows, touched, count. ARGV: header for a new state, columns. Returns the
-# header and the columns that are stored afterwards; nothing when there are rows but no header.
+# KEYS: header, columns, rows, touched, count. ARGV: header for a new state, columns, the column of
+# the order ("" for none). Returns the header and the columns that are stored afterwards; nothing
+# when there are rows but no header.
 _CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if redis.call('EXISTS', KEYS[3]) == 1 then return {} end
   redis.call('SET', KEYS[2], ARGV[2])
   redis.call('HSET', KEYS[5], 'rows', 0, 'touched', redis.call('LLEN', KEYS[4]))
+  if ARGV[3] ~= '' then redis.call('HSET', KEYS[5], 'due', 0, 'order', ARGV[3]) end
   redis.call('SET', KEYS[1], ARGV[1])
 end
 return {redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''}
 """
 
-# KEYS: header, rows, touched, count. Returns as _PUT.
+# KEYS: header, rows, touched, due, count. Returns as _PUT.
 _COUNT = f"""{_COUNTED}
 return lost or {{1}}
 """
@@ -242,6 +278,14 @@ redis.call('RPUSH', KEYS[1], 'a')
 redis.call('UNLINK', KEYS[1])
 redis.call('SADD', KEYS[1], 'a')
 redis.call('SREM', KEYS[1], 'a')
+return {1}
+"""
+
+# The same, for rows with an order.
+_PROBE_ORDER = """
+redis.call('ZADD', KEYS[1], 1, 'a')
+redis.call('ZCARD', KEYS[1])
+redis.call('ZREM', KEYS[1], 'a')
 return {1}
 """
 
@@ -310,6 +354,7 @@ class RedisBackend(MapBackend):
             )
         self._name = name
         self._place = ""  # beside the rows of that name
+        self._ordered_by = ""
         self._fields: tuple[Fields, Fields] | None = None
         self._made: tuple[JsonColumns, JsonColumns] | None = None
         if key is not None and value is not None:
@@ -367,7 +412,7 @@ class RedisBackend(MapBackend):
     def prepare(self, topology_id: str) -> Header:
         header = self._prepared(topology_id)
         with self._named(writes=False):
-            self._checked(self._script(_COUNT, ["header", "", "touched", "count"], []), header)
+            self._checked(self._script(_COUNT, ["header", "", "touched", "due", "count"], []), header)
         return header
 
     def _prepared(self, topology_id: str) -> Header:
@@ -376,9 +421,8 @@ class RedisBackend(MapBackend):
         with self._named(writes=False):
             self._probe()
         with self._named():
-            answer = self._script(
-                _CREATE, ["header", "columns", "", "touched", "count"], [_header_text(new), self._columns_text()]
-            )
+            arguments = [_header_text(new), self._columns_text(), self._ordered_by]
+            answer = self._script(_CREATE, ["header", "columns", "", "touched", "count"], arguments)
         if not answer:
             raise ConfigError(
                 f"{self.location} has rows and no header in '{{{self._name}}}:header': restore the header"
@@ -422,7 +466,8 @@ class RedisBackend(MapBackend):
             raise ConfigError(f"{self.location} could lose rows: {eviction}")
         if found:
             self._warn_of_losses(client, found)
-        for suffix, wanted in (("", b"hash"), ("header", b"string"), ("columns", b"string"), ("touched", b"list")):
+        kinds = {"": b"hash", "header": b"string", "columns": b"string", "touched": b"list", "due": b"zset"}
+        for suffix, wanted in kinds.items():
             kind = client.type(self._key(suffix))
             if kind not in (b"none", wanted):
                 raise ConfigError(
@@ -430,6 +475,9 @@ class RedisBackend(MapBackend):
                     "else's; use another name"
                 )
         self._script(_PROBE, ["probe"], [])
+        if self._ordered_by:
+            self._script(_PROBE_ORDER, ["probe"], [])
+            client.zrangebyscore(self._key("probe"), 0, 1)
 
     def _warn_of_losses(self, client: Any, information: dict[str, Any]) -> None:
         """Log the settings with which the server can lose acknowledged writes."""
@@ -457,7 +505,7 @@ class RedisBackend(MapBackend):
         other = expected.open is None or new.open is None or expected.open.txid != new.open.txid
         arguments = [_header_text(expected), _header_text(new), b"1" if other else b"0", self._must_be(expected, new)]
         with self._named():
-            answer = self._checked(self._script(_RAISE, ["header", "", "touched", "count"], arguments), expected)
+            answer = self._checked(self._script(_RAISE, ["header", "", "touched", "due", "count"], arguments), expected)
         if answer[0] == -2:
             raise self._another_store(expected)
         self._opened_in = answer[1].decode()
@@ -480,6 +528,29 @@ class RedisBackend(MapBackend):
         if self._exchanged() != exchanged:
             raise MovedOnError(f"{self.location}: its rows were exchanged for rebuilt ones while they were read")
 
+    def order_by(self, column: str) -> None:
+        self._ordered_by = column
+
+    def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
+        client, held = _clients.get(self._url), self.column(column)
+        with self._named(writes=False):
+            ordered = client.hget(self._key("count"), "order")
+            if ordered == column.encode():  # numbers of the set are floats: it may give a few more
+                names = client.zrangebyscore(self._key("due"), float(after), float(upto))
+                names += client.lrange(self._key("touched"), 0, -1) if txid is not None else []
+        if ordered != column.encode():  # the rows were written without that order
+            yield from super().due(column, after, upto, txid=txid)
+            return
+        names = list(dict.fromkeys(names))
+        for start in range(0, len(names), ROWS_PER_STEP):
+            page = names[start : start + ROWS_PER_STEP]
+            for name, row in zip(page, self._rows(page, self._texts(page)), strict=True):
+                if row is None:
+                    continue
+                key = self._key_of(name)
+                if row.stamp.txid == txid or (row.value is not None and after < held(key, row.value) <= upto):
+                    yield key, row
+
     def _exchanged(self) -> bytes | None:
         """Differs after each exchange: the header of the former rows."""
         with self._named(writes=False):
@@ -500,6 +571,8 @@ class RedisBackend(MapBackend):
 
     def _put(self, header: Header, rows: Sequence[tuple[bytes, bytes, Row]], opens_from: Header | None = None) -> None:
         """Write rows, by ``ROWS_PER_STEP``. ``opens_from``: the one step is the whole commit."""
+        order = self._ordered_by
+        held, in_key = (self.column(order), order in self.fields[0]) if order else (None, False)
         headers = [_header_text(header), b"", b""]
         if opens_from is not None:
             headers = [*map(_header_text, (opens_from, header, header.done_as_open()))]
@@ -510,11 +583,16 @@ class RedisBackend(MapBackend):
             arguments: list[Any] = [headers[0], len(part), deleted, *headers[1:]]
             for (name, expected, _), row in zip(part, self._row_texts([row for _, _, row in part]), strict=True):
                 arguments += (name, expected, row)
+            if held is not None:
+                arguments += [
+                    float(held(self._key_of(name) if in_key else (), row.value))
+                    for name, _, row in part
+                    if row.value is not None
+                ]
             calls.append(arguments)
         with self._named():
             for arguments in calls:
-                answer = self._script(_PUT, ["header", "", "touched", "deleted", "count"], arguments)
-                self._checked(answer, opens_from or header)
+                self._checked(self._script(_PUT, _WRITTEN, arguments), opens_from or header)
 
     def sweep(self, header: Header) -> int:
         stamp = header.stamp
@@ -529,12 +607,7 @@ class RedisBackend(MapBackend):
     def _restore(self, header: Header, wanted: Callable[[Row], bool], put_back: Callable[[Row], Row]) -> int:
         """Replace the wanted rows among those that the open transaction has touched."""
         with self._named():
-            self._checked(
-                self._script(
-                    _PUT, ["header", "", "touched", "deleted", "count"], [_header_text(header), 0, 0, b"", b""]
-                ),
-                header,
-            )
+            self._checked(self._script(_PUT, _WRITTEN, [_header_text(header), 0, 0, b"", b""]), header)
         with self._named(writes=False):
             touched = list(dict.fromkeys(_clients.get(self._url).lrange(self._key("touched"), 0, -1)))
         changes = []
@@ -557,9 +630,7 @@ class RedisBackend(MapBackend):
             calls[-1] += [name, _stamp_text(row.stamp) if row is not None and row.value is None else b""]
         with self._named():
             for arguments in calls:
-                answer = self._script(
-                    _PURGE, ["header", "", "touched", "deleted", "count"], [_header_text(header), *arguments]
-                )
+                answer = self._script(_PURGE, _WRITTEN, [_header_text(header), *arguments])
                 removed += self._checked(answer, header)[1]
         return removed
 
@@ -567,8 +638,8 @@ class RedisBackend(MapBackend):
         found = self._prepared(topology_id)
         header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
         with self._named():
-            arguments = [_header_text(found), _header_text(header)]
-            self._checked(self._script(_CLEAR, ["header", "", "touched", "deleted", "count"], arguments), found)
+            arguments = [_header_text(found), _header_text(header), self._ordered_by]
+            self._checked(self._script(_CLEAR, _WRITTEN, arguments), found)
         return header
 
     def beside(self, place: str) -> RedisBackend:
@@ -579,7 +650,7 @@ class RedisBackend(MapBackend):
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         three, parts = ("", REBUILT, FORMER), ("header", "", "touched", "deleted")
         keys = [":".join(filter(None, (place, part))) for place in three for part in parts]
-        keys += [":".join(filter(None, (place, part))) for part in ("columns", "count") for place in three]
+        keys += [":".join(filter(None, (place, part))) for part in ("columns", "count", "due") for place in three]
         taken = replace(expected, incarnation=rebuilt.incarnation)
         arguments = [_header_text(each) for each in (expected, new, rebuilt, taken)]
         self.beside(FORMER)._check_ours(expected.topology_id)
@@ -641,7 +712,7 @@ class RedisBackend(MapBackend):
                 f"{self.location}, key {answer[1].decode()!r}: its stamp is not the one that was read"
             )
         if answer[0] == -4:
-            what = "rows" if answer[3] == 1 else "entries of the list of touched keys"
+            what = _COUNTED_PARTS[answer[3] - 1]
             raise CorruptStateError(
                 f"{self.location} has {answer[2].decode()} {what}, and {answer[1].decode() or 'an unknown number'} were written: "
                 "another program has removed some (DEL, HDEL), or they expired or were evicted; restore the server's data, run "
@@ -760,7 +831,7 @@ class RedisBackend(MapBackend):
 
 _SHA = {
     source: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _EXCHANGE, _CREATE, _COUNT, _PROBE)
+    for source in (_PUT, _RAISE, _PURGE, _CLEAR, _EXCHANGE, _CREATE, _COUNT, _PROBE, _PROBE_ORDER)
 }
 
 

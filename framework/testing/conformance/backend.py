@@ -420,6 +420,59 @@ class BackendContract:
         state.begin_commit(open_attempt(state, 3, 1))
         assert due(0, 8) == [(("emu",), (6,)), (("cat",), (8,))]
 
+    def test_due_are_rows_that_were_put_back_and_none_that_are_gone(self, backend: MapBackend) -> None:
+        """After a sweep, a roll-back, a purge, and in a state that was cleared."""
+        backend.order_by("n")
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+
+        def due(txid: int, attempt: int = 1, *, upto: int = 100) -> list[Key]:
+            state.begin_commit(open_attempt(state, txid, attempt))
+            return [key for key, _ in state.due("n", 0, upto, lambda keys: [True] * len(keys))]
+
+        def write(txid: int, attempt: int, values: dict[str, int]) -> None:
+            granted = open_attempt(state, txid, attempt)
+            state.begin_commit(granted)
+            state.multi_put(list(values), list(values.values()))
+            state.commit(granted)
+
+        transact(state, 1, 1, {"dog": 5, "cat": 7})
+        write(2, 1, {"cat": 80, "cow": 1})
+        assert due(2, 2, upto=20) == [("dog",), ("cat",)]
+        finish(state, replay=True)
+        assert due(3, upto=20) == [("dog",), ("cat",)]
+        write(3, 1, {"dog": 80, "emu": 2})
+        open_attempt(state, 3, 2)
+        assert state.roll_back(state.read_header()) == 2
+        assert due(3, 3, upto=20) == [("dog",), ("cat",)]
+        granted = open_attempt(state, 3, 4)
+        state.begin_commit(granted)
+        state.delete(["dog"])
+        state.commit(granted)
+        finish(state, replay=True)
+        state.purge(state.read_header(), 4)
+        assert due(4) == [("cat",)]
+        state.clear("topology")
+        assert due(1) == []
+        transact(state, 1, 1, {"emu": 3})
+        assert due(2) == [("emu",)]
+
+    def test_due_are_numbers_that_no_float_holds(self, backend: MapBackend) -> None:
+        backend.order_by("n")
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        large = 1 << 60
+        transact(state, 1, 1, {"dog": large, "cat": large + 1, "cow": -large - 1})
+        state.begin_commit(open_attempt(state, 2, 1))
+        for after, upto, found in (
+            (large - 1, large, ["dog"]),
+            (large, large + 1, ["cat"]),
+            (-large - 2, -large - 1, ["cow"]),
+            (-large - 1, large - 1, []),
+        ):
+            every = state.due("n", after, upto, lambda keys: [True] * len(keys))
+            assert [key for (key,), _ in every] == found
+
     @pytest.mark.parametrize("how", ["update", "apply"])
     @pytest.mark.parametrize("before", STATES, ids=lambda each: each.__name__)
     def test_a_state_that_becomes_opaque_replays_from_before_the_open_transaction(

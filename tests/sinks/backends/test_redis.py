@@ -389,3 +389,57 @@ def test_a_state_that_lost_rows_can_be_cleared(redis_server: RedisServer, client
     state.clear("standalone")
     put(state, 1, dog=1)
     assert state.get("dog") == 1
+
+
+@pytest.fixture
+def ordered(redis_server: RedisServer, name: str) -> OpaqueMapState:
+    state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
+    state.backend.order_by("n")
+    state.prepare("topology")
+    return state
+
+
+def test_what_is_due_is_read_in_proportion_to_it(
+    ordered: OpaqueMapState, client: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transact(ordered, 1, 1, {f"word-{number}": number for number in range(12_000)})
+    assert client.zcard(f"{{{name}}}:due") == 12_000
+    read: list[int] = []
+    texts = RedisBackend._texts
+    monkeypatch.setattr(RedisBackend, "scan", None)
+    monkeypatch.setattr(RedisBackend, "_texts", lambda self, names: read.append(len(names)) or texts(self, names))
+    found = ordered.backend.due("n", 99, 109, txid=None)
+    assert sorted(row.value for _, row in found if row.value is not None) == [(n,) for n in range(100, 110)]
+    assert sum(read) <= 11
+
+
+def test_a_sorted_set_that_lost_entries_is_noticed(ordered: OpaqueMapState, client: Any, name: str) -> None:
+    """Without them a window would never close."""
+    transact(ordered, 1, 1, {"dog": 5, "cat": 7})
+    client.zrem(f"{{{name}}}:due", "dog")
+    with pytest.raises(CorruptStateError, match="has 1 entries of the sorted set of what is due, and 2 were written"):
+        transact(ordered, 2, 1, {"emu": 1})
+    ordered.clear("topology")
+    transact(ordered, 1, 1, {"emu": 1})
+    assert client.zrange(f"{{{name}}}:due", 0, -1) == [b"emu"]
+
+
+def test_rows_that_were_written_without_an_order_are_found_by_a_scan(redis_server: RedisServer, name: str) -> None:
+    state = OpaqueMapState(RedisBackend(redis_server.url, name, KEY, VALUE))
+    transact(state, 1, 1, {"dog": 5, "cat": 7})
+    state.backend.order_by("n")
+    transact(state, 2, 1, {"emu": 6})
+    found = state.backend.due("n", 5, 7, txid=None)
+    assert sorted(key for key, _ in found) == [("cat",), ("emu",)]
+
+
+def test_what_is_due_goes_with_rows_that_are_exchanged(ordered: OpaqueMapState, client: Any, name: str) -> None:
+    transact(ordered, 1, 1, {"dog": 5, "cat": 7})
+    rebuilt = OpaqueMapState(ordered.backend.beside("rebuilt"))
+    transact(rebuilt, 1, 1, {"dog": 8})
+    expected = ordered.read_header()
+    ordered.exchange(expected, expected, rebuilt.read_header())
+    assert [key for key, _ in ordered.backend.due("n", 0, 9, txid=None)] == [("dog",)]
+    transact(ordered, 2, 1, {"emu": 1})
+    assert client.zrange(f"{{{name}}}:due", 0, -1) == [b"emu", b"dog"]
+    assert client.zcard(f"{{{name}}}:former:due") == 2
