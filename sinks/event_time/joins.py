@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from framework.durations import Duration, micros_of
 from framework.errors import TopologyError
+from framework.operators.joins import pairs
 from framework.operators.timestamps import check_times, times_of
-from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.committer import WatermarkedCommitter, Watermarks
+from sinks.event_time.waiting import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
 from sinks.plain_values import JsonColumns
 from sinks.states import MapState
 
 #: Records behind the watermark, of each side.
 LATE_LEFT_STREAM = "late_left"
 LATE_RIGHT_STREAM = "late_right"
-_DUE = "due_at"
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A record that may still find partners."""
-
-    at: int
-    values: Value
-    matched: bool = False
 
 
 class _Side:
@@ -46,8 +35,9 @@ class _Side:
 
 class JoiningCommitter(WatermarkedCommitter):
     """Joins the records of two streams that have the same key, and of which the event times are no
-    further apart than ``within``. Its opaque state holds the records that may still find a partner:
-    one row per key.
+    further apart than ``within``. Its opaque state holds the records that may still find a partner,
+    a few in a row: a record costs the same whether its key has one record or a million, and so does
+    each pair.
 
     ``left`` and ``right``: the event time fields of the two streams, which tell them apart: each
     stream has its own and not the other's. Both have the fields of ``key``, with the same types,
@@ -118,8 +108,8 @@ class JoiningCommitter(WatermarkedCommitter):
                 else f"committer {component_id!r}: field {untyped[0]!r} has no type; declare it"
             )
         self._sides = _Side(left, self.key, self._on[0]), _Side(right, self.key, self._on[1])
-        self.state.bind(left.fields.select(list(self.key)), Fields(due_at=int, waiting=str))
-        self.state.backend.order_by(_DUE)
+        self.state.bind(key_fields(left.fields.select(list(self.key))), VALUE_FIELDS)
+        self.state.backend.order_by(DUE)
 
     def state_settings(self) -> Mapping[str, Any]:
         left, right = self._on
@@ -151,31 +141,28 @@ class JoiningCommitter(WatermarkedCommitter):
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
         sides, came = self._bound(), self._came
         self._came = ([], [])
-        new: dict[Key, tuple[list[_Waiting], list[_Waiting]]] = {}
+        new: dict[Key, Sides] = {}
         for number, (side, batches) in enumerate(zip(sides, came, strict=True)):
             for batch in batches:
                 self._sort_in(new, number, side, batch, watermarks.before)
-        held: dict[Key, Any] = dict(zip(new, self.state.multi_get(list(new)), strict=True))
-        # A record that waits until ``due_at`` finds a partner of that time: it is over after it.
-        held.update(self.state.due(_DUE, NEVER, watermarks.after - 1, self._mine))
+        codecs = [side.codec for side in sides]
+        rows = WaitingRows(self.state, codecs, self.within, self._outer, watermarks.after)
+        rows.read(new, self._mine)
         out: list[Value] = []
-        kept: dict[Key, tuple[int, str]] = {}
-        for key, value in held.items():
-            waiting = self._decoded(value)
-            for left, right in self._pairs(waiting, new.get(key, ([], []))):
-                left.matched = right.matched = True
+        for key, (lefts, rights) in new.items():
+            held = rows.of(key, 0), rows.of(key, 1)
+            for left, right in (*pairs(lefts, held[1] + rights, self.within), *pairs(held[0], rights, self.within)):
+                rows.match(0, left)
+                rows.match(1, right)
                 out.append((*key, *left.values, *right.values))
-            still: list[list[_Waiting]] = [[], []]
-            for number, (before, others) in enumerate(zip(waiting, new.get(key, ([], [])), strict=True)):
-                for each in (*before, *others):
-                    if each.at + self.within >= watermarks.after:
-                        still[number].append(each)
+        for key, its in new.items():
+            for number, records in enumerate(its):
+                for each in records:
+                    if not rows.is_over(each):
+                        rows.add(key, number, each)
                     elif self._outer[number] and not each.matched:
                         out.append(self._alone(key, number, each))
-            if still[0] or still[1]:
-                kept[key] = self._encoded(still)
-        self.state.multi_put(list(kept), list(kept.values()))
-        self.state.delete([key for key, value in held.items() if value and key not in kept])
+        out += [self._alone(*each) for each in rows.write()]
         if not out:
             return []
         schema = self._output()
@@ -184,7 +171,7 @@ class JoiningCommitter(WatermarkedCommitter):
 
     def _sort_in(
         self,
-        new: dict[Key, tuple[list[_Waiting], list[_Waiting]]],
+        new: dict[Key, Sides],
         number: int,
         side: _Side,
         batch: pa.RecordBatch,
@@ -200,41 +187,13 @@ class JoiningCommitter(WatermarkedCommitter):
             if at < watermark:
                 late.append(place)
             else:
-                new.setdefault(key, ([], []))[number].append(_Waiting(at, values))
+                new.setdefault(key, ([], []))[number].append(Waiting(at, values))
         if late:
             stream = (LATE_LEFT_STREAM, LATE_RIGHT_STREAM)[number]
             self._collector.emit_arrow(batch.take(pa.array(late)), stream)
 
-    def _pairs(
-        self, waiting: Sequence[Sequence[_Waiting]], new: Sequence[Sequence[_Waiting]]
-    ) -> Iterable[tuple[_Waiting, _Waiting]]:
-        """The pairs of which one record at least is new."""
-        for left in new[0]:
-            for right in (*waiting[1], *new[1]):
-                if abs(left.at - right.at) <= self.within:
-                    yield left, right
-        for right in new[1]:
-            for left in waiting[0]:
-                if abs(left.at - right.at) <= self.within:
-                    yield left, right
-
-    def _alone(self, key: Key, number: int, each: _Waiting) -> Value:
+    def _alone(self, key: Key, number: int, each: Waiting) -> Value:
         left, right = self._bound()
         if number == 0:
             return (*key, *each.values, *[None] * len(right.own))
         return (*key, *[None] * len(left.own), *each.values)
-
-    def _encoded(self, still: Sequence[Sequence[_Waiting]]) -> tuple[int, str]:
-        document = [
-            [[each.at, each.matched, list(side.codec.encode(each.values))] for each in its]
-            for side, its in zip(self._bound(), still, strict=True)
-        ]
-        return min(each.at for its in still for each in its) + self.within, json.dumps(document)
-
-    def _decoded(self, value: Any) -> list[list[_Waiting]]:
-        if value is None:
-            return [[], []]
-        return [
-            [_Waiting(at, side.codec.decode(its), matched) for at, matched, its in records]
-            for side, records in zip(self._bound(), json.loads(value[1]), strict=True)
-        ]

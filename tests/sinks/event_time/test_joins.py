@@ -13,7 +13,9 @@ from framework.errors import TopologyError
 from framework.testing import run_on
 from framework.topology import ArrowBolt
 from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
+from sinks.event_time import waiting
 from sinks.event_time.joins import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
+from sinks.event_time.waiting import ROW_RECORDS
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.sinks.event_time.test_windows import FAULTS
 
@@ -114,6 +116,35 @@ def test_streams_that_cannot_be_told_apart_are_refused() -> None:
         builder.build()
 
 
+def counting(patch: pytest.MonkeyPatch, column: str) -> list[int]:
+    """How many rows each call to a state with this column reads or writes."""
+    counted: list[int] = []
+    get, put = OpaqueMapState.multi_get, OpaqueMapState.multi_put
+
+    def reading(self: OpaqueMapState, keys: Any) -> Any:
+        counted.append(len(keys) if column in {*self.backend.fields[0], *self.backend.fields[1]} else 0)
+        return get(self, keys)
+
+    def writing(self: OpaqueMapState, keys: Any, values: Any) -> None:
+        counted.append(len(keys) if column in {*self.backend.fields[0], *self.backend.fields[1]} else 0)
+        put(self, keys, values)
+
+    patch.setattr(OpaqueMapState, "multi_get", reading)
+    patch.setattr(OpaqueMapState, "multi_put", writing)
+    return counted
+
+
+def test_a_record_of_a_hot_key_reads_and_writes_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = counting(monkeypatch, "waiting")
+    orders = [["order", "a", 0, 100, number] for number in range(ROW_RECORDS * 4)]
+    done = run_on(topology("left"), {0: orders}, take=1)
+    assert 1 <= max(counted) <= 4 and len(done.table("matched")) == 4
+    done = run_on(topology("left"), {0: [*orders, ["payment", "a", 0, 103, 7], ["order", "z", 0, 200, 0]]}, take=50)
+    assert sorted(row["order_number"] for row in done.rows("matched")) == list(range(len(orders)))
+    assert {row["payment_number"] for row in done.rows("matched")} == {7}
+    assert [row["id"] for row in done.table("matched")] == ["z"]
+
+
 @settings(max_examples=60)
 @given(
     st.tuples(
@@ -130,8 +161,18 @@ def test_streams_that_cannot_be_told_apart_are_refused() -> None:
     FAULTS,
     st.sampled_from(["inner", "left", "right", "outer"]),
     st.booleans(),
+    st.sampled_from([1, 2, ROW_RECORDS]),
 )
-def test_batches_tasks_and_failures_change_no_pair(drawn: Any, take: int, faults: Any, how: str, opaque: bool) -> None:
+def test_batches_tasks_and_failures_change_no_pair(
+    drawn: Any, take: int, faults: Any, how: str, opaque: bool, row_records: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "ROW_RECORDS", row_records)
+        check(drawn, take, faults, how=how, opaque=opaque)
+
+
+def check(drawn: Any, take: int, faults: Any, *, how: str, opaque: bool) -> None:
+    """Run, and compare what was sent with what all pairs of all records give."""
     number = iter(range(1_000))
     partitions = {
         source: [[kind, key, source, at, next(number)] for kind, key, at in sorted(rows, key=lambda each: each[2])]

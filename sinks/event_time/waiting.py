@@ -1,0 +1,159 @@
+"""The records of a join that may still find a partner: rows of an opaque state."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from framework.operators.joins import bucket_end, bucket_of, buckets_around
+from framework.operators.watermarks import NEVER
+from framework.topology import Fields
+from sinks.backend import Key, Value
+from sinks.plain_values import JsonColumns
+from sinks.states import MapState
+
+#: How many records a row holds. A record that is added, or finds its first partner, writes its row.
+ROW_RECORDS = 32
+DUE = "due_at"
+#: What tells the rows of a key apart: the side (0 is the left one), the part of time, and a number.
+#: Row 0 knows the number of the last row of its bucket.
+PARTS = ("join_side", "join_bucket", "join_row")
+VALUE_FIELDS = Fields(due_at=int, last_row=int, waiting=str)
+
+Sides = tuple[list["Waiting"], list["Waiting"]]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A record that may still find partners. ``row``: where it is kept, if it was there before the
+    transaction."""
+
+    at: int
+    values: Value
+    matched: bool = False
+    row: Key | None = None
+
+
+@dataclass(slots=True)
+class _Row:
+    records: list[Waiting] = field(default_factory=list)
+    last: int = 0
+    is_held: bool = False
+
+
+def key_fields(key: Fields) -> Fields:
+    types = {name: key.type_of(name) for name in key}
+    return Fields.of({**types, **dict.fromkeys(PARTS, pa.int64())})
+
+
+class WaitingRows:
+    """What one transaction reads and changes of the records that wait. ``outer``: of each side,
+    whether a record without a partner is sent. What a transaction costs is in proportion to its
+    records, to those that may be their partners, and to those that are due."""
+
+    def __init__(
+        self, state: MapState, codecs: Sequence[JsonColumns], within: int, outer: Sequence[bool], watermark: int
+    ) -> None:
+        self._state, self._codecs, self._within, self._outer = state, codecs, within, outer
+        self._watermark = watermark
+        self._rows: dict[Key, _Row] = {}
+        self._of: dict[tuple[Key, int], list[Key]] = defaultdict(list)
+        self._changed: dict[Key, None] = {}
+
+    def read(self, new: Mapping[Key, Sides], mine: Callable[[Sequence[Key]], Sequence[bool]]) -> None:
+        """Read the possible partners of new records, the rows that these will be added to, and the
+        rows of which something is due."""
+        whole: set[Key] = set()
+        own: set[Key] = set()
+        for key, sides in new.items():
+            for side, records in enumerate(sides):
+                for each in records:
+                    own.add((*key, side, bucket_of(each.at, self._within), 0))
+                    whole.update((*key, 1 - side, bucket, 0) for bucket in buckets_around(each.at, self._within))
+        self._load(sorted(whole | own, key=repr))
+        more = [(*first[:-1], number) for first in whole for number in range(1, self._rows[first].last + 1)]
+        more += [(*first[:-1], last) for first in own - whole if (last := self._rows[first].last)]
+        self._load(sorted(more, key=repr))
+        # A record that waits until ``due_at`` finds a partner of that time: it is over after it.
+        for key, value in self._state.due(DUE, NEVER, self._watermark - 1, mine):
+            if key not in self._rows:
+                self._take(key, value)
+            self._changed[key] = None
+
+    def of(self, key: Key, side: int) -> list[Waiting]:
+        """The records of a key's side that were read."""
+        return [each for row in self._of[key, side] for each in self._rows[row].records if each.row is not None]
+
+    def match(self, side: int, each: Waiting) -> None:
+        if self._outer[side] and not each.matched:
+            each.matched = True
+            if each.row is not None:
+                self._changed[each.row] = None
+
+    def add(self, key: Key, side: int, each: Waiting) -> None:
+        """Keep a new record."""
+        first = (*key, side, bucket_of(each.at, self._within), 0)
+        head = self._rows[first]
+        place = (*first[:-1], head.last)
+        if len(self._rows[place].records) >= ROW_RECORDS:
+            head.last += 1
+            place = (*first[:-1], head.last)
+            self._rows[place] = _Row()
+            self._changed[first] = None
+        self._rows[place].records.append(each)
+        self._changed[place] = None
+
+    def write(self) -> Iterator[tuple[Key, int, Waiting]]:
+        """Write the rows that have changed, without what is over. Returns, with key and side, the
+        records of outer sides that were over and had no partner."""
+        puts: dict[Key, tuple[int, int, str]] = {}
+        gone = []
+        for place in self._changed:
+            row, side, width = self._rows[place], place[-3], len(PARTS)
+            kept = [each for each in row.records if not self.is_over(each)]
+            if self._outer[side]:
+                yield from (
+                    (place[:-width], side, each) for each in row.records if not each.matched and self.is_over(each)
+                )
+            due = self._due(side, kept)
+            if not kept and place[-1] == 0 and row.last:
+                due = bucket_end(place[-2], self._within) + self._within
+            if due is not None and due >= self._watermark:
+                puts[place] = due, row.last, self._text(side, kept)
+            elif row.is_held:
+                gone.append(place)
+        self._state.multi_put(list(puts), list(puts.values()))
+        self._state.delete(gone)
+
+    def is_over(self, each: Waiting) -> bool:
+        return each.at + self._within < self._watermark
+
+    def _due(self, side: int, kept: Iterable[Waiting]) -> int | None:
+        """When something is to be done with a row: the first of its records is to be sent alone, or
+        the last one is over. None: it has no records."""
+        alone = [each.at for each in kept if self._outer[side] and not each.matched]
+        at = min(alone) if alone else max((each.at for each in kept), default=None)
+        return at + self._within if at is not None else None
+
+    def _load(self, keys: Sequence[Key]) -> None:
+        missing = [key for key in keys if key not in self._rows]
+        for key, value in zip(missing, self._state.multi_get(missing) if missing else (), strict=True):
+            self._take(key, value)
+
+    def _take(self, key: Key, value: Value | None) -> None:
+        row = _Row()
+        if value is not None:
+            _, last, text = value
+            codec = self._codecs[key[-3]]
+            records = [Waiting(at, codec.decode(its), matched, key) for at, matched, its in json.loads(text)]
+            row = _Row(records, last, is_held=True)
+        self._rows[key] = row
+        self._of[key[: -len(PARTS)], key[-3]].append(key)
+
+    def _text(self, side: int, kept: Sequence[Waiting]) -> str:
+        codec = self._codecs[side]
+        return json.dumps([[each.at, each.matched, list(codec.encode(each.values))] for each in kept])
