@@ -54,6 +54,7 @@ from framework.transactions.status import RunStatus
 
 #: Committers of ``sinks`` that users look for among the operators.
 _IN_SINKS = (
+    "AsOfJoiningCommitter",
     "DeduplicatingCommitter",
     "JoiningCommitter",
     "SessionCommitter",
@@ -73,6 +74,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "CLOCK_STREAM",
     "ArrowBolt",
+    "AsOfJoiningCommitter",
     "BaseBasicBolt",
     "BaseBatchBolt",
     "BaseRichBolt",

@@ -11,6 +11,7 @@ from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
+from sinks.event_time.as_of import AsOfJoiningCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.joins import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
@@ -51,6 +52,7 @@ __all__ = [
     "Aggregate",
     "AppendCommitter",
     "ApproxDistinct",
+    "AsOfJoiningCommitter",
     "Count",
     "DeadLetterTable",
     "DeadLetterTopic",
