@@ -2,23 +2,19 @@
 (C1, C4).
 
 To write a backend, implement ``MapBackend`` and run the contract suite of
-``framework.testing.conformance`` against it.
+``framework.testing.conformance`` against it. Two optional bases add what tools make use of:
+``sinks.snapshots`` for readers, ``sinks.exchange`` for ``rebuild``.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import xxhash
 
-from framework.errors import ConfigError, MovedOnError
 from framework.topology import Fields, Header, Reach, Stamp, ValueType
 from sinks.aggregates import Aggregate
 from sinks.store_identity import StoreIdentity
@@ -121,19 +117,6 @@ class MapBackend(StoreIdentity):
         none yet. Raises as ``prepare``."""
         return None
 
-    def for_reading(self) -> MapBackend:
-        """A backend of the same rows for somebody who only reads: it creates nothing."""
-        return self
-
-    def check_held(self, topology_id: str) -> Header | None:
-        """Check what is there as ``prepare`` does, by reading only. Returns the header, or None
-        where there is nothing yet. Raises as ``prepare``. The default compares the owner, and
-        raises as ``read_header`` where there is nothing."""
-        header = self.check(topology_id) or self.read_header()
-        if header.topology_id != topology_id:
-            raise ConfigError(f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}")
-        return header
-
     @abstractmethod
     def read_header(self) -> Header: ...
 
@@ -151,12 +134,6 @@ class MapBackend(StoreIdentity):
     @abstractmethod
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         """The rows in the order of the keys; None for a key without a row."""
-
-    def as_of(self, rows: Sequence[Row | None], txid: int) -> list[tuple[bool, Value | None]]:
-        """For each of these rows, which ``multi_get`` has just returned: whether it still tells the
-        value as transaction ``txid`` left it, and that value."""
-        absence = None in rows and self.read_header().tells_absence(txid)  # read after the rows
-        return [row.as_of(txid) if row is not None else (absence, None) for row in rows]
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[Key, Row]]:
@@ -182,45 +159,6 @@ class MapBackend(StoreIdentity):
         if name in keys:
             return lambda key, value: key[keys.position(name)]
         return lambda key, value: value[values.position(name)]
-
-    @contextmanager
-    def at_one_moment(self) -> Iterator[MapBackend]:
-        """A backend for reading whose header and rows are those of one moment, where the store can
-        do that. Elsewhere the rows may change between two reads, as by default, and
-        ``items_as_of`` notices it. Used by one thread."""
-        yield self.for_reading()
-
-    def items_as_of(self, txid: int) -> Iterator[tuple[Key, Value]]:
-        """Every key that had a value after transaction ``txid``, and that value, in any order. Of a
-        row that transaction ``txid + 1`` has changed, or is changing, it is the previous value.
-
-        Raises ``MovedOnError`` when a row no longer tells, when a deleted row may have been purged,
-        and when another leader, a roll-back or a reset came in between. It may do so at the very
-        end: do not use any of it before that."""
-        before, seen = self.read_header(), array("Q")
-        for key, row in self.scan():
-            known, value = row.as_of(txid)
-            if not known:
-                raise MovedOnError(f"{self.location}, key {key!r}: changed after transaction {txid + 1}")
-            if self.scan_may_repeat:
-                seen.append(xxhash.xxh64_intdigest(repr(key).encode()))
-            if value is not None:
-                yield key, value
-        self._check_held_still(before, txid)
-        if seen and len(np.unique(np.frombuffer(seen, np.uint64))) < len(seen):
-            raise MovedOnError(f"{self.location}: the scan may have given a row twice; read it again")
-
-    def _check_held_still(self, before: Header, txid: int) -> None:
-        """Raise unless what was read since ``before`` is as of ``txid``. Call it after the rows."""
-        after = self.read_header()
-        if min(before.done, after.done) < txid:
-            raise MovedOnError(f"{self.location}: transaction {txid} is not done, or was taken back")
-        if (before.incarnation, before.epoch) != (after.incarnation, after.epoch):
-            raise MovedOnError(f"{self.location}: another leader, or a reset, came while it was read")
-        if after.open is not None and after.open.txid == txid and not before.same_attempt(after):
-            raise MovedOnError(f"{self.location}: transaction {txid} was repeated while it was read")
-        if not after.tells_absence(txid):
-            raise MovedOnError(f"{self.location}: rows that were deleted after transaction {txid} may be purged")
 
     @abstractmethod
     def multi_put(
@@ -291,25 +229,6 @@ class MapBackend(StoreIdentity):
         aggregate. With ``want_values``, returns the keys and the new values; otherwise None.
 
         Optional: if it raises ``NotImplementedError``, the state reads, merges and puts instead."""
-        raise NotImplementedError
-
-    def beside(self, place: str) -> MapBackend:
-        """A backend of the same columns in the same store, at ``place`` beside this one. Raises
-        ``ConfigError`` where rows cannot be exchanged."""
-        raise ConfigError(
-            f"{self.location} cannot be rebuilt: a {type(self).__name__} cannot exchange its rows for others"
-        )
-
-    def check_exchange(self, topology_id: str) -> None:
-        """As ``FencedState.check_exchange``."""
-
-    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        """As ``FencedState.exchange``. What others have attached to the rows, such as rights and
-        indexes, is kept, or ``ConfigError`` names what is in the way."""
-        raise NotImplementedError
-
-    def remove(self, topology_id: str) -> bool:
-        """As ``FencedState.remove``."""
         raise NotImplementedError
 
     @abstractmethod

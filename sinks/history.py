@@ -29,6 +29,7 @@ from framework.observe.journal import TransactionRecord
 from framework.topology import Fields, Header, OpenCommit
 from framework.transactions.history_archive import HistoryTarget, KeptRecord
 from sinks.backend import Key, MapBackend, Row
+from sinks.snapshots import for_reading
 from sinks.sql.sqlite import SqliteBackend
 
 KEY = Fields(incarnation=str, txid=int)
@@ -123,7 +124,7 @@ class HistoryTable(HistoryTarget):
         self._header = finished
 
     def read(self, incarnation: str, txid: int) -> KeptRecord | None:
-        (row,) = self._backend.for_reading().multi_get([(incarnation, txid)])
+        (row,) = for_reading(self._backend).multi_get([(incarnation, txid)])
         if row is None or row.value is None:
             return None
         until_txid, *_, text = row.value

@@ -13,7 +13,9 @@ from weakref import WeakValueDictionary
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError, TopologyError
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from framework.topology.fencing import check_format
-from sinks.backend import Key, MapBackend, Row
+from sinks.backend import Key, Row
+from sinks.exchange import ExchangeBackend
+from sinks.snapshots import SnapshotBackend
 
 
 class _Rows:
@@ -29,7 +31,7 @@ class _Rows:
 _shared: WeakValueDictionary[str, _Rows] = WeakValueDictionary()
 
 
-class MemoryBackend(MapBackend):
+class MemoryBackend(SnapshotBackend, ExchangeBackend):
     """Rows in this process. Copies made for tasks share the rows while they stay in this process.
     In any other process, the first use raises ``ConfigError``.
 
@@ -174,6 +176,9 @@ class MemoryBackend(MapBackend):
         other = copy.copy(self)
         other._place = place
         return other
+
+    def check_exchange(self, topology_id: str) -> None:
+        """Nothing is in the way."""
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         shared, other = self._rows(), self.beside(REBUILT)

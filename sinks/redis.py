@@ -50,9 +50,11 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
-from sinks.backend import Key, MapBackend, Row
+from sinks.backend import Key, Row
+from sinks.exchange import ExchangeBackend
 from sinks.paths import somebody_elses
 from sinks.plain_values import JsonColumns
+from sinks.snapshots import SnapshotBackend
 
 try:
     import orjson
@@ -321,7 +323,7 @@ class _Clients:
 _clients = _Clients()
 
 
-class RedisBackend(MapBackend):
+class RedisBackend(SnapshotBackend, ExchangeBackend):
     """A hash of a Redis server, version 6 or newer.
 
     ``url``: ``redis://user:password@host:6379/0``, or ``rediss://`` for TLS. ``${NAME}`` in it

@@ -14,6 +14,7 @@ from framework.topology import Fields, Header, Reach, Stamp
 from framework.topology.canonical import RowForm
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
+from sinks.snapshots import as_of, check_held, for_reading
 from sinks.sql.sqlite import SqliteBackend
 
 
@@ -151,9 +152,9 @@ class ReplayBackend(_Upon):
         rows = MemoryBackend(f"replay of {sink.location}")
         rows.bind(*sink.fields)
         super().__init__(rows)
-        self._sink = sink.for_reading()
+        self._sink = for_reading(sink)
         try:
-            self._is_empty = self._sink.check_held(topology_id) is None
+            self._is_empty = check_held(self._sink, topology_id) is None
         finally:
             self._sink.close()  # the next use opens it again
         self._txid, self._knows_past = txid, knows_past
@@ -166,7 +167,7 @@ class ReplayBackend(_Upon):
         if self._is_empty:
             return [InSink(True, None, None)] * len(keys)
         rows = self._sink.multi_get(keys) if keys else []
-        before = self._sink.as_of(rows, self._txid - 1)
+        before = as_of(self._sink, rows, self._txid - 1)
         held = [row.as_of(self._txid)[1] if row is not None else None for row in rows]
         return [
             InSink(True, value, after) if known and self._knows_past else InSink(False, None, None)

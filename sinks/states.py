@@ -46,7 +46,9 @@ from framework.topology import (
 from framework.topology.canonical import RowForm, equal, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import SWEPT, Key, MapBackend, Row, Value
+from sinks.exchange import exchangeable
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
+from sinks.snapshots import as_of, at_one_moment, check_held, items_as_of
 from sinks.values import OpaqueValue, TransactionalValue
 
 STANDALONE = "standalone"
@@ -303,10 +305,10 @@ class MapState(KeyedState, RebuildableState):
         return [self._bare(value) for _, value in answers]
 
     def _as_of(self, rows: Sequence[Row | None], txid: int) -> list[tuple[bool, Value | None]]:
-        """As ``MapBackend.as_of``."""
+        """As ``sinks.snapshots.as_of``."""
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
-        return self.backend.as_of(rows, txid)
+        return as_of(self.backend, rows, txid)
 
     @contextmanager
     def reading(self, topology_id: str | None = None) -> Iterator[MapReading]:
@@ -314,8 +316,8 @@ class MapState(KeyedState, RebuildableState):
             raise ConfigError(
                 f"{self.location} may add a batch twice, so nobody can say what it held after a transaction"
             )
-        with self.backend.at_one_moment() as backend:
-            if topology_id is not None and backend.check_held(topology_id) is None:
+        with at_one_moment(self.backend) as backend:
+            if topology_id is not None and check_held(backend, topology_id) is None:
                 raise ConfigError(f"{self.location}: there is nothing yet")
             yield MapReading(self, backend)
 
@@ -368,16 +370,16 @@ class MapState(KeyedState, RebuildableState):
 
     def become_beside(self, place: str) -> None:
         self._commit, self._forms = None, None
-        self.backend = self.backend.beside(place)
+        self.backend = exchangeable(self.backend).beside(place)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        self.backend.exchange(expected, new, rebuilt)
+        exchangeable(self.backend).exchange(expected, new, rebuilt)
 
     def check_exchange(self, topology_id: str) -> None:
-        self.backend.check_exchange(topology_id)
+        exchangeable(self.backend).check_exchange(topology_id)
 
     def remove(self, topology_id: str) -> bool:
-        return self.backend.remove(topology_id)
+        return exchangeable(self.backend).remove(topology_id)
 
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
         copy = _scratch(replayed)
@@ -676,7 +678,7 @@ class MapReading(StateReading):
 
     def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         schema = self.schema
-        found = self._backend.items_as_of(txid) if keys is None else self._named(keys, txid)
+        found = items_as_of(self._backend, txid) if keys is None else self._named(keys, txid)
         while page := list(itertools.islice(found, PAGE_KEYS)):
             columns = zip(*((*key, *value) for key, value in page), strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
@@ -684,7 +686,7 @@ class MapReading(StateReading):
 
     def _named(self, keys: Sequence[str], txid: int) -> Iterator[tuple[Key, Value]]:
         wanted = list(dict.fromkeys(map(self._state.key_of, keys)))
-        answers = self._backend.as_of(self._backend.multi_get(wanted), txid)
+        answers = as_of(self._backend, self._backend.multi_get(wanted), txid)
         for key, (known, value) in zip(wanted, answers, strict=True):
             if not known:
                 raise MovedOnError(f"{self._state.location}, key {key!r}: changed after transaction {txid + 1}")

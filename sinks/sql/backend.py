@@ -29,9 +29,11 @@ from framework.errors import (
 from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical import has_nan, python_values
 from sinks.aggregates import Aggregate
-from sinks.backend import SWEPT, Key, MapBackend, Row
+from sinks.backend import SWEPT, Key, Row
+from sinks.exchange import ExchangeBackend
 from sinks.paths import somebody_elses
 from sinks.refusals import explained, refused_delta, refused_row
+from sinks.snapshots import SnapshotBackend
 from sinks.sql.schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
@@ -64,7 +66,7 @@ def _statement(shape: TableShape, upsert: Upsert, rows: str) -> str:
     return shape.upsert(dict(upsert.aggregates), upsert.value_type, rows)
 
 
-class SqlBackend(SqlStore, MapBackend):
+class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
     """A table with stamped rows, and a row of ``_ratchet_headers`` in the same database."""
 
     #: Whether a column of floats can store NaN.

@@ -51,6 +51,7 @@ from sinks import (
 )
 from sinks.lake import folders as folders_module
 from sinks.lake import parquet as parquet_module
+from sinks.snapshots import as_of
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call
 from tests.kit.processes import RunProcess
@@ -437,10 +438,8 @@ def test_the_newest_transaction_keeps_its_own_rows_where_it_alone_is_not_recorde
         store.apply([Delete(f"anew/history/{txid:03d}")])
     found = rebuild(built, store, state="words", take_over=True)
     assert (found.batches, found.txid, held(built)) == (2, 3, RIGHT)
-    assert SqliteBackend(tmp_path / "x.db", "words", Fields(word=str), Fields(count=int, total=int)).as_of(
-        OpaqueMapState(built["words"].states[0].backend).backend.multi_get([("a",)]),
-        2,  # type: ignore[attr-defined]
-    ) == [(True, (2, 4))]
+    backend = built["words"].states[0].backend  # type: ignore[attr-defined]
+    assert as_of(backend, backend.multi_get([("a",)]), 2) == [(True, (2, 4))]
 
 
 def test_rows_of_a_state_that_may_count_twice_are_begun_anew_where_a_batch_was_begun(

@@ -29,6 +29,7 @@ from sinks import (
     Sum,
 )
 from sinks.backend import MapBackend
+from sinks.snapshots import SnapshotBackend
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, replayed, run, state_at, told, topology_of
 from tests.kit.waiting import PATIENCE_S
@@ -201,7 +202,7 @@ def test_a_backend_without_columns_is_left_out(store: MemoryStore) -> None:
 class Plain(MemoryBackend):
     """A backend of somebody's own, which has no more than it must."""
 
-    check, check_held = MapBackend.check, MapBackend.check_held
+    check, check_held = MapBackend.check, SnapshotBackend.check_held
 
 
 def test_a_backend_that_checks_nothing_is_replayed(store: MemoryStore) -> None:

@@ -20,6 +20,7 @@ from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
 from framework.transactions.plans import plan_digest
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
+from sinks.snapshots import check_held, for_reading
 from sinks.sql import sqlite_store as sqlite_module
 from spouts import MemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Same, Sums, replayed, run, state_at, topology_of
@@ -221,16 +222,16 @@ def test_a_replay_leaves_the_file_of_sqlite_as_it_is(
 def test_a_file_is_read_while_a_driver_writes_to_it(tmp_path: Path) -> None:
     writer = state_at(tmp_path).backend
     header = writer.prepare("topology")
-    reader = writer.for_reading()
+    reader = for_reading(writer)
     for txid in range(1, 4):
         opened = header.opened(1, OpenCommit(txid, 1, "digest"))
         writer.raise_header(header, opened)
-        assert reader.read_header() == opened and reader.check_held("topology") == opened
+        assert reader.read_header() == opened and check_held(reader, "topology") == opened
         header = opened
     reader.close()
     assert writer.read_header() == header
     with pytest.raises(ConfigError, match="belongs to topology 'topology', not 'another'"):
-        reader.check_held("another")
+        check_held(reader, "another")
     reader.close()
     writer.close()
     assert [each.name for each in tmp_path.iterdir()] == ["x.db"]

@@ -29,6 +29,7 @@ from framework.errors import (
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
+from sinks.snapshots import at_one_moment, items_as_of
 from sinks.sql import postgres_store as postgres_module
 from sinks.sql.postgres_limits import LimitReached
 from tests.kit.waiting import PATIENCE_S
@@ -495,11 +496,11 @@ def test_a_database_without_an_encoding_takes_text_as_utf_8(admin: Any, postgres
 def test_a_reader_of_one_moment_does_not_see_what_is_committed_meanwhile(postgres: PostgresServer, table: str) -> None:
     state = OpaqueMapState(PostgresBackend(postgres.dsn, table, Fields(word=str), Fields(n=int)))
     put(state, 1, dog=1)
-    with state.backend.at_one_moment() as still:
+    with at_one_moment(state.backend) as still:
         before = still.read_header()
         for txid in (2, 3, 4):
             put(state, txid, dog=txid, cat=txid)
         assert still.read_header() == before
-        assert list(still.items_as_of(1)) == [(("dog",), (1,))]
-    assert dict(state.backend.items_as_of(4)) == {("dog",): (4,), ("cat",): (4,)}
+        assert list(items_as_of(still, 1)) == [(("dog",), (1,))]
+    assert dict(items_as_of(state.backend, 4)) == {("dog",): (4,), ("cat",): (4,)}
     state.close()

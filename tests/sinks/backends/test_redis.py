@@ -33,6 +33,7 @@ from framework.transactions import MemoryStore
 from framework.transactions.run import TopologyFailed
 from integration import RedisServer
 from sinks import Count, MapState, OpaqueMapState, RedisBackend, Row, StateCommitter, TransactionalMapState
+from sinks.snapshots import items_as_of
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -291,11 +292,11 @@ def test_a_scan_that_gives_a_row_twice_is_no_answer(
     backend = RedisBackend(redis_server.url, name, KEY, VALUE)
     state = OpaqueMapState(backend)
     transact(state, 1, 1, {"dog": 1, "cat": 2})
-    assert len(list(backend.items_as_of(1))) == 2
+    assert len(list(items_as_of(backend, 1))) == 2
     once = backend.scan
     monkeypatch.setattr(backend, "scan", lambda: [*once(), next(iter(once()))])
     with pytest.raises(MovedOnError, match="may have given a row twice"):
-        list(backend.items_as_of(1))
+        list(items_as_of(backend, 1))
 
 
 LOSSES: dict[str, Callable[[Any, str], None]] = {
