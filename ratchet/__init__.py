@@ -1,7 +1,8 @@
 """Everything that a pipeline imports: ``from ratchet import Fields, Count, submit``.
 
 A name is looked up when it is first used. So ``import ratchet`` loads nothing else, and the client
-of a store is loaded only where it is used.
+of a store is loaded only where it is used. Other packages add sources and sinks by entry points:
+see ``framework.extensions``.
 """
 
 from importlib import import_module
@@ -38,6 +39,12 @@ if not TYPE_CHECKING:  # else every name would have a type: Any
             for package in map(import_module, PACKAGES):
                 if name in package.__all__:
                     found = globals()[name] = getattr(package, name)
+                    return found
+            from framework.extensions import SINKS, SOURCES, added
+
+            for group in (SOURCES, SINKS):
+                if (found := added(group, name)) is not None:
+                    globals()[name] = found
                     return found
         raise AttributeError(f"module 'ratchet' has no attribute {name!r}")
 

@@ -1,6 +1,6 @@
 """``ratchet``: all commands under one name. Each is imported when it is asked for, so that
 ``ratchet list`` does not wait for Spark's modules, and so that the framework knows commands of
-sinks and servers by name only."""
+sinks and servers by name only. Other packages add commands by entry points."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from typer.core import TyperGroup
 from framework.clients.java import java_version
 from framework.commands.exits import exit_codes
 from framework.errors import ConfigError
+from framework.extensions import COMMANDS as ADDED
+from framework.extensions import added, summaries
 
 #: Command -> where it is, and what it does in a line.
 COMMANDS = {
@@ -47,18 +49,33 @@ COMMANDS = {
 }
 
 
+def _own(name: str) -> Any:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _added(name: str) -> Any:
+    """A command of another package; None: there is none. Raises ``ConfigError``."""
+    found = added(ADDED, name)
+    if found is not None and not isinstance(found, typer.Typer):
+        raise ConfigError(
+            f"the command {name!r} of another package is a {type(found).__name__}: it must be a typer.Typer"
+        )
+    return found
+
+
 class _Commands(TyperGroup):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *(name for name in summaries(ADDED) if name not in COMMANDS)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         with exit_codes():  # of Ctrl-C, while it is imported
-            command = typer.main.get_command(getattr(import_module(module), attribute))
+            found = _own(cmd_name) if cmd_name in COMMANDS else _added(cmd_name)
+        if found is None:
+            return None
+        command = typer.main.get_command(found)
         command.name = cmd_name
         return command
 
@@ -69,6 +86,10 @@ class _Commands(TyperGroup):
         formatter.write_text("Exactly-once Kafka pipelines in Python, executed by Spark.")
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        others = [each for each in summaries(ADDED).items() if each[0] not in COMMANDS]
+        if others:
+            with formatter.section("Commands of other packages"):
+                formatter.write_dl(others)
         with formatter.section("Options"):
             formatter.write_dl([record for each in self.get_params(ctx) if (record := each.get_help_record(ctx))])
         formatter.write_paragraph()

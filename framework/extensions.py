@@ -1,0 +1,56 @@
+"""Commands, sources and sinks that other packages add, by entry points.
+
+::
+
+    [project.entry-points."ratchet.commands"]
+    scan = "ratchet_mongo.scan:app"          # a typer.Typer: ratchet scan
+
+    [project.entry-points."ratchet.sinks"]
+    MongoBackend = "ratchet_mongo:MongoBackend"   # from ratchet import MongoBackend
+
+What Ratchet itself has cannot be replaced: its own names are looked up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from framework.errors import ConfigError
+
+#: The groups. An entry of the first is a ``typer.Typer``; of the others, what ``from ratchet
+#: import`` gives.
+COMMANDS, SOURCES, SINKS = "ratchet.commands", "ratchet.sources", "ratchet.sinks"
+
+
+def added(group: str, name: str) -> Any:
+    """What an installed package adds under a name; None: nothing. Raises ``ConfigError`` where two
+    packages add it, and where it cannot be imported."""
+    found = {each.value: each for each in entry_points(group=group, name=name)}
+    if not found:
+        return None
+    if len(found) > 1:
+        packages = " and ".join(sorted(map(_package, found.values())))
+        raise ConfigError(f"the packages {packages} both add {name!r} to {group}: uninstall one")
+    (each,) = found.values()
+    try:
+        return each.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the package {_package(each)} adds {name!r}, which cannot be imported: {error}; upgrade or uninstall the package"
+        ) from error
+
+
+def summaries(group: str) -> Mapping[str, str]:
+    """The names that installed packages add, in order, each with a line; nothing is imported."""
+    return {each.name: _summary(each) for each in sorted(entry_points(group=group), key=lambda each: each.name)}
+
+
+def _summary(each: EntryPoint) -> str:
+    text = each.dist.metadata["Summary"] if each.dist is not None else None
+    return f"{text or 'Added'} ({_package(each)})"
+
+
+def _package(each: EntryPoint) -> str:
+    return each.dist.name if each.dist is not None else each.value
