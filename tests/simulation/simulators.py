@@ -1,5 +1,5 @@
 """The simulators: of the transaction protocol, of the trees of tuples, of states and their
-checkpoints.
+checkpoints, of event time.
 
 Each makes a world from a seed and runs it to its end under an oracle of its own. The same seed
 gives the same world on any machine.
@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.kit import state_world, tree_world
+from tests.simulation.event_time import run_event_time
 from tests.simulation.schedule import Coverage, run_schedule
 
 #: Messages of a world of trees, how many may be pending, and how many of a hundred worlds are such.
@@ -41,7 +42,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """``parts``: its share of a hundred schedules, such that each simulator takes a third of the
+    """``parts``: its share of a hundred schedules, such that each simulator takes about as much
     time.
 
     ``chunk``: schedules that a process gets at once; about a second of work or less.
@@ -117,6 +118,20 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     return _judged(seed, shape, run, tell)
 
 
+def run_timed(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """Transactions of event time (``event_time.py``)."""
+    lines: list[str] = []
+
+    def run() -> str | None:
+        wrong, world = run_event_time(seed)
+        lines.extend(world.trace if tell else [])
+        _cover(coverage, world, "event time")
+        return wrong
+
+    verdict = _judged(seed, "", run, tell)
+    return replace(verdict, trace=(*lines, *verdict.trace))
+
+
 def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
     """All troubles, one time in two; else each of them, one time in two."""
     return troubles if chance.random() < 0.5 else tuple(each for each in troubles if chance.random() < 0.5)
@@ -156,9 +171,10 @@ def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) ->
 SIMULATORS = {
     each.name: each
     for each in (
-        Simulator("protocol", 55, 200, run_protocol),
-        Simulator("trees", 32, 80, run_trees),
-        Simulator("states", 13, 30, run_states),
+        Simulator("protocol", 50, 200, run_protocol),
+        Simulator("trees", 29, 80, run_trees),
+        Simulator("states", 12, 30, run_states),
+        Simulator("event_time", 9, 30, run_timed),
     )
 }
 
@@ -166,10 +182,10 @@ SIMULATORS = {
 def shares(schedules: int, names: list[str]) -> dict[str, int]:
     """How many of ``schedules`` each simulator gets.
 
-    >>> shares(100_000, ["protocol", "trees", "states"])
-    {'protocol': 55000, 'trees': 32000, 'states': 13000}
-    >>> shares(20, ["protocol", "trees", "states"])
-    {'protocol': 11, 'trees': 6, 'states': 2}
+    >>> shares(100_000, ["protocol", "trees", "states", "event_time"])
+    {'protocol': 50000, 'trees': 29000, 'states': 12000, 'event_time': 9000}
+    >>> shares(20, ["protocol", "trees", "states", "event_time"])
+    {'protocol': 10, 'trees': 5, 'states': 2, 'event_time': 1}
     >>> shares(100, ["states"])
     {'states': 100}
     """

@@ -1,0 +1,195 @@
+"""What event time means, written out plainly: every transaction is a list of records, and nothing
+fails. Times are seconds; what is sent has microseconds, as the committers send it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+NEVER = -(1 << 62)
+#: Component and stream -> how often each row.
+Sent = dict[str, Counter[Any]]
+
+
+class Record(NamedTuple):
+    source: int
+    key: str
+    kind: str
+    at: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Options:
+    lag: int
+    idle_after: int | None
+    length: int
+    step: int
+    origin: int
+    lateness: int
+    gap: int
+    within: int
+    valid: int | None
+    how: Literal["inner", "left", "right", "outer"]
+
+
+def us(seconds: int) -> int:
+    return seconds * 1_000_000
+
+
+class Reference:
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.watermark: int | None = None
+        self.planned_at: int | None = None
+        self.elapsed = 0
+        self.partitions: dict[int, tuple[int, int]] = {}
+        self.windows: dict[tuple[str, int, int], list[int]] = {}
+        self.open: dict[str, list[Record]] = defaultdict(list)
+        self.seen: dict[str, int] = {}
+        self.waiting: list[Record] = []
+        self.matched: set[int] = set()
+        self.rows: list[Record] = []
+        self.ahead: list[Record] = []
+
+    def after(self, records: Sequence[Record], planned_at: int, *, behind: bool) -> Sent:
+        """What the next transaction sends."""
+        before = self.watermark if self.watermark is not None else -(10**9)
+        now = self._time(records, planned_at, behind=behind)
+        sent: Sent = {"watermark": Counter([us(now) if self.watermark is not None else NEVER])}
+        self._windows(records, before, now, sent)
+        self._sessions(records, before, now, sent)
+        self._first(records, before, now, sent)
+        self._pairs(records, before, now, sent)
+        self._valued(records, before, now, sent)
+        return {name: found for name, found in sent.items() if found}
+
+    def held(self) -> dict[str, int]:
+        """How many rows each state may have at most."""
+        return {
+            "windows": len(self.windows),
+            "sessions": sum(map(len, self.open.values())),
+            "first": len(self.seen),
+            "valued": len(self.ahead) + len({row.key for row in self.rows}),
+        }
+
+    def _time(self, records: Sequence[Record], planned_at: int, *, behind: bool) -> int:
+        if self.planned_at is not None and not behind:
+            self.elapsed += max(planned_at - self.planned_at, 0)
+        self.planned_at = planned_at
+        for record in records:
+            newest = max(record.at, self.partitions.get(record.source, (record.at, 0))[0])
+            self.partitions[record.source] = newest, self.elapsed
+        idle = self.options.idle_after
+        awake = [at for at, seen in self.partitions.values() if idle is None or self.elapsed - seen < idle]
+        if awake:
+            reached = min(awake) - self.options.lag
+            self.watermark = max(self.watermark, reached) if self.watermark is not None else reached
+        return self.watermark if self.watermark is not None else -(10**9)
+
+    def _windows(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        late: dict[tuple[str, int, int], list[int]] = {}
+        touched = set()
+        o = self.options
+        for record in records:
+            first = (record.at - o.origin) // o.step * o.step + o.origin
+            for start in range(first, record.at - o.length, -o.step):
+                window = record.key, start, start + o.length
+                into = late if window[2] <= before - o.lateness else self.windows
+                total = into.setdefault(window, [0, 0])
+                total[0], total[1] = total[0] + 1, total[1] + record.number
+                if into is self.windows:
+                    touched.add(window)
+        for window, (count, total_) in sorted(self.windows.items()):
+            if before < window[2] <= now or (window in touched and window[2] <= before):
+                row = (window[0], us(window[1]), us(window[2]), count, total_)
+                sent.setdefault("windows/default", Counter())[(*row, window[2] <= before) if o.lateness else row] += 1
+        for window, (count, total_) in late.items():
+            sent.setdefault("windows/late", Counter())[(window[0], us(window[1]), us(window[2]), count, total_)] += 1
+        self.windows = {window: total for window, total in self.windows.items() if window[2] > now - o.lateness}
+
+    def _sessions(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        new = {record.number for record in records}
+        for record in records:
+            self.open[record.key].append(record)
+        for key, its in self.open.items():
+            chains: list[list[Record]] = []
+            for record in sorted(its, key=lambda each: each.at):
+                if chains and record.at - chains[-1][-1].at < self.options.gap:
+                    chains[-1].append(record)
+                else:
+                    chains.append([record])
+            self.open[key] = []
+            for chain in chains:
+                end = chain[-1].at + self.options.gap
+                row = (key, us(chain[0].at), us(end), len(chain), sum(each.number for each in chain))
+                if end <= before and all(each.number in new for each in chain):
+                    sent.setdefault("sessions/late", Counter())[row] += 1
+                elif end <= now:
+                    sent.setdefault("sessions/default", Counter())[row] += 1
+                else:
+                    self.open[key] += chain
+
+    def _first(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        for record in records:
+            until = self.seen.get(record.key)
+            if until is not None and record.at < until:
+                continue
+            row = (record.kind, record.key, record.source, record.at, record.number)
+            if record.at < before:
+                sent.setdefault("first/late", Counter())[row] += 1
+            else:
+                self.seen[record.key] = record.at + self.options.gap
+                sent.setdefault("first/default", Counter())[row] += 1
+        self.seen = {key: until for key, until in self.seen.items() if until > now}
+
+    def _late(self, name: str, records: Sequence[Record], before: int, sent: Sent) -> None:
+        for record in records:
+            if record.at < before:
+                side = "late_left" if record.kind == "order" else "late_right"
+                sent.setdefault(f"{name}/{side}", Counter())[(record.key, record.at, record.number)] += 1
+
+    def _pairs(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        self._late("pairs", records, before, sent)
+        new = {record.number for record in records}
+        self.waiting += [record for record in records if record.at >= before]
+        found = sent.setdefault("pairs/default", Counter())
+        for left in self.waiting:
+            for right in self.waiting:
+                fits = left.key == right.key and (left.kind, right.kind) == ("order", "payment")
+                fits = fits and abs(left.at - right.at) <= self.options.within
+                if fits and (left.number in new or right.number in new):
+                    self.matched |= {left.number, right.number}
+                    found[(left.key, left.at, left.number, right.at, right.number)] += 1
+        still = []
+        for record in self.waiting:
+            if record.at + self.options.within >= now:
+                still.append(record)
+            elif record.number not in self.matched:
+                if record.kind == "order" and self.options.how in ("left", "outer"):
+                    found[(record.key, record.at, record.number, None, None)] += 1
+                if record.kind == "payment" and self.options.how in ("right", "outer"):
+                    found[(record.key, None, None, record.at, record.number)] += 1
+        self.waiting = still
+
+    def _valued(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        self._late("valued", records, before, sent)
+        self.ahead += [record for record in records if record.at >= before or record.kind == "payment"]
+        due = [record for record in self.ahead if record.at < now]
+        self.ahead = [record for record in self.ahead if record.at >= now]
+        self.rows += [record for record in due if record.kind == "payment"]
+        found = sent.setdefault("valued/default", Counter())
+        for left in due:
+            if left.kind != "order":
+                continue
+            its = [
+                (row.at, place, row) for place, row in enumerate(self.rows) if row.key == left.key and row.at <= left.at
+            ]
+            newest = max(its, default=None)
+            valid = self.options.valid
+            if newest is not None and (valid is None or left.at - newest[0] <= valid):
+                found[(left.key, left.at, left.number, newest[0], newest[2].number)] += 1
+            else:
+                found[(left.key, left.at, left.number, None, None)] += 1

@@ -1,0 +1,161 @@
+"""What transactions of event time send, whatever happens to their attempts (C43, C44)."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from framework.operators import joins
+from framework.operators.event_clock import EventClock
+from sinks import OpaqueMapState, WatermarkCommitter
+from sinks.event_time import as_of, sessions, waiting
+from sinks.event_time.committer import WatermarkedCommitter, Watermarks
+from tests.simulation.event_time import run_event_time
+
+pytestmark = pytest.mark.rule("C44")
+
+SCHEDULES = 60
+SCHEDULES_PER_MUTATION = 1_000
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def test_every_transaction_sends_what_its_records_say(seed: int) -> None:
+    struck: Counter[str] = Counter()
+    for number in range(seed, seed + SCHEDULES):
+        wrong, world = run_event_time(number)
+        assert wrong is None, f"run_event_time({number}): {wrong}"
+        struck += world.struck
+    assert {"attempt died", "another batch", "other tasks", "late record", "silent partition"} <= set(struck)
+
+
+def due_by_what_a_lost_attempt_wrote(patch: pytest.MonkeyPatch) -> None:
+    due = OpaqueMapState.due
+
+    def current(self: OpaqueMapState, *arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(OpaqueMapState, "_base", lambda self, row, txid: row.value)
+            return due(self, *arguments)
+
+    patch.setattr(OpaqueMapState, "due", current)
+
+
+def clock_of_the_process(patch: pytest.MonkeyPatch) -> None:
+    kept: dict[int, EventClock] = {}
+    after = EventClock.after
+
+    def remembered(self: EventClock, *arguments: Any, **options: Any) -> EventClock:
+        started = kept.get(0, self) if self.partitions else self
+        kept[0] = after(started, *arguments, **options)
+        return kept[0]
+
+    patch.setattr(EventClock, "after", remembered)
+
+
+def idle_by_the_clock_of_the_host(patch: pytest.MonkeyPatch) -> None:
+    after = EventClock.after
+
+    def hosts(self: EventClock, newest: Any, planned_at: int, **options: Any) -> EventClock:
+        return after(self, newest, time.time_ns() // 1_000, **options)
+
+    patch.setattr(EventClock, "after", hosts)
+
+
+def closed_before_the_last_record(patch: pytest.MonkeyPatch) -> None:
+    finish = WatermarkedCommitter.finish_batch
+
+    def early(self: WatermarkedCommitter) -> Any:
+        if self._watermarks is not None:
+            self._watermarks = Watermarks(self._watermarks.after, self._watermarks.after)
+        return finish(self)
+
+    patch.setattr(WatermarkedCommitter, "finish_batch", early)
+
+
+def every_task_writes_what_is_due(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WatermarkedCommitter, "_mine", lambda self, keys: [True] * len(keys))
+
+
+def records_left_unread_make_partitions_idle(patch: pytest.MonkeyPatch) -> None:
+    after = EventClock.after
+    patch.setattr(
+        EventClock, "after", lambda self, *given, **options: after(self, *given, **{**options, "behind": False})
+    )
+
+
+def a_session_ends_with_each_part(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions, "ends", lambda pane, following: True)
+
+
+def a_late_session_touches_none(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions.SessionCommitter, "_behind", lambda self, read, came, watermark: [])
+
+
+def partners_in_one_bucket_only(patch: pytest.MonkeyPatch) -> None:
+    bucket = joins.bucket_of
+    patch.setattr(waiting, "buckets_around", lambda at, within: [bucket(at, within)])
+
+
+def partners_are_forgotten_too_soon(patch: pytest.MonkeyPatch) -> None:
+    over = waiting.WaitingRows.is_over
+    patch.setattr(
+        waiting.WaitingRows, "is_over", lambda self, each: over(self, each) or each.at + self._within == self._watermark
+    )
+
+
+def matches_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(waiting.WaitingRows, "match", lambda self, side, each: None)
+
+
+def rows_of_the_same_time_in_any_order(patch: pytest.MonkeyPatch) -> None:
+    made = as_of.AsOfJoiningCommitter._joined
+
+    def younger(self: Any, key: Any, left: Any, latest: Any) -> Any:
+        return made(self, key, left, latest if latest is None or latest.at < left.at else None)
+
+    patch.setattr(as_of.AsOfJoiningCommitter, "_joined", younger)
+
+
+def absurd_times_count(patch: pytest.MonkeyPatch) -> None:
+    keep = WatermarkCommitter.keep_for_commit
+
+    def kept(self: WatermarkCommitter) -> bytes:
+        self._max_ahead = 1 << 60
+        return keep(self)
+
+    patch.setattr(WatermarkCommitter, "keep_for_commit", kept)
+
+
+MUTATIONS: list[Patch] = [
+    due_by_what_a_lost_attempt_wrote,
+    clock_of_the_process,
+    idle_by_the_clock_of_the_host,
+    closed_before_the_last_record,
+    every_task_writes_what_is_due,
+    records_left_unread_make_partitions_idle,
+    a_session_ends_with_each_part,
+    a_late_session_touches_none,
+    partners_in_one_bucket_only,
+    partners_are_forgotten_too_soon,
+    matches_are_not_kept,
+    rows_of_the_same_time_in_any_order,
+    absurd_times_count,
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
+def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Patch) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        mutation(patch)
+        for number in itertools.islice(itertools.count(), SCHEDULES_PER_MUTATION):
+            try:
+                wrong, _ = run_event_time(number)
+            except Exception:  # noqa: BLE001 - the code under test noticed it itself
+                return
+            if wrong is not None:
+                return
+    pytest.fail(f"{SCHEDULES_PER_MUTATION} schedules were right without it")
