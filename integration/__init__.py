@@ -1,10 +1,11 @@
-"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, Redis, Kafka
-Connect with Debezium, a stand-in for a Schema Registry, and a standalone Spark cluster. They run as
-child processes or in containers, or are external servers."""
+"""Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, MariaDB, Redis,
+Kafka Connect with Debezium, a stand-in for a Schema Registry, and a standalone Spark cluster. They
+run as child processes or in containers, or are external servers."""
 
 from integration.connect import ConnectWorker
 from integration.errors import NotOursError, ServerError
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener
+from integration.mariadb import MariaDbServer
 from integration.pgbouncer import PgBouncerServer
 from integration.postgres import PostgresServer
 from integration.proxy import TcpProxy
@@ -19,6 +20,7 @@ __all__ = [
     "EmbeddedServers",
     "KafkaBroker",
     "KafkaCluster",
+    "MariaDbServer",
     "NotOursError",
     "PgBouncerServer",
     "PostgresServer",

@@ -11,12 +11,14 @@ VARIABLES = {
     "kafka": "RATCHET_EXTERNAL_KAFKA",
     "zookeeper": "RATCHET_EXTERNAL_ZOOKEEPER",
     "postgres": "RATCHET_EXTERNAL_POSTGRES",
+    "mariadb": "RATCHET_EXTERNAL_MARIADB",
     "redis": "RATCHET_EXTERNAL_REDIS",
 }
 _EXAMPLES = {
     "kafka": "broker1:9092,broker2:9092",
     "zookeeper": "zk1:2181,zk2:2181",
     "postgres": "postgresql://user@host/database",
+    "mariadb": "mysql://user:password@host/database",
     "redis": "redis://host:6379/0",
 }
 
@@ -39,6 +41,14 @@ class ExternalPostgres:
     @property
     def dsn(self) -> str:
         return address_of("postgres")
+
+
+class ExternalMariaDb:
+    """An external database, in which Ratchet may create tables."""
+
+    @property
+    def dsn(self) -> str:
+        return address_of("mariadb")
 
 
 class ExternalRedis:

@@ -16,9 +16,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.errors import ServerError
-from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
+from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedis, ExternalServers
 from integration.folders import open_folder
 from integration.hosts import EXTERNAL, chosen
+from integration.mariadb import MariaDbServer
 from integration.postgres import PostgresServer
 from integration.redis import RedisServer
 from integration.registry import RegistryServer
@@ -46,6 +47,16 @@ def ratchet_postgres() -> Iterator[PostgresServer | ExternalPostgres]:
         yield ExternalPostgres()
         return
     with open_folder() as folder, PostgresServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ratchet_mariadb() -> Iterator[MariaDbServer | ExternalMariaDb]:
+    """MariaDB: ``.dsn``."""
+    if chosen() == EXTERNAL:
+        yield ExternalMariaDb()
+        return
+    with open_folder() as folder, MariaDbServer(folder) as server:
         yield server
 
 

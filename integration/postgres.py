@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.errors import ServerError
+from integration.folders import check_reachable
 from integration.server import Server, exchange
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
@@ -49,7 +50,7 @@ class PostgresServer(Server):
         initdb, postgres = self.host.program("initdb"), self.host.program("postgres")
         as_user = self.host.as_user(USER)
         if as_user:
-            self._check_reachable()
+            check_reachable(self.folder, USER, "PostgreSQL")
             shutil.rmtree(data, ignore_errors=True)
             self._run(["install", "-d", "-m", "700", "-o", USER, "-g", USER, str(data)])
         command = [*as_user, initdb, "-D", str(data), "-U", "ratchet", "-A", "trust"]
@@ -62,13 +63,6 @@ class PostgresServer(Server):
         if done.returncode:
             lines = done.stdout.strip().splitlines()
             raise ServerError(f"{self.folder / 'data'}: {lines[-1] if lines else 'PostgreSQL said nothing'}")
-
-    def _check_reachable(self) -> None:
-        for folder in (self.folder, *self.folder.parents):
-            if not folder.stat().st_mode & 0o001:
-                raise ServerError(
-                    f"{folder}: the user {USER!r}, as whom PostgreSQL runs, cannot reach it; give another folder"
-                )
 
     def is_ready(self) -> bool:
         """Asks for a session too, because the server answers before it accepts sessions."""

@@ -21,12 +21,13 @@ from integration.packages import find_program
 
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
 PACKAGES = {
+    "mariadb": "mariadb-server-core",
     "pgbouncer": "pgbouncer",
     "postgres": "postgresql",
     "prometheus": "prometheus",
     "redis": "redis-server",
 }
-FOLDERS = {"pgbouncer": ("usr/sbin",), "postgres": ("usr/lib/postgresql/*/bin",)}
+FOLDERS = {"mariadb": ("usr/sbin",), "pgbouncer": ("usr/sbin",), "postgres": ("usr/lib/postgresql/*/bin",)}
 
 
 class ProcessHost(Host):

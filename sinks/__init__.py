@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from sinks.lake.delta import DeltaLakeTable
     from sinks.redis import RedisBackend
     from sinks.rows.postgres import PostgresTable
+    from sinks.sql.mysql import MySqlBackend
     from sinks.sql.postgres import PostgresBackend
 
 _LAZY = {
     "DeltaLakeTable": "sinks.lake.delta",
+    "MySqlBackend": "sinks.sql.mysql",
     "PostgresBackend": "sinks.sql.postgres",
     "PostgresTable": "sinks.rows.postgres",
     "RedisBackend": "sinks.redis",
@@ -68,6 +70,7 @@ __all__ = [
     "Mean",
     "MemoryBackend",
     "Min",
+    "MySqlBackend",
     "NonTransactionalMapState",
     "OpaqueMapState",
     "OpaqueValue",

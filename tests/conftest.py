@@ -18,8 +18,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from integration import EmbeddedServers, NotOursError, PostgresServer, RedisServer, ServerError
-from integration.external import ExternalPostgres, ExternalRedis, ExternalServers
+from integration import EmbeddedServers, MariaDbServer, NotOursError, PostgresServer, RedisServer, ServerError
+from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedis, ExternalServers
 from integration.folders import open_folder
 from integration.hosts import CHOICES, CONTAINERS, VARIABLE, chosen
 from tests.kit import class_archives
@@ -140,6 +140,19 @@ def postgres(ratchet_postgres: PostgresServer | ExternalPostgres) -> PostgresSer
 def own_postgres() -> Iterator[PostgresServer]:
     """A database server of the test's own."""
     with open_folder() as folder, PostgresServer(folder / "postgres") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb(ratchet_mariadb: MariaDbServer | ExternalMariaDb) -> MariaDbServer | ExternalMariaDb:
+    """A database server that no test stops or kills."""
+    return ratchet_mariadb
+
+
+@pytest.fixture
+def own_mariadb() -> Iterator[MariaDbServer]:
+    """A database server of the test's own."""
+    with open_folder() as folder, MariaDbServer(folder / "mariadb") as server:
         yield server
 
 

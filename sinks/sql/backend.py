@@ -169,27 +169,35 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
         self._probe(connection, exists=bool(columns))
         self._create_headers(connection)
         header = self._select_header(connection, self._own_header)
+        self._check_found(header, connection, columns, topology_id)
+        if not columns:
+            self._create_table(connection)
+        self._create_view(connection)
+        if header is None:
+            header = Header(topology_id, uuid.uuid4().hex)
+            connection.execute(self._headers.insert(), (self._table, *header_values(header)))
+        return header
+
+    def _check_found(
+        self, header: Header | None, connection: Any, columns: list[tuple[str, str]], topology_id: str
+    ) -> None:
+        """Raise if the table and its header are not as this state needs them. ``columns``: empty if
+        there is no table."""
         self._check_owned(header, columns, topology_id)
-        if columns:
-            problem = self._told_apart(connection)
-            if problem:
-                raise ConfigError(
-                    f"{self.location} {problem}: use another table, or drop it and create it with: {self.shape.ddl()}"
-                )
-        else:
+        if not columns:
             if header is not None:
                 raise CorruptStateError(
                     f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: "
                     "restore the table"
                 )
-            self._create_table(connection)
-        self._create_view(connection)
-        if header is None:
-            if columns and connection.execute(f"SELECT 1 FROM {self.shape.name} LIMIT 1").fetchone():
-                raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
-            header = Header(topology_id, uuid.uuid4().hex)
-            connection.execute(self._headers.insert(), (self._table, *header_values(header)))
-        return header
+            return
+        problem = self._told_apart(connection)
+        if problem:
+            raise ConfigError(
+                f"{self.location} {problem}: use another table, or drop it and create it with: {self.shape.ddl()}"
+            )
+        if header is None and connection.execute(f"SELECT 1 FROM {self.shape.name} LIMIT 1").fetchone():
+            raise ConfigError(f"{self.location} has rows and no header in {HEADERS_TABLE}: restore the header")
 
     def check_held(self, topology_id: str) -> Header | None:
         with self._reading() as connection:

@@ -76,6 +76,14 @@ class Dialect(ABC):
         """The column type of a field. Raises ``TopologyError`` for a type whose values the database
         would not return unchanged."""
 
+    def key_type_of(self, name: str, fields: Fields) -> str:
+        """The column type of a field of the key."""
+        return self.type_of(name, fields.type_of(name))
+
+    def proposed(self, name: str) -> str:
+        """In an upsert: the value of a column of the row that is given."""
+        return f"excluded.{_q(name)}"
+
     def merges(self, rule: str, declared: pa.DataType) -> bool:
         """Whether the database merges values of this type by this rule exactly as
         ``Aggregate.merge`` does."""
@@ -209,7 +217,7 @@ class TableShape:
                 f"table {self.table!r}: {dialect.name} reserves names that begin with {dialect.reserved_prefix!r}; use another"
             )
         seen: dict[str, str] = {}
-        own = {self._folded(each): each for each in (*STAMP_COLUMNS, *map(_previous, self.value))}
+        own = {self._folded(each): each for each in (*STAMP_COLUMNS, *map(previous, self.value))}
         for name in (*self.key, *self.value):
             if name in dialect.reserved_columns:
                 raise TopologyError(
@@ -226,10 +234,10 @@ class TableShape:
                 )
         most = dialect.name_bytes_max
         for name in self.value:
-            if most is not None and len(_previous(name)) > most:
+            if most is not None and len(previous(name)) > most:
                 raise TopologyError(
                     f"column {name!r} of table {self.table!r}: {dialect.name} keeps {most} bytes of a name, and the value before "
-                    f"is in {_previous(name)!r}; use at most {most - len(_previous(''))}"
+                    f"is in {previous(name)!r}; use at most {most - len(previous(''))}"
                 )
 
     def _folded(self, name: str) -> str:
@@ -238,18 +246,18 @@ class TableShape:
     @property
     def columns(self) -> list[tuple[str, str]]:
         """(name, declared SQL type) of every column, in order."""
-        keys = [(name, self._column_type(name, self.key)) for name in self.key]
+        keys = [(name, self._column_type(name, self.key, key=True)) for name in self.key]
         values = [(name, self._column_type(name, self.value)) for name in self.value]
-        previous = [(_previous(name), kind) for name, kind in values]
+        before = [(previous(name), kind) for name, kind in values]
         integer, text, boolean = self.dialect.integer, self.dialect.text, self.dialect.boolean
         stamps = zip(STAMP_COLUMNS, (integer, integer, integer, text, boolean, boolean), strict=True)
-        return [*keys, *values, *previous, *stamps]
+        return [*keys, *values, *before, *stamps]
 
-    def _column_type(self, name: str, fields: Fields) -> str:
+    def _column_type(self, name: str, fields: Fields, *, key: bool = False) -> str:
         declared = fields.type_of(name)
         if declared is None:
             raise TopologyError(f"column {name!r} needs a declared type: give Fields({name}=int) or the like")
-        return self.dialect.type_of(name, declared)
+        return self.dialect.key_type_of(name, fields) if key else self.dialect.type_of(name, declared)
 
     def check_columns(self, found: list[tuple[str, str]]) -> str:
         """What is wrong with the columns of an existing table, and how to repair it; empty if
@@ -347,19 +355,19 @@ class TableShape:
         before = held
         if not skip_same_txid:
             before = {
-                name: f"CASE WHEN {same} THEN {t}.{_q(_previous(name))} ELSE {each} END" for name, each in held.items()
+                name: f"CASE WHEN {same} THEN {t}.{_q(previous(name))} ELSE {each} END" for name, each in held.items()
             }
         old = held if value_type is ValueType.NON_TRANSACTIONAL else before
         merged: dict[str, str] = {}
         for name, each in aggregates.items():
             if not each.derived_from:
-                merged[name] = self._merged(each.merge_rule, name, old[name])
+                merged[name] = self.merged(each.merge_rule, name, old[name])
         for name, each in aggregates.items():
             if each.derived_from:
                 total, count = (f"({merged[part]})" for part in each.derived_from)
                 merged[name] = f"CAST({total} AS {self._column_type(name, self.value)}) / NULLIF({count}, 0)"
         assignments = [f"{_q(name)} = {merged[name]}" for name in self.value]
-        assignments += [f"{_q(_previous(name))} = {before[name]}" for name in self.value]
+        assignments += [f"{_q(previous(name))} = {before[name]}" for name in self.value]
         exists = f"NOT {t}._deleted"
         if not skip_same_txid:
             exists = f"CASE WHEN {same} THEN {t}._prev_exists ELSE {exists} END"
@@ -384,10 +392,10 @@ class TableShape:
             f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(assignments)} WHERE {allowed}"
         )
 
-    def _merged(self, rule: str, name: str, old: str) -> str:
+    def merged(self, rule: str, name: str, old: str) -> str:
         """The expression that merges the delta into ``old``; null is the neutral element."""
         declared = self.value.type_of(name)
-        new = f"excluded.{_q(name)}"
+        new = self.dialect.proposed(name)
         if rule in ("first", "last"):
             one, other = (old, new) if rule == "first" else (new, old)
             return f"COALESCE({one}, {other})"
@@ -446,11 +454,11 @@ class TableShape:
     def _restored(self, writer: str) -> str:
         """Assignments that restore the previous value of a row. A row that had none becomes a
         tombstone."""
-        values = ", ".join(f"{_q(name)} = {_q(_previous(name))}" for name in self.value)
+        values = ", ".join(f"{_q(name)} = {_q(previous(name))}" for name in self.value)
         return f"{values}, _deleted = NOT _prev_exists, _writer = '{writer}'"
 
 
-def _previous(name: str) -> str:
+def previous(name: str) -> str:
     """The name of the column that holds the previous value."""
     return f"_prev_{name}"
 

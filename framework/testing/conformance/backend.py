@@ -87,6 +87,8 @@ class BackendContract:
     cannot_hold: Sequence[pa.DataType] = ()
     #: The longest text that a key may have, in bytes. A longer one must raise ``BadRecordError``.
     longest_key: int = 1_000_000
+    #: Whether columns of floats hold infinities. If not, they must raise ``BadRecordError``.
+    holds_infinities = True
     #: Which calls to the store fail, each in a run of its own: (number of the first, step).
     faults: tuple[int, int] = (0, 1)
 
@@ -1102,7 +1104,7 @@ class BackendContract:
 
     def test_every_type_comes_back_as_it_went_in(self) -> None:
         """As key, as value, as previous value; by put and by apply."""
-        names = [name for name, (kind, _) in EVERY_TYPE.items() if kind not in self.cannot_hold]
+        names = list(self._held_types())
         value = Fields.of({name: EVERY_TYPE[name][0] for name in names})
         count = max(len(values) for _, values in EVERY_TYPE.values())
         rows = [tuple(EVERY_TYPE[name][1][each % len(EVERY_TYPE[name][1])] for name in names) for each in range(count)]
@@ -1144,9 +1146,7 @@ class BackendContract:
             backend.close()
 
     def test_every_type_can_be_a_key(self) -> None:
-        for name, (kind, values) in EVERY_TYPE.items():
-            if kind in self.cannot_hold:
-                continue
+        for name, (kind, values) in self._held_types().items():
             if isinstance(values[0], str):
                 values = [each for each in values if len(each.encode()) <= self.longest_key]
             backend = self._made(Fields.of({name: kind}), VALUE)
@@ -1160,6 +1160,33 @@ class BackendContract:
             assert [row.value for row in backend.multi_get([(each,) for each in values]) if row] == [
                 (i,) for i in range(len(values))
             ]
+            backend.close()
+
+    def _held_types(self) -> dict[str, tuple[pa.DataType, Sequence[Any]]]:
+        """The part of ``EVERY_TYPE`` that the store holds."""
+        return {
+            name: (kind, values)
+            for name, (kind, values) in EVERY_TYPE.items()
+            if kind not in self.cannot_hold and (self.holds_infinities or name != "boundless")
+        }
+
+    def test_an_infinity_that_cannot_be_held_is_refused(self) -> None:
+        if self.holds_infinities:
+            return
+        for value, how in itertools.product(EVERY_TYPE["boundless"][1], ("put", "apply")):
+            backend = self._made(KEY, Fields(real=float))
+            state = OpaqueMapState(backend)
+            state.prepare("topology")
+            granted = open_attempt(state, 1, 1)
+            with pytest.raises(BadRecordError, match="infinity"):
+                if how == "put":
+                    state.begin_commit(granted)
+                    state.multi_put(["dog"], [value])
+                    state.commit(granted)
+                else:
+                    deltas = pa.table({"word": ["dog"], "real": [value]})
+                    state.apply(granted, deltas, {"real": Last("real")}, want_values=False)
+            assert backend.multi_get([("dog",)]) == [None]
             backend.close()
 
     def test_a_key_that_is_too_long_is_refused(self, backend: MapBackend) -> None:

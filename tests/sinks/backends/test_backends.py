@@ -12,8 +12,8 @@ import pytest
 from examples.lmdb_backend import LmdbBackend
 from framework import Fields, TransactionAttempt
 from framework.testing.conformance import BackendContract
-from integration import PostgresServer, RedisServer
-from sinks import MapBackend, MemoryBackend, OpaqueMapState, PostgresBackend, RedisBackend, SqliteBackend
+from integration import MariaDbServer, PostgresServer, RedisServer
+from sinks import MapBackend, MemoryBackend, MySqlBackend, OpaqueMapState, PostgresBackend, RedisBackend, SqliteBackend
 from sinks.scratch import PickledBackend
 from tests.kit.targets import Often
 
@@ -170,6 +170,19 @@ class TestColumnarPostgresBackend(TestPostgresBackend):
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return ColumnarPostgres(self.dsn, name, key, value)
+
+
+@pytest.mark.integration
+class TestMySqlBackend(Contract):
+    longest_key = 768
+    holds_infinities = False
+
+    @pytest.fixture(autouse=True)
+    def server(self, mariadb: MariaDbServer) -> None:
+        self.dsn = mariadb.dsn
+
+    def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
+        return MySqlBackend(self.dsn, name, key, value)
 
 
 @pytest.mark.integration

@@ -1,0 +1,93 @@
+"""A MariaDB server, from the system's package or in a container."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from integration.errors import ServerError
+from integration.folders import check_reachable
+from integration.server import Server, exchange
+
+#: If this process is root, this user runs the server.
+USER = "daemon"
+#: The password of the user ``ratchet``.
+PASSWORD = "let me in"
+#: Creates the tables of the system, as ``mariadb-install-db`` does, which needs more packages. What
+#: takes long in it is left out: a schema of views.
+_BOOTSTRAP = """
+cd /usr/share/mysql
+{ printf 'CREATE DATABASE mysql;\\nUSE mysql;\\n'
+  cat mysql_system_tables.sql mysql_performance_tables.sql mysql_system_tables_data.sql
+} | "$@"
+"""
+_SETUP = """CREATE DATABASE IF NOT EXISTS ratchet CHARACTER SET utf8mb4;
+CREATE USER IF NOT EXISTS ratchet@'%' IDENTIFIED BY '{password}';
+GRANT ALL ON *.* TO ratchet@'%' WITH GRANT OPTION;
+"""
+
+
+class MariaDbServer(Server):
+    """A server on the loopback interface with the database ``ratchet``, and with an administrator
+    ``ratchet`` who has a password. Every commit is on disk before it is acknowledged, and in the
+    binary log.
+
+    ``settings``: options of ``mariadbd``. As root, give a ``folder`` that every user can reach,
+    because the server runs as the user ``daemon``.
+    """
+
+    name = "mariadb"
+    kind = "mariadb"
+
+    @property
+    def dsn(self) -> str:
+        return f"mysql://ratchet:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/ratchet"
+
+    def prepare(self) -> list[str]:
+        data = self.folder / "data"
+        if not (data / "mysql").exists():
+            self._initialise(data)
+        setup = self.write("setup.sql", _SETUP.format(password=PASSWORD))
+        setup.chmod(0o644)
+        settings = {
+            "datadir": str(data),
+            "bind-address": "127.0.0.1",
+            "port": str(self.port),
+            "socket": str(data / "mariadb.sock"),
+            "pid-file": str(data / "mariadb.pid"),
+            "init-file": str(setup),
+            "skip-name-resolve": "1",
+            "server-id": "1",
+            "log-bin": str(data / "binlog"),
+            "binlog-format": "ROW",
+            "sync-binlog": "1",
+            "max-connections": "200",
+            "innodb-buffer-pool-size": "64M",
+            **self._settings,
+        }
+        options = [f"--{key}={value}" for key, value in settings.items()]
+        return [*self.host.as_user(USER), self.host.program("mariadbd"), "--no-defaults", *options]
+
+    def _initialise(self, data: Path) -> None:
+        as_user = self.host.as_user(USER)
+        shutil.rmtree(data, ignore_errors=True)
+        if as_user:
+            check_reachable(self.folder, USER, "MariaDB")
+            group = ["-o", USER, "-g", USER]
+            self._run(["install", "-d", "-m", "700", *group, str(data)])
+        mariadbd = self.host.program("mariadbd")
+        options = ["--no-defaults", "--bootstrap", f"--datadir={data}", "--innodb-flush-log-at-trx-commit=0"]
+        self._run(["sh", "-c", _BOOTSTRAP, "sh", *as_user, mariadbd, *options])
+
+    def _run(self, command: Sequence[str]) -> None:
+        done = self.host.run(command, self.folder)
+        if done.returncode:
+            lines = done.stdout.strip().splitlines()
+            raise ServerError(f"{self.folder / 'data'}: {lines[-1] if lines else 'MariaDB said nothing'}")
+
+    def is_ready(self) -> bool:
+        """A running server greets with a packet of its protocol, whose number is 0 and whose first
+        byte is 10."""
+        greeting = exchange(self.port, b"", 5)
+        return len(greeting) == 5 and greeting[3:] == b"\0\x0a"
