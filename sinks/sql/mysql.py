@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -138,9 +138,7 @@ class MySqlBackend(SqlBackend):
         return there
 
     def beside(self, place: str) -> MySqlBackend:
-        other = super().beside(place)
-        assert_ours: MySqlBackend = other  # type: ignore[assignment]
-        return assert_ours
+        return cast(MySqlBackend, super().beside(place))
 
     def _create_headers(self, connection: Any) -> None:
         if not self._exists(connection, HEADERS_TABLE):

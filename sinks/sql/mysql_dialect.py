@@ -84,6 +84,10 @@ class MariaDbDialect(Dialect):
     def proposed(self, name: str) -> str:
         return f'VALUES("{name}")'
 
+    def unless_there(self, key: str) -> str:
+        """INSERT IGNORE would also cut what does not fit: a cursor catches the error instead."""
+        return ""
+
     def compared(self, expression: str, declared: pa.DataType) -> str:
         if pa.types.is_string(declared) or pa.types.is_large_string(declared):
             return f"BINARY ({expression})"

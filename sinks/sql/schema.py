@@ -84,6 +84,10 @@ class Dialect(ABC):
         """In an upsert: the value of a column of the row that is given."""
         return f"excluded.{_q(name)}"
 
+    def unless_there(self, key: str) -> str:
+        """The end of an INSERT that leaves out a row whose key has one. Empty: the cursor does."""
+        return f" ON CONFLICT ({key}) DO NOTHING"
+
     def merges(self, rule: str, declared: pa.DataType) -> bool:
         """Whether the database merges values of this type by this rule exactly as
         ``Aggregate.merge`` does."""
@@ -412,7 +416,7 @@ class TableShape:
         key = ", ".join(map(_q, self.key))
         marks = ", ".join([self.dialect.mark] * len(names))
         columns = ", ".join(map(_q, names))
-        return f"INSERT INTO {self.name} ({columns}) VALUES ({marks}) ON CONFLICT ({key}) DO NOTHING"
+        return f"INSERT INTO {self.name} ({columns}) VALUES ({marks}){self.dialect.unless_there(key)}"
 
     def update_row(self) -> str:
         """Update one row if it has the expected stamp. Parameters: every column except the key,
