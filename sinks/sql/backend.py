@@ -288,14 +288,17 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
         self, connection: Any, keys: Sequence[Key], expected: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
         found = self._rows_of(connection, keys)
+        left_out: list[Key] = []
         for key, stamp, row in zip(keys, expected, rows, strict=True):
             held = found.get(key)
             current = held.stamp if held is not None else None
             if held is not None and (current, held.writer) == (row.stamp, row.writer):
                 continue  # it was written
-            if current == stamp:
-                raise self._left_out(f"key {key!r}")
-            raise StaleWriterError(f"{self.location}, key {key!r}: its stamp is no longer {stamp}")
+            if current != stamp:
+                raise StaleWriterError(f"{self.location}, key {key!r}: its stamp is no longer {stamp}")
+            left_out.append(key)
+        if left_out:  # no other row is the reason
+            raise self._left_out(f"key {left_out[0]!r}")
         raise StaleWriterError(f"{self.location}: a row has another stamp than it had when it was read")
 
     def sweep(self, header: Header) -> int:

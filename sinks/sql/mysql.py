@@ -335,7 +335,7 @@ class MySqlBackend(SqlBackend):
         constant = f", {connection.literal(stamp)[1:-1]}, FALSE, FALSE"
         rows = rows_of(columns, constant)
         for part in self._statements(connection, rows):
-            connection.execute(f"{begin}{', '.join(part)}{end}".replace("%", "%%"), ())
+            connection.execute(f"{begin}{', '.join(part)}{end}")
         return self._written(connection, deltas, stamp)
 
     def _statements(self, connection: Any, rows: list[str]) -> Iterator[list[str]]:
