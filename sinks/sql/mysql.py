@@ -332,7 +332,9 @@ class MySqlBackend(SqlBackend):
         begin, end = upsert(self.shape, dict(merge.aggregates), merge.value_type)
         names = [*self.shape.key, *self.shape.value]
         columns = [literals(deltas.column(name)) for name in names]
-        constant = f", {connection.literal(stamp)[1:-1]}, FALSE, FALSE"
+        *numbers, writer = stamp
+        own = [*map(str, numbers), literals(pa.chunked_array([[writer]]))[0].as_py()]
+        constant = f", {', '.join(own)}, FALSE, FALSE"
         rows = rows_of(columns, constant)
         for part in self._statements(connection, rows):
             connection.execute(f"{begin}{', '.join(part)}{end}")
