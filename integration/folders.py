@@ -23,4 +23,6 @@ def check_reachable(folder: Path, user: str, program: str) -> None:
     """Raise ``ServerError`` if another user cannot reach a folder."""
     for each in (folder, *folder.parents):
         if not each.stat().st_mode & 0o001:
-            raise ServerError(f"{each}: the user {user!r}, as whom {program} runs, cannot reach it; give another folder")
+            raise ServerError(
+                f"{each}: the user {user!r}, as whom {program} runs, cannot reach it; give another folder"
+            )

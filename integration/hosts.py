@@ -1,6 +1,6 @@
 """Where servers run: as child processes of this one, or in containers.
 
-Each kind of server (``kafka``, ``zookeeper``, ``postgres``, ``pgbouncer``, ``mariadb``, ``redis``, ``registry``,
+Each kind of server (``kafka``, ``zookeeper``, ``postgres``, ``pgbouncer``, ``redis``, ``registry``,
 ``spark``) has a ``Host``. The host knows where the programs and jars are, runs tools, and launches
 the server. Both kinds of hosts see the same files at the same paths, and the same network. So a
 server is described once, and test results are valid for both.

@@ -2,7 +2,7 @@
 
 The usual image is pulled if an image registry answers. Otherwise an equivalent is built on this
 machine. It is a Debian root made by ``debootstrap`` from this machine's own package source, with
-Debian's Java, PostgreSQL, PgBouncer, MariaDB, Redis and Python, and with the jars of the embedded servers.
+Debian's Java, PostgreSQL, PgBouncer, Redis and Python, and with the jars of the embedded servers.
 In both, programs and jars are where ``PATH`` and ``IMAGES`` say.
 """
 
@@ -53,7 +53,6 @@ class Image:
 IMAGES = {
     "kafka": Image(f"apache/kafka:{KAFKA_VERSION}", "/opt/kafka/libs"),
     "zookeeper": Image("zookeeper:3.9.4", "/apache-zookeeper-3.9.4-bin/lib"),
-    "mariadb": Image("mariadb:10.11"),
     "pgbouncer": Image(None),
     "postgres": Image("postgres:15"),
     "redis": Image("redis:7"),
@@ -70,7 +69,7 @@ PATH = ":".join(
 
 SUITE = "bookworm"
 _PACKAGES = (
-    *("openjdk-17-jre-headless", "postgresql", "pgbouncer", "mariadb-server-core", "redis-server"),
+    *("openjdk-17-jre-headless", "postgresql", "pgbouncer", "redis-server"),
     *("python3-minimal", "libpython3-stdlib"),
 )
 _REPOSITORY = "ratchet-local"

@@ -1,4 +1,4 @@
-"""A MariaDB server, from the system's package or in a container."""
+"""A MariaDB server, from the system's package. It runs as a child process only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from integration.errors import ServerError
 from integration.folders import check_reachable
+from integration.hosts import EMBEDDED
 from integration.server import Server, exchange
 
 #: If this process is root, this user runs the server.
@@ -39,6 +40,16 @@ class MariaDbServer(Server):
 
     name = "mariadb"
     kind = "mariadb"
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None = None,
+        *,
+        guarded: bool = True,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(folder, port, guarded=guarded, settings=settings, where=EMBEDDED)
 
     @property
     def dsn(self) -> str:

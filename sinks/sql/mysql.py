@@ -16,37 +16,28 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, InvariantViolation
-from framework.topology import FORMER, REBUILT, Fields, Header, Reach
+from framework.errors import BadRecordError, ConfigError
+from framework.topology import FORMER, REBUILT, Fields, Header
 from framework.topology.canonical import python_values
 from sinks.backend import Key, MapBackend
 from sinks.plain_values import is_plain, plain, restored
 from sinks.refusals import explained
 from sinks.sql.backend import SqlBackend, Upsert
-from sinks.sql.mysql_connections import Connection, Connections, address_of
-from sinks.sql.mysql_dialect import MariaDbDialect, MySqlDialect, literals, rows_of, upsert, without_width
-from sinks.sql.mysql_server import READ_ONLY, code_of, identity, line_of, losses, named, unfit
-from sinks.sql.schema import HEADERS_TABLE
+from sinks.sql.mysql_connections import Connection
+from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width
+from sinks.sql.mysql_store import MySqlStore
 
-import pymysql  # isort: skip - after the module that says how to install it
-
-#: Rows and bytes of a batch that go into one statement, and keys per SELECT.
-_STATEMENT_ROWS = 5_000
-_STATEMENT_BYTES = 8 * 2**20
+#: Keys per SELECT.
 _KEYS_PER_SELECT = 500
-#: The answers to COMMIT by which the server says that it has rolled back: a lock, a deadlock.
-_ROLLED_BACK = (1205, 1213)
-#: A statement that the user may not do, and one on a table that is not there.
-_DENIED = (1142, 1143, 1044, 1227, 1370)
-_connections = Connections()
 
 
-class MySqlBackend(SqlBackend):
+class MySqlBackend(MySqlStore, SqlBackend):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB.
 
     ``dsn``: ``mysql://user:password@host:3306/database``. ``${NAME}`` in it stands for an
@@ -63,27 +54,11 @@ class MySqlBackend(SqlBackend):
     VIEW, it also gets the view ``<table>_live`` of the rows that are not deleted.
     """
 
-    dialect: MariaDbDialect = MariaDbDialect()  # type: ignore[misc]
-    reach = Reach.NETWORK
-    _keep_header = " LOCK IN SHARE MODE"
-    _own_header = " FOR UPDATE"
     _holds_nan = False
-    #: The connection of a reader of one moment.
-    _pinned: Connection | None = None
 
     def __init__(self, dsn: str, table: str, key: Fields | None = None, value: Fields | None = None) -> None:
-        self._address = address_of(dsn)
+        self._open_at(dsn)
         super().__init__(table, key, value)
-
-    def __repr__(self) -> str:
-        return f"MySqlBackend({self.location})"
-
-    @property
-    def location(self) -> str:
-        return f"table {self._table!r} of {self.dialect.name} at {self._address}"
-
-    def close(self) -> None:
-        _connections.close(self._address)
 
     @contextmanager
     def at_one_moment(self) -> Iterator[MapBackend]:
@@ -100,20 +75,19 @@ class MySqlBackend(SqlBackend):
             finally:
                 connection.end()  # with the setting
 
-    # --- tables, each in a statement that commits by itself -----------------------------------------
+    # --- tables, each in a statement that commits by itself ---------------------------------------
 
     def check(self, topology_id: str) -> Header | None:
         with self._reading() as connection:
             columns = self._found_columns(connection)
             self._probe(connection, exists=bool(columns))
-            there = self._exists(connection, HEADERS_TABLE)
-            header = self._select_header(connection, "") if there else None
+            header = self._header_if_any(connection)
             self._check_found(header, connection, columns, topology_id)
         return header
 
     def prepare(self, topology_id: str) -> Header:
         if self.check(topology_id) is None:
-            with self._reading() as connection:
+            with self._reading() as connection, self._creating(connection), self._denied("CREATE on the database"):
                 self._create_headers(connection)
                 if not self._found_columns(connection):
                     self._create_table(connection)
@@ -140,10 +114,6 @@ class MySqlBackend(SqlBackend):
     def beside(self, place: str) -> MySqlBackend:
         return cast(MySqlBackend, super().beside(place))
 
-    def _create_headers(self, connection: Any) -> None:
-        if not self._exists(connection, HEADERS_TABLE):
-            super()._create_headers(connection)
-
     def _create_table(self, connection: Any) -> None:
         if self._model:  # with the indexes that others have made
             connection.execute(f'CREATE TABLE {self.shape.name} LIKE "{self._model}"')
@@ -167,8 +137,9 @@ class MySqlBackend(SqlBackend):
         """A table without a header and without rows was left by a crash before or after the sql_txn
         that it is for."""
         if self._found_columns(connection) and self._select_header(connection, "") is None:
-            if connection.execute(f"SELECT 1 FROM {self.shape.name} LIMIT 1").fetchone() is None:
-                return False
+            return connection.execute(f"SELECT 1 FROM {self.shape.name} LIMIT 1").fetchone() is not None and (
+                super()._check_ours(connection, topology_id)
+            )
         return super()._check_ours(connection, topology_id)
 
     def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
@@ -191,50 +162,19 @@ class MySqlBackend(SqlBackend):
     def _may_create_view(self, connection: Any, name: str) -> bool:
         return not self._exists(connection, name)
 
-    # --- what is found ------------------------------------------------------------------------------
+    # --- what is found ----------------------------------------------------------------------------
 
-    def _exists(self, connection: Any, name: str) -> bool:
-        query = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
-        return connection.execute(query, (name,)).fetchone() is not None
+    def _settle(self, connection: Connection) -> None:
+        super()._settle(connection)
+        if self._shape is not None and self._shape.dialect != self.dialect:
+            self._shape = replace(self._shape, dialect=self.dialect)
 
     def _found_columns(self, connection: Any) -> list[tuple[str, str]]:
         query = (
-            "SELECT column_name, column_type FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s"
+            "SELECT column_name, column_type FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s"
         )
         return [(name, without_width(kind)) for name, kind in connection.execute(query, (self._table,)).fetchall()]
-
-    def _probe(self, connection: Any, *, exists: bool) -> None:
-        problem = unfit(connection)
-        if problem:
-            raise ConfigError(f"{self.location} cannot be written: {problem}")
-        (folded,) = connection.execute("SELECT @@lower_case_table_names").fetchone()
-        if folded and self._table != self._table.lower():
-            raise ConfigError(
-                f"{self.location}: the server does not keep the case of names (lower_case_table_names is {folded}); use a name "
-                f"in small letters, {self._table.lower()!r}"
-            )
-        for reason, advice in losses(connection):
-            self._may_lose_writes(reason, advice)
-        for table in (*([self._table] if exists else []), HEADERS_TABLE):
-            if self._exists(connection, table):
-                self._check_rights(connection, table)
-
-    def _check_rights(self, connection: Any, table: str) -> None:
-        """Try what a run does, on no row."""
-        for right, statement in (
-            ("SELECT", f'SELECT 1 FROM "{table}" WHERE FALSE'),
-            ("INSERT", f'INSERT INTO "{table}" SELECT * FROM "{table}" WHERE FALSE'),
-            ("UPDATE", f'UPDATE "{table}" SET {"_txid = 0" if table == self._table else "done = 0"} WHERE FALSE'),
-            ("DELETE", f'DELETE FROM "{table}" WHERE FALSE'),
-        ):
-            try:
-                connection.execute(statement)
-            except pymysql.Error as error:
-                if code_of(error) not in _DENIED:
-                    raise
-                raise ConfigError(
-                    f"{self.location}: {self._address.user!r} may not do what is needed: grant {right} on table {table}"
-                ) from error
 
     def _told_apart(self, connection: Any) -> str:
         query = (
@@ -272,10 +212,7 @@ class MySqlBackend(SqlBackend):
                 )
         return ""
 
-    def _store(self, connection: Any) -> str:
-        return identity(connection)
-
-    # --- rows ---------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     def check_rows(self, deltas: pa.Table) -> None:
         """Find keys that are too long, and numbers that MySQL lacks."""
@@ -288,7 +225,9 @@ class MySqlBackend(SqlBackend):
             elif name in key and (length := self._longest(name)) is not None:
                 measured = pc.utf8_length(column) if _is_text(kind) else pc.binary_length(column)
                 wrong = pc.greater(measured, length)
-                reason = f"it is longer than the {length} {'characters' if _is_text(kind) else 'bytes'} that the key holds"
+                reason = (
+                    f"it is longer than the {length} {'characters' if _is_text(kind) else 'bytes'} that the key holds"
+                )
             else:
                 continue
             row = pc.index(wrong, True).as_py()
@@ -296,7 +235,7 @@ class MySqlBackend(SqlBackend):
                 values = {each: python_values(deltas.column(each).slice(row, 1))[0] for each in {*key, name}}
                 own = {each: values.pop(each) for each in key}
                 error = BadRecordError(f"{self.location}: {reason}")
-                raise explained(error, own, values, lambda each, where=name: not each and where not in key)
+                raise explained(error, own, values, partial(_is_alone, name not in key))
 
     def _longest(self, name: str) -> int | None:
         kind = self.shape.key.type_of(name)
@@ -307,7 +246,9 @@ class MySqlBackend(SqlBackend):
     def _stored_key(self, key: Key) -> tuple[Any, ...]:
         for name, value in zip(self.shape.key, key, strict=True):
             if isinstance(value, (str, bytes)) and (length := self._longest(name)) is not None and len(value) > length:
-                raise BadRecordError(f"{self.location}, key {str(key)[:60]}...: {name!r} is longer than the {length} that it holds")
+                raise BadRecordError(
+                    f"{self.location}, key {str(key)[:60]}...: {name!r} is longer than the {length} that it holds"
+                )
         return super()._stored_key(key)
 
     def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
@@ -340,25 +281,6 @@ class MySqlBackend(SqlBackend):
             connection.execute(f"{begin}{', '.join(part)}{end}")
         return self._written(connection, deltas, stamp)
 
-    def _statements(self, connection: Any, rows: list[str]) -> Iterator[list[str]]:
-        """Rows for one statement each. Raises ``BadRecordError`` for one that the server takes in
-        none."""
-        most = min(_STATEMENT_BYTES, connection.packet_bytes // 2)
-        part: list[str] = []
-        size = 0
-        for row in rows:
-            length = len(row) if row.isascii() else len(row.encode())
-            if length > connection.packet_bytes - 2**14:
-                raise BadRecordError(
-                    f"{self.location}: a row of {length:,} bytes is longer than max_allowed_packet, {connection.packet_bytes:,}"
-                )
-            if part and (size + length > most or len(part) == _STATEMENT_ROWS):
-                yield part
-                part, size = [], 0
-            part.append(row)
-            size += length
-        yield part
-
     def _written(self, connection: Any, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         """How many rows have the stamp and the writer. The database's own count does not tell a row
         that was left as it was from one that was inserted."""
@@ -376,7 +298,9 @@ class MySqlBackend(SqlBackend):
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadRecordError(f"{self.location}: {self.dialect.name} has no NaN and no infinity, and this is {value}")
+            raise BadRecordError(
+                f"{self.location}: {self.dialect.name} has no NaN and no infinity, and this is {value}"
+            )
         if pa.types.is_integer(declared) and not isinstance(value, int):
             raise BadRecordError(f"{self.location}: {value!r} is no whole number, and would be rounded")
         if is_plain(declared) or pa.types.is_boolean(declared):
@@ -386,65 +310,10 @@ class MySqlBackend(SqlBackend):
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         return restored(value, declared)
 
-    # --- connections --------------------------------------------------------------------------------
 
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        if self._pinned is not None:
-            with self._named_errors():
-                yield self._pinned
-            return
-        with self._named_errors():
-            connection = _connections.take(self._address)
-            self._settle(connection)
-            usable = False
-            try:
-                yield connection
-                usable = True
-            except pymysql.Error as error:
-                if code_of(error) in READ_ONLY:  # the address may lead elsewhere by now
-                    self.close()
-                raise
-            finally:
-                _connections.give_back(self._address, connection, usable=usable)
-
-    def _settle(self, connection: Connection) -> None:
-        """Find out which of the two databases it is."""
-        if not connection.is_mariadb and not isinstance(self.dialect, MySqlDialect):
-            self.dialect = MySqlDialect()  # type: ignore[misc]
-            if self._shape is not None:
-                self._shape = replace(self._shape, dialect=self.dialect)
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (pymysql.Error, UnicodeError, OSError) as error:
-            raise named(error, self.location) from error
-
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        with self._connected() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Any]:
-        if self._pinned is not None:
-            raise InvariantViolation(f"{self.location}: a reader does not write")
-        with self._connected() as connection:
-            connection.execute("START TRANSACTION READ WRITE")
-            try:
-                yield connection
-            except BaseException:
-                with suppress(pymysql.Error, OSError):
-                    connection.execute("ROLLBACK")
-                raise
-            try:
-                connection.execute("COMMIT")
-            except (pymysql.Error, OSError) as error:
-                if code_of(error) in _ROLLED_BACK:
-                    raise
-                raise CommitOutcomeUnknown(f"{self.location}: {line_of(error)}") from error
+def _is_alone(value: bool, name: str) -> bool:
+    """Whether the store accepts a row with this value alone; empty: without values."""
+    return value and not name
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -24,9 +24,9 @@ try:
     from pymysql.constants import CLIENT, ER, FIELD_TYPE
     from pymysql.converters import conversions
 except ImportError as error:  # an extra
-    raise ConfigError("MySqlBackend needs the package PyMySQL: pip install 'ratchet-pipelines[mysql]'") from error
+    raise ConfigError("MySQL needs the package PyMySQL: pip install 'ratchet-pipelines[mysql]'") from error
 
-ADDRESS = "the address of a MySqlBackend"
+ADDRESS = "the address of a MySQL table"
 #: How long an idle sql_txn may hold the header, and how long another one waits for the lock.
 IDLE_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
@@ -37,7 +37,9 @@ TCP_TIMEOUT_MS = 15_000
 _IDLE_CONNECTIONS = 4
 _PORT = 3306
 #: Without it, the server would cut or replace what does not fit instead of refusing it.
-_SQL_MODE = "ANSI_QUOTES,STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+_SQL_MODE = (
+    "ANSI_QUOTES,STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+)
 #: Settings of every session. READ COMMITTED: a statement sees what others have committed, and locks
 #: no gaps between keys.
 _SETTINGS = {
@@ -119,6 +121,7 @@ class Connection(pymysql.connections.Connection):
     is_mariadb = True
     version: tuple[int, ...] = ()
     packet_bytes = 0
+    _sock: socket.socket | None
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         """The cursor with the rows that a statement selects or has changed."""
@@ -128,16 +131,17 @@ class Connection(pymysql.connections.Connection):
 
     def settle(self) -> None:
         _keep_alive(self._sock)
-        found = str(self.get_server_info())
+        found, self.packet_bytes = self.execute("SELECT VERSION(), @@max_allowed_packet").fetchone()
         self.is_mariadb = "mariadb" in found.lower()
-        numbers = found.removeprefix("5.5.5-").split("-")[0].split(".")
+        numbers = found.split("-")[0].split(".")
         self.version = tuple(int(each) for each in numbers if each.isdigit())
         settings = dict(_SETTINGS)
+        if self.is_mariadb:
+            settings["max_statement_time"] = "0"
         # MySQL can only end a session that says nothing, in a sql_txn or not
         settings["idle_transaction_timeout" if self.is_mariadb else "wait_timeout"] = str(IDLE_TIMEOUT_S)
         self.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
         self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        (self.packet_bytes,) = self.execute("SELECT @@max_allowed_packet").fetchone()
 
     def was_ended(self) -> bool:
         """Whether the server has ended an idle connection, which is all that it says to one."""

@@ -182,11 +182,13 @@ def literals(column: pa.ChunkedArray) -> pa.Array:
         column = column.cast(pa.int64()).cast(pa.large_string())
     else:
         column = column.cast(pa.string()).cast(pa.large_string())
-    return pa.concat_arrays(pc.fill_null(column, "NULL").chunks) if column.num_chunks else pa.array([], pa.large_string())
+    return (
+        pa.concat_arrays(pc.fill_null(column, "NULL").chunks) if column.num_chunks else pa.array([], pa.large_string())
+    )
 
 
 def rows_of(columns: Sequence[pa.Array], constant: str) -> list[str]:
-    """Rows of literals as SQL takes them after VALUES. ``constant``: what each of them ends with."""
+    """Rows of literals as SQL takes them after VALUES. ``constant``: the end of each."""
     joined = pc.binary_join_element_wise(*columns, ", ")
     return [f"({row}{constant})" for row in joined.to_pylist()]
 

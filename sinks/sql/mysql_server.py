@@ -77,9 +77,7 @@ def unfit(connection: Any) -> str:
     least = MARIADB_MIN if connection.is_mariadb else MYSQL_MIN
     if connection.version < least:
         product = "MariaDB" if connection.is_mariadb else "MySQL"
-        return (
-            f"the server is {product} {'.'.join(map(str, connection.version))}: {'.'.join(map(str, least))} or newer is needed"
-        )
+        return f"the server is {product} {'.'.join(map(str, connection.version))}: {'.'.join(map(str, least))} or newer is needed"
     if "ON" in (setting(connection, "read_only"), setting(connection, "super_read_only")) or (
         setting(connection, "innodb_read_only") == "ON"
     ):

@@ -47,7 +47,7 @@ def test_a_driver_that_dies_at_some_step_boundaries_ends_exact(
 
 @pytest.mark.fault(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["postgres", "redis"])
+@pytest.mark.parametrize("store", ["postgres", "redis", "mysql"])
 def test_a_driver_that_dies_at_every_step_boundary_ends_exact(
     make_job: Callable[..., Job], faults: Faults, store: str, tmp_path: Path
 ) -> None:

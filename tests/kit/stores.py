@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
-from integration import PostgresServer, RedisServer
+from integration import MariaDbServer, PostgresServer, RedisServer
 from integration.folders import open_folder
 from integration.server import Server
 from sinks import (
@@ -22,6 +22,7 @@ from sinks import (
     DeltaLakeTable,
     MapBackend,
     Max,
+    MySqlBackend,
     OpaqueMapState,
     ParquetTable,
     PostgresBackend,
@@ -39,14 +40,19 @@ from tests.kit.waiting import PATIENCE_S
 PARTITIONS = 3
 WORDS = 50
 FIELDS = Fields(word=str, n=int)
-STORES = ["sqlite", "postgres", "redis"]
+STORES = ["sqlite", "postgres", "redis", "mysql"]
 
 
 def backend(app: Mapping[str, Any], table: str) -> MapBackend:
     kind, address = app["app.store"], app["app.address"]
     if kind == "sqlite":
         return SqliteBackend(address, table)
-    return PostgresBackend(address, table) if kind == "postgres" else RedisBackend(address, table)
+    kinds: dict[str, Callable[[str, str], MapBackend]] = {
+        "postgres": PostgresBackend,
+        "redis": RedisBackend,
+        "mysql": MySqlBackend,
+    }
+    return kinds[kind](address, table)
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
@@ -79,10 +85,15 @@ def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]
         yield str(tmp_path / "x.db"), None
         return
     with open_folder() as folder:
-        server = PostgresServer(folder) if store == "postgres" else RedisServer(folder)
+        kinds: dict[str, type[PostgresServer | RedisServer | MariaDbServer]] = {
+            "postgres": PostgresServer,
+            "redis": RedisServer,
+            "mysql": MariaDbServer,
+        }
+        server = kinds[store](folder)
         server.start()
         try:
-            yield server.dsn if isinstance(server, PostgresServer) else server.url, server
+            yield server.url if isinstance(server, RedisServer) else server.dsn, server
         finally:
             server.stop()
 

@@ -40,6 +40,7 @@ from sinks import (
     MapState,
     Max,
     MemoryBackend,
+    MySqlBackend,
     NonTransactionalMapState,
     OpaqueMapState,
     ParquetTable,
@@ -464,13 +465,15 @@ def test_rows_of_other_keys_are_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["postgres", "redis"])
+@pytest.mark.parametrize("kind", ["postgres", "redis", pytest.param("mysql", marks=pytest.mark.slow)])
 def test_a_number_in_any_store_is_explained(
     kind: str, store: MemoryStore, name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
+    server = request.getfixturevalue({"postgres": "postgres", "redis": "redis_server", "mysql": "mariadb"}[kind])
     name = name.replace("-", "_")
-    backend = PostgresBackend(server.dsn, name) if kind == "postgres" else RedisBackend(server.url, name)
+    backend = {"postgres": PostgresBackend, "redis": RedisBackend, "mysql": MySqlBackend}[kind](
+        server.url if kind == "redis" else server.dsn, name
+    )
     built = counted(tmp_path, backend=backend)
     run(built, store)
     found = of(built, store, "twice")

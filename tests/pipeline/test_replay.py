@@ -32,6 +32,7 @@ from sinks import (
     DeltaLakeTable,
     MapState,
     MemoryBackend,
+    MySqlBackend,
     NonTransactionalMapState,
     OpaqueMapState,
     ParquetTable,
@@ -304,13 +305,15 @@ def test_values_that_sqlite_cannot_keep_are_replayed(store: MemoryStore) -> None
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["postgres", "redis"])
+@pytest.mark.parametrize("kind", ["postgres", "redis", pytest.param("mysql", marks=pytest.mark.slow)])
 def test_the_value_before_comes_from_any_store(
     kind: str, store: MemoryStore, name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
+    server = request.getfixturevalue({"postgres": "postgres", "redis": "redis_server", "mysql": "mariadb"}[kind])
     name = name.replace("-", "_")
-    backend = PostgresBackend(server.dsn, name) if kind == "postgres" else RedisBackend(server.url, name)
+    backend = {"postgres": PostgresBackend, "redis": RedisBackend, "mysql": MySqlBackend}[kind](
+        server.url if kind == "redis" else server.dsn, name
+    )
     spout = OpaqueMemoryTransactionalSpout(DATA, FIELDS, 10)
     builder = TransactionalTopologyBuilder(name, "spout", spout, 1)
     words = StateCommitter(OpaqueMapState(backend), ["word"], {"count": Count(), "total": Sum("n")})

@@ -29,7 +29,7 @@ KILLS = os.environ.get("RATCHET_SINK_KILLS")
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(params=["postgres", *(pytest.param(each, marks=SLOW) for each in ("sqlite", "redis"))])
+@pytest.fixture(params=["postgres", *(pytest.param(each, marks=SLOW) for each in ("sqlite", "redis", "mysql"))])
 def store(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -88,7 +88,7 @@ def pause(run: RunProcess, job: Job) -> None:
 @pytest.mark.parametrize("job", ["opaque"], indirect=True)
 @pytest.mark.parametrize(
     "store",
-    ["postgres", *(pytest.param(each, marks=SLOW) for each in ("sqlite", "redis"))],
+    ["postgres", *(pytest.param(each, marks=SLOW) for each in ("sqlite", "redis", "mysql"))],
     indirect=True,
 )
 @pytest.mark.fault(3)

@@ -42,6 +42,7 @@ from sinks import (
     DeltaLakeTable,
     MapState,
     MemoryBackend,
+    MySqlBackend,
     NonTransactionalMapState,
     OpaqueMapState,
     ParquetTable,
@@ -570,13 +571,15 @@ def test_a_driver_that_wakes_up_after_an_undo_can_write_nothing(tmp_path: Path, 
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["postgres", "redis"])
+@pytest.mark.parametrize("kind", ["postgres", "redis", pytest.param("mysql", marks=pytest.mark.slow)])
 def test_a_transaction_is_taken_back_in_any_store(
     kind: str, store: MemoryStore, name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
+    server = request.getfixturevalue({"postgres": "postgres", "redis": "redis_server", "mysql": "mariadb"}[kind])
     name = name.replace("-", "_")
-    backend = PostgresBackend(server.dsn, name) if kind == "postgres" else RedisBackend(server.url, name)
+    backend = {"postgres": PostgresBackend, "redis": RedisBackend, "mysql": MySqlBackend}[kind](
+        server.url if kind == "redis" else server.dsn, name
+    )
     built = counting(tmp_path, backend=backend)
     run(built, store)
     undo(built, store)

@@ -21,6 +21,7 @@ from sinks import (
     Count,
     MapBackend,
     Mean,
+    MySqlBackend,
     OpaqueMapState,
     ParquetTable,
     PostgresBackend,
@@ -29,6 +30,7 @@ from sinks import (
     Sum,
 )
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.mysql import client
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C33")
@@ -37,11 +39,23 @@ KEY, VALUE = Fields(word=str), Fields(n=int)
 Make = Callable[..., MapBackend]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+@pytest.fixture(
+    params=["sqlite", *(pytest.param(each, marks=pytest.mark.integration) for each in ("postgres", "mysql"))]
+)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes backends in an empty database."""
     if request.param == "sqlite":
         yield lambda table, key=KEY, value=VALUE: SqliteBackend(tmp_path / "rows.db", table, key, value)
+        return
+    if request.param == "mysql":
+        dsn = request.getfixturevalue("mariadb").dsn
+        database = f"s_{uuid.uuid4().hex[:10]}"
+        with client(dsn) as admin:
+            admin.execute(f"CREATE DATABASE {database}")
+            yield lambda table, key=KEY, value=VALUE: MySqlBackend(
+                f"{dsn.rpartition('/')[0]}/{database}", table, key, value
+            )
+            admin.execute(f"DROP DATABASE {database}")
         return
     import psycopg
 
