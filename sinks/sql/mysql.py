@@ -237,6 +237,14 @@ class MySqlBackend(MySqlStore, SqlBackend):
                 error = BadRecordError(f"{self.location}: {reason}")
                 raise explained(error, own, values, partial(_is_alone, name not in key))
 
+    def _refuse_nan(self, table: pa.Table) -> None:
+        super()._refuse_nan(table)
+        for field, column in zip(table.schema, table.columns, strict=True):
+            if pa.types.is_floating(field.type) and pc.any(pc.is_inf(column)).as_py():
+                raise BadRecordError(
+                    f"{self.location}: {field.name!r} is infinite, and {self.dialect.name} has no infinity; filter it out upstream"
+                )
+
     def _longest(self, name: str) -> int | None:
         kind = self.shape.key.type_of(name)
         if not _is_text(kind) and not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):

@@ -172,6 +172,8 @@ def literals(column: pa.ChunkedArray) -> pa.Array:
     elif types.is_string(kind) or types.is_large_string(kind):
         escaped = pc.replace_substring(pc.replace_substring(column, "\\", "\\\\"), "'", "''")
         column = _quoted(escaped.cast(pa.large_string()))
+    elif types.is_decimal(kind):  # a number with an exponent would be a float
+        column = _quoted(column.cast(pa.string()).cast(pa.large_string()))
     elif types.is_temporal(kind) and not types.is_duration(kind):
         column = _quoted(_plain_moment(column).cast(pa.large_string()))
     elif types.is_floating(kind):
@@ -189,7 +191,7 @@ def literals(column: pa.ChunkedArray) -> pa.Array:
 
 def rows_of(columns: Sequence[pa.Array], constant: str) -> list[str]:
     """Rows of literals as SQL takes them after VALUES. ``constant``: the end of each."""
-    joined = pc.binary_join_element_wise(*columns, ", ")
+    joined = pc.binary_join_element_wise(*columns, pa.scalar(", ", pa.large_string()))
     return [f"({row}{constant})" for row in joined.to_pylist()]
 
 

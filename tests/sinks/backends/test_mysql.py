@@ -4,19 +4,22 @@ rights, tables that others have altered, and a server that is killed.
 
 from __future__ import annotations
 
+import decimal
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, RetryableError
 from framework.testing.conformance.backend_parts import finish, open_attempt
+from framework.topology import ValueType
 from framework.transactions import MemoryStore
 from integration import MariaDbServer
-from sinks import Count, MySqlBackend, OpaqueMapState, StateCommitter, TransactionalMapState
+from sinks import Count, MySqlBackend, OpaqueMapState, StateCommitter, Sum, TransactionalMapState
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.mysql import Client, client
 from tests.kit.targets import Often
@@ -85,6 +88,24 @@ def test_a_crash_between_the_statements_of_a_start_is_repaired_by_the_next(maria
     assert backend.prepare("topology") == header
     put(backend, 1, "dog")
     assert [row.value for _, row in backend.scan()] == [(3,)]
+
+
+def test_the_database_merges_a_batch_by_itself(mariadb: MariaDbServer, table: str) -> None:
+    """Without ``NotImplementedError``, at which a state reads, merges and writes."""
+    backend = MySqlBackend(mariadb.dsn, table, KEY, Fields(n=int, d=pa.decimal128(38, 20)))
+    backend.prepare("topology")
+    granted = open_attempt(OpaqueMapState(backend), 1, 1)
+    assert granted.fence is not None
+    amount = decimal.Decimal("0.00000001234567890123")
+    deltas = pa.table({"word": ["a", "b"], "n": [1, 2], "d": pa.array([amount, -amount], pa.decimal128(38, 20))})
+    aggregates = {"n": Sum("n"), "d": Sum("d")}
+    for writer in ("one", "two"):
+        deltas = deltas.set_column(0, "word", pa.array([f"{writer}-a", f"{writer}-b"]))
+        backend.apply(backend.read_header(), writer, ValueType.OPAQUE, deltas, aggregates, want_values=False)
+    assert {key[0]: row.value for key, row in backend.scan()} == {
+        **{f"{writer}-a": (1, amount) for writer in ("one", "two")},
+        **{f"{writer}-b": (2, -amount) for writer in ("one", "two")},
+    }
 
 
 def test_the_settings_of_the_server_change_nothing(own_mariadb: MariaDbServer, table: str) -> None:
