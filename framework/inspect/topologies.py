@@ -15,6 +15,7 @@ from framework.core.leader_loop import read_record
 from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
 from framework.observe.health import problem_in, waits
+from framework.observe.status_document import status_document
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction
 
 
@@ -69,19 +70,19 @@ class TopologyOverview:
         """Everything, JSON-able."""
         told = self.leader.status if self.leader is not None else None
         status = None if told is None else {key: value for key, value in told.items() if key != "graph"}
-        return {
-            "topology": self.id,
-            "kind": self.kind,
-            "state": self.state,
-            "txid": self.txid,
-            "committed_at": self.last.closed_at if self.last is not None else None,
-            "trouble": self.problem,
-            "drivers": [
+        return status_document(
+            self.id,
+            self.kind,
+            state=self.state,
+            txid=self.txid,
+            committed_at=self.last.closed_at if self.last is not None else None,
+            trouble=self.problem,
+            drivers=[
                 {"host": each.host, "pid": each.pid, "phase": each.phase, "started_at": each.started_at}
                 for each in self.drivers
             ],
-            "status": status,
-        }
+            status=status,
+        )
 
 
 def read_topologies(store: CoordinationStore) -> list[TopologyOverview]:

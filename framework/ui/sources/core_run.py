@@ -9,7 +9,7 @@ from framework.config import Config
 from framework.coordination.store import CoordinationStore
 from framework.core.driver import RoundDriver
 from framework.core.status import CoreStatus
-from framework.observe.health import problem_in, waits
+from framework.observe.status_document import run_document
 from framework.topology import CoreTopology
 from framework.ui import documents
 from framework.ui.sources.drivers import Drivers
@@ -66,15 +66,13 @@ class CoreSource:
 
     def _document(self) -> dict[str, Any]:
         status = self._status()
-        summary = status.summary()
         checkpoint = status.checkpoint
-        return {
-            "topology": self._topology.id,
-            "kind": "core",
-            "state": "waiting" if waits([summary]) else status.phase,
-            "txid": checkpoint.txid or None if checkpoint is not None else None,
-            "committed_at": None,
-            "trouble": problem_in([summary]),
-            "drivers": [] if self._drivers is None else self._drivers.documents(status.phase),
-            "status": summary,
-        }
+        return run_document(
+            self._topology.id,
+            "core",
+            phase=status.phase,
+            txid=checkpoint.txid or None if checkpoint is not None else None,
+            committed_at=None,
+            drivers=[] if self._drivers is None else self._drivers.documents(status.phase),
+            summary=status.summary(),
+        )

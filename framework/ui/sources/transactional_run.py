@@ -8,8 +8,8 @@ from typing import Any
 from framework.config import Config
 from framework.coordination.presence import EVERY_S
 from framework.coordination.store import CoordinationStore
-from framework.observe.health import problem_in, waits
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
+from framework.observe.status_document import run_document
 from framework.topology.builder import Topology
 from framework.transactions.documents import read_transaction
 from framework.transactions.driver import Driver
@@ -110,13 +110,12 @@ class RunSource:
 
     def _document(self, status: RunStatus, closed: list[TransactionRecord]) -> dict[str, Any]:
         summary = {**status.summary(), "failures_last_hour": self._driver.journal.failures_within(3600)}
-        return {
-            "topology": self._topology.id,
-            "kind": "transactional",
-            "state": "waiting" if waits([summary]) else status.phase,
-            "txid": status.committed_txid or None,
-            "committed_at": closed[-1].closed_at if closed else None,
-            "trouble": problem_in([summary]),
-            "drivers": self._drivers.documents(status.phase),
-            "status": summary,
-        }
+        return run_document(
+            self._topology.id,
+            "transactional",
+            phase=status.phase,
+            txid=status.committed_txid or None,
+            committed_at=closed[-1].closed_at if closed else None,
+            drivers=self._drivers.documents(status.phase),
+            summary=summary,
+        )
