@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import NamedTuple
 
-from framework.acking.ledger import origin_of
 from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.event_times import EventTimes, Marks
+from framework.core.failure_policy import PAUSE_MAX_S, FailurePolicy, pause_s
 from framework.core.flow_control import Share
 from framework.core.plan import CorePlan
+from framework.core.reporting import CoreReporter
 from framework.core.rounds import (
     ComponentError,
     Counts,
@@ -42,10 +42,10 @@ from framework.core.rounds import (
     WorkerLostError,
 )
 from framework.core.status import CoreStatus
+from framework.core.totals import Totals
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
-from framework.observe.counters import CoreFigures, CoreFiguresBuilder
+from framework.observe.counters import CoreFigures
 from framework.observe.logs import get_logger
-from framework.observe.rate import RecentRate
 
 _log = get_logger()
 
@@ -53,27 +53,14 @@ _log = get_logger()
 #: there is nothing.
 SPOUT_WAIT_MAX_S = 5.0
 _SPOUT_WAIT_MIN_S = 0.005
-#: The last errors in user code that are kept for the page.
-ERRORS_KEPT = 50
-#: The longest pause before a driver tries again after a round was lost.
-LOST_PAUSE_MAX_S = 5.0
-_STUCK_PAUSE_S = 0.025
-_DOUBLINGS_MAX = 10  # more do not make a pause longer
 #: How often the driver checks whether every tree is complete, while nothing else happens.
 _QUIET_POLL_S = 0.02
 #: The pause before a driver repeats a recovery that did not succeed.
 _RECOVERY_PAUSE_S = 0.5
 #: How often a driver checks that it leads: more often than any session can end.
 _CONFIRM_S = 1.0
-#: The pause between two lines of the log about late tuples of one bolt.
-_LATE_SHOWN_S = 60.0
 #: How long tuples under way may take when a topology is stopped, as long as there is progress.
 DRAIN_S = 10.0
-
-
-def _pause_s(times: int) -> float:
-    """The pause after this many failures in a row."""
-    return float(min(_STUCK_PAUSE_S * 2 ** min(times, _DOUBLINGS_MAX), LOST_PAUSE_MAX_S))
 
 
 class _Found(NamedTuple):
@@ -108,27 +95,20 @@ class RoundDriver:
         self._plan = plan
         self._executor = executor
         self._rotation_s = timeout_s / ROTATIONS_PER_TIMEOUT
-        self._attempts_max = attempts_max
         self._checkpoints: Checkpoints | None = None
         self._confirm: Callable[[], None] | None = None
         self._confirmed_at = 0.0
         self._clock = clock
         self._spouts = frozenset(plan.spout_tasks())
-        self._rooted = plan.rooted_tasks()
         self._speakers = [
             *((each.id, task) for each in plan.plan.components.values() for task in range(each.parallelism)),
             *(("$acker", number) for number in range(plan.ackers)),
         ]
         self._outcomes: dict[int, TreeOutcomes] = {}
-        self._totals: dict[tuple[str, int], Counts] = {}
-        self._sent: dict[str, int] = {each.label: 0 for each in plan.plan.edges}
-        self._stuck: dict[tuple[str, int], int] = {}  # how often in a row a task could not work
-        self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
+        self._totals = Totals(plan)
+        self._failures = FailurePolicy(plan, attempts_max)
+        self._reporter = CoreReporter(plan, clock)
         self._event_times = EventTimes(plan.spout_tasks()) if plan.paths else None
-        self._told: tuple[Marks | None, int] = None, 0  # the marks that were told last, and since which round
-        self._trees: dict[int, int] = {}
-        self._late: defaultdict[str, int] = defaultdict(int)  # late tuples that no line of the log has told of
-        self._late_shown: dict[str, float] = {}
         self._share = Share()
         self._rotated_at = clock()
         self._number = 0
@@ -138,38 +118,27 @@ class RoundDriver:
         self._tick_at: float | None = None  # when the next bolt wants a tick
         self._awaited = 0  # how many callers wait until there is nothing to do
         self._idle: int | None = None  # the last round that ended, if it found nothing to do
-        self._changed = threading.Condition()
-        self._figures = CoreFiguresBuilder()
-        self._completed_rate = RecentRate()
         self._stopping = threading.Event()
-        self._status = CoreStatus(
-            phase="starting",
-            rounds=0,
-            rounds_lost=0,
-            components={each: Counts() for each in plan.plan.components},
-            trees=0,
-            last_error=None,
-        )
-        #: The last errors in user code, with the moment of each in seconds since the epoch.
-        self.recent_errors: deque[tuple[float, ComponentError]] = deque(maxlen=ERRORS_KEPT)
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
 
     # --- from any thread --------------------------------------------------------------------------
 
     def status(self) -> CoreStatus:
-        with self._changed:
-            return self._status
+        return self._reporter.status()
 
     def figures(self) -> CoreFigures:
         """What was counted so far."""
-        with self._changed:
-            return self._figures.seen()
+        return self._reporter.figures()
 
     def tuples_per_second(self) -> float:
         """Spout tuples that were fully processed per second, over the last minute."""
-        with self._changed:
-            return self._completed_rate.per_second()
+        return self._reporter.tuples_per_second()
+
+    @property
+    def recent_errors(self) -> Sequence[tuple[float, ComponentError]]:
+        """The last errors in user code, with the moment of each in seconds since the epoch."""
+        return self._reporter.recent_errors
 
     def request_stop(self) -> None:
         self._stopping.set()
@@ -178,11 +147,11 @@ class RoundDriver:
     def wait_until_idle(self, timeout_s: float | None) -> bool:
         """Wait for a round that began after this call and found nothing to do, with nothing under
         way. Returns False when the run ended, or the time was up."""
-        with self._changed:
+        with self._reporter.changed:
             after = self._number + 1
             self._awaited += 1
             try:
-                self._changed.wait_for(lambda: self.over or self._idle_after(after), timeout_s)
+                self._reporter.changed.wait_for(lambda: self.over or self._idle_after(after), timeout_s)
             finally:
                 self._awaited -= 1
             return not self.over and self._idle_after(after)
@@ -200,8 +169,7 @@ class RoundDriver:
         self._confirm, self._confirmed_at = confirm, self._clock()
         try:
             self._checkpoints = checkpoints() if checkpoints is not None else None
-            with self._changed:
-                self._figures.leads()
+            self._reporter.leads()
             self._show(phase="running")
             with ThreadPoolExecutor(thread_name_prefix="ratchet-round") as pool:
                 self._go_on(pool)
@@ -221,7 +189,7 @@ class RoundDriver:
     @property
     def over(self) -> bool:
         """Whether the run has ended for good."""
-        return self._status.phase in ("stopped", "failed")
+        return self._reporter.phase in ("stopped", "failed")
 
     def stand_by(self, why: str | None = None) -> None:
         """Show that another driver leads, or that nobody can."""
@@ -244,7 +212,7 @@ class RoundDriver:
         rotates = now - self._rotated_at >= self._rotation_s
         if rotates:
             self._rotated_at = now
-        waiting = self._waiting()
+        waiting = self._totals.waiting
         step, spout_wait_s = CheckpointStep(), min(self._spout_wait_s, self._rotated_at + self._rotation_s - now)
         if self._tick_at is not None:
             spout_wait_s = min(spout_wait_s, max(self._tick_at - now, 0.0))
@@ -261,7 +229,7 @@ class RoundDriver:
         marks = self._new_marks(step.marker)
         outcomes, self._outcomes = self._outcomes, {}
         follows = self._under_way[-1].number if self._under_way else 0
-        with self._changed:
+        with self._reporter.changed:
             self._number += 1
         round_ = Round(
             self._number,
@@ -277,12 +245,11 @@ class RoundDriver:
             settles=step.drain,
             marks=marks,
         )
-        if marks is not None:
-            self._told = marks, round_.number
+        if self._event_times is not None and marks is not None:
+            self._event_times.told(round_.number)
         self._under_way.append(round_)
         if round_.prepares and step.marker is not None:
-            with self._changed:
-                self._figures.preparing(step.marker.txid, now)
+            self._reporter.preparing(step.marker.txid, now)
         return round_
 
     def end(self, round_: Round, result: Callable[[], Sequence[RoundRecord]]) -> bool:
@@ -307,12 +274,11 @@ class RoundDriver:
         marks_are_known = self._marks_are_known(round_)
         busy = found.busy or bool(round_.outcomes) or not marks_are_known
         settled = self._checkpoints is None or self._checkpoint(self._checkpoints, round_, found)
-        pending = self._pending()
+        pending = self._totals.pending
         if self._checkpoints is not None and self._awaited and not busy:
             self._checkpoints.want()
-        behind = sum(each.behind for each in self._totals.values())
-        done = self._stopping.is_set() or not (round_.drain or behind)
-        with self._changed:
+        done = self._stopping.is_set() or not (round_.drain or self._totals.behind)
+        with self._reporter.changed:
             self._idle = round_.number if done and not busy and not pending and settled else None
         if self._checkpoints is not None and self._idle is not None:
             self._checkpoints.rested()
@@ -328,11 +294,9 @@ class RoundDriver:
         done all that is due."""
         if self._event_times is None:
             return True
-        if not self._waiting():
+        if not self._totals.waiting:
             self._event_times.settle(round_.number)
-        told, since = self._told
-        due = any(each.due for each in self._totals.values())
-        return told is self._event_times.marks and round_.number >= since and not due
+        return self._event_times.are_known(round_.number) and not self._totals.due
 
     def _new_marks(self, marker: CheckpointMarker | None) -> Marks | None:
         """What the next round has to tell of the source partitions. A round that prepares a
@@ -341,8 +305,7 @@ class RoundDriver:
             return None
         if marker is not None and marker.action is CheckpointAction.RECOVER:
             self._event_times.begin_anew()
-            self._told = None, 0
-        return self._event_times.marks if self._event_times.marks is not self._told[0] else None
+        return self._event_times.news()
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
         """Run round after round: as many at once as the executor can run while there is work, and a
@@ -366,7 +329,7 @@ class RoundDriver:
                 losses = 0
             if settling and not running:
                 losses, settling = losses + 1, False
-                self._stopping.wait(min(0.05 * 2**losses, LOST_PAUSE_MAX_S))
+                self._stopping.wait(min(0.05 * 2**losses, PAUSE_MAX_S))
 
     def _make_sure_to_lead(self) -> None:
         """Confirm the leadership at intervals: before a session that was alive the last time can
@@ -403,7 +366,7 @@ class RoundDriver:
         for record in records:
             match record:
                 case Decisions():
-                    self._trees[record.acker] = record.trees
+                    self._totals.decided(record)
                     busy = self._decided(record) or busy
                     spoke = [("$acker", record.acker)]
                 case RoundReport():
@@ -425,17 +388,21 @@ class RoundDriver:
             if record.round == round_.number:
                 for each in spoke:
                     silent.pop(each, None)
-        self._show_errors(errors)
-        self._show_late(records)
+        self._reporter.errors(errors)
+        if errors:
+            self._show(last_error=str(errors[-1]))
+        self._reporter.late(records)
         self._judge(errors)
         self._tick_at = self._clock() + min(ticks) if ticks else None
         if not round_.drain:
             self._share.adapt(given, did)
         first = next(iter(silent), None)
-        busy = busy or bool(errors) or self._waiting() > 0
+        busy = busy or bool(errors) or self._totals.waiting > 0
         gone = None if first is None else f"{first[0]}[{first[1]}]"
-        failed = self._failure(records) if self._checkpoints is not None else None  # only checkpoints ask
-        blamed = self._blamed(records, self._checkpoints) if self._checkpoints is not None else ()
+        failed, blamed = None, set[int]()
+        if self._checkpoints is not None:  # only checkpoints ask
+            failed = self._failures.failed_tuple(records, lambda: self.status().held)
+            blamed = self._failures.blamed(records, self._checkpoints.gives_up)
         return _Found(
             busy,
             failed,
@@ -453,82 +420,12 @@ class RoundDriver:
             for component_id, newest in report.newest.items():
                 self._event_times.hear_newest(component_id, newest)
 
-    def _blamed(self, records: Sequence[RoundRecord], checkpoints: Checkpoints) -> set[int]:
-        """The trees whose records are at fault, of spouts that give records up: a tuple that is
-        part of no other tree failed by itself, or the tree timed out, and no tuple was open that is
-        part of several."""
-        blamed, late, shared = set[int](), set[int](), set[int]()
-        for each in records:
-            if isinstance(each, RoundReport):
-                blamed.update(each.blamed.ids())
-                late.update(each.timed_out.ids())
-            elif isinstance(each, Decisions):
-                late.update(each.expired.ids())
-                shared.update(each.shared.ids())
-        found = blamed | (late - shared)
-        return {root for root in found if checkpoints.gives_up(self._task_of(origin_of(root))[0])}
-
     def _share_now(self) -> int:
         """The most tuples that a spout task gives in the next round."""
         checkpoints = self._checkpoints
         if checkpoints is None or not checkpoints.suspects:
             return self._share.tuples
         return min(self._share.tuples, checkpoints.few)
-
-    def _show_errors(self, errors: Sequence[ComponentError]) -> None:
-        for error in errors:
-            say = _log.warning if error.kind in (ErrorKind.REPORTED, ErrorKind.AWAY) else _log.error
-            say("component.error", component=error.component_id, task=error.task, error=error.message)
-            with self._changed:
-                self._figures.failed(error.component_id, error.kind.value)
-            self.recent_errors.append((time.time(), error))
-        if errors:
-            self._show(last_error=str(errors[-1]))
-
-    def _failure(self, records: Sequence[RoundRecord]) -> str | None:
-        """Which tuple failed, if one did: named by the bolt that failed it, or else by where its
-        tree began."""
-        counted = {
-            key: counts.failed > counts.timed_out
-            for each in records
-            if isinstance(each, RoundReport)
-            for key, counts in each.counts.items()
-            if counts.failed
-        }
-        for (component_id, task), itself in counted.items():
-            if itself and (component_id, task) not in self._spouts:
-                return f"{component_id}[{task}] failed a tuple"
-        began = [
-            self._task_of(origin)
-            for each in records
-            if isinstance(each, Decisions)
-            for origin, _ in (each.failed + each.expired).by_origin()
-        ]
-        if not began and not counted:
-            return None
-        component_id, task = [*began, *counted][0]
-        held = ", ".join(self.status().held)
-        return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {held} had some" if held else "")
-
-    def _show_late(self, records: Sequence[RoundRecord]) -> None:
-        """Say which bolts have left out late tuples: each at most once a minute."""
-        for each in records:
-            for (component_id, _), counts in each.counts.items() if isinstance(each, RoundReport) else ():
-                if counts.late:
-                    self._late[component_id] += counts.late
-        now = self._clock()
-        for component_id, late in list(self._late.items()):
-            if now - self._late_shown.get(component_id, -_LATE_SHOWN_S) >= _LATE_SHOWN_S:
-                self._late_shown[component_id] = now
-                del self._late[component_id]
-                _log.warning(
-                    "tuples.late",
-                    topology=self._plan.plan.topology_id,
-                    component=component_id,
-                    tuples=late,
-                    reason="too late for their windows, or too far ahead of the clock: they are on the stream late where the "
-                    "bolt has late=, and left out otherwise",
-                )
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
         """Tell the checkpoints the result of a round. Returns whether a checkpoint covers
@@ -550,14 +447,14 @@ class RoundDriver:
         if dead:
             told = (str(each) for each in died if (each.component_id, each.task) in dead)
             why = next(told, f"{dead[0][0]}[{dead[0][1]}] died")
-        if marker is not None and prepares and self._waiting():
+        if marker is not None and prepares and self._totals.waiting:
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
         elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
             # While something fails, nothing is prepared or recovered.
             checkpoints.end_round(marker, found.checkpoint_reports)
         if why is not None:
             checkpoints.failed(why, recovers=recovers, blamed=found.blamed)
-            self._stopping.wait(_pause_s(checkpoints.failures))
+            self._stopping.wait(pause_s(checkpoints.failures))
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
         self._end_for_good(checkpoints, *died)
@@ -572,7 +469,7 @@ class RoundDriver:
     def _left_open(self) -> str | None:
         """Who holds a tuple of the round that prepares a checkpoint; None when nobody does. If
         somebody does, the checkpoint is not prepared."""
-        if self._waiting() or self._complete():
+        if self._totals.waiting or self._complete():
             return None
         held = ", ".join(self.status().held) or "a bolt"
         return f"{held} holds what was emitted in pre_prepare: have it acked at once, or emit it at a tick"
@@ -583,58 +480,27 @@ class RoundDriver:
                 self._order(self._plan.rooted_task_of(origin), TreeOutcomes(**{kind: roots}))
         return any(getattr(decisions, kind) for kind in TreeOutcomes._fields)
 
-    def _task_of(self, origin: int) -> tuple[str, int]:
-        """Where a tree began."""
-        return self._rooted[self._plan.rooted_task_of(origin)]
-
     def _order(self, task: int, told: TreeOutcomes) -> None:
         """Tell a spout task something in the next round."""
         known = self._outcomes.get(task, TreeOutcomes())
         self._outcomes[task] = TreeOutcomes(*(old + new for old, new in zip(known, told, strict=True)))
 
-    def _heard(self, news: RoundReport) -> bool:
-        busy = False
-        for index, rows in news.sent.items():
-            self._sent[self._plan.plan.edges[index].label] += rows
-        for key, counts in news.counts.items():
-            total = self._totals.setdefault(key, Counts())
-            total.pending = total.behind = total.waiting = total.due = 0  # these are not sums: the latest value counts
-            total.add(counts)
-            if counts.completed:
-                with self._changed:
-                    self._completed_rate.add(counts.completed)
-            did = bool(counts.emitted or counts.executed or counts.completed or counts.failed)
-            if did and not counts.died:
-                self._stuck.pop(key, None)
-                self._away.pop(key, None)
-            busy = busy or did
-        return busy
+    def _heard(self, report: RoundReport) -> bool:
+        self._totals.add(report)
+        completed = sum(each.completed for each in report.counts.values())
+        if completed:
+            self._reporter.completed(completed)
+        worked = {key: counts for key, counts in report.counts.items() if counts.worked}
+        self._failures.worked(key for key, counts in worked.items() if not counts.died)
+        return bool(worked)
 
     def _judge(self, errors: Sequence[ComponentError]) -> None:
-        """End the topology when a new instance would do no better, and when a component cannot
-        start, or a spout dies, again and again without having done anything in between. In one
-        round a task counts once. Otherwise pause."""
-        pause_s = 0.0
-        counted: set[tuple[str, int]] = set()
-        for error in errors:
-            key = error.component_id, error.task
-            times = self._times(error)
-            if times is not None and key not in counted:
-                counted.add(key)
-                times[key] = times.get(key, 0) + 1
-                pause_s = max(pause_s, _pause_s(times[key]))
-            if error.kind is ErrorKind.FATAL or self._stuck.get(key, 0) >= self._attempts_max:
-                self._fail(error)
-                return
-        if pause_s:
-            self._stopping.wait(pause_s)
-
-    def _times(self, error: ComponentError) -> dict[tuple[str, int], int] | None:
-        """Where failures of this kind are counted, if they are."""
-        if error.kind is ErrorKind.AWAY:
-            return self._away
-        died = error.kind is ErrorKind.DIED and (error.component_id, error.task) in self._spouts
-        return self._stuck if died or error.kind is ErrorKind.CANNOT_START else None
+        """End the topology, or pause, as the failures want it."""
+        failure, pause = self._failures.judge(errors)
+        if failure is not None:
+            self._fail(failure)
+        elif pause:
+            self._stopping.wait(pause)
 
     def _fail(self, failure: ComponentError) -> None:
         """End the topology, if this driver still leads. Raises as ``confirm``: what a deposed
@@ -644,24 +510,16 @@ class RoundDriver:
         self.failure = failure
         _log.error("topology.failed", error=str(failure), trace=failure.trace)
 
-    def _pending(self) -> int:
-        return sum(each.pending for each in self._totals.values())
-
-    def _waiting(self) -> int:
-        """Tuples that have come to bolts and are not executed, as of the last round. Meanwhile
-        spouts give nothing."""
-        return sum(each.waiting for each in self._totals.values())
-
     def _quiet(self) -> bool:
         """Whether every tree is complete, no tuple waits, and no round is under way. Every tree is
         complete when the ackers track none, and the spouts have none but those whose completion
         they are told of in the next round."""
-        return not (self._under_way or self._waiting()) and self._complete()
+        return not (self._under_way or self._totals.waiting) and self._complete()
 
     def _complete(self) -> bool:
         """Whether every tree is complete; see ``_quiet``."""
         told = sum(len(each.completed) for each in self._outcomes.values())
-        return not sum(self._trees.values()) and self._pending() == told
+        return not self._totals.trees and self._totals.pending == told
 
     def _idle_after(self, number: int) -> bool:
         """Whether a round with a higher number found nothing to do."""
@@ -675,23 +533,12 @@ class RoundDriver:
         rounds_lost: int = 0,
         last_error: str | None = None,
     ) -> None:
-        components = {component_id: Counts() for component_id in self._plan.plan.components}
-        for (component_id, _), counts in self._totals.items():
-            components[component_id].add(counts)
         checkpoint = self._checkpoints.status() if self._checkpoints is not None else None
-        with self._changed:
-            known = self._status
-            if checkpoint is not None:
-                self._figures.checkpoint(checkpoint.txid, self._clock(), checkpoint.recoveries)
-            self._status = replace(
-                known,
-                phase=phase or known.phase,
-                rounds=known.rounds + rounds,
-                rounds_lost=known.rounds_lost + rounds_lost,
-                components=components,
-                edges=dict(self._sent),
-                trees=sum(self._trees.values()),
-                last_error=last_error or known.last_error,
-                checkpoint=checkpoint,
-            )
-            self._changed.notify_all()
+        self._reporter.show(
+            self._totals,
+            checkpoint,
+            phase=phase,
+            rounds=rounds,
+            rounds_lost=rounds_lost,
+            last_error=last_error,
+        )

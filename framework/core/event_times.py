@@ -57,6 +57,20 @@ class EventTimes:
         self._unread: dict[tuple[str, int], Unread | None] = dict.fromkeys(self._spout_tasks)
         self._newest: dict[tuple[str, Source], dict[int, int]] = {}
         self._changed = True
+        self._told: tuple[Marks | None, int] = None, 0  # what was told last, and since which round
+
+    def news(self) -> Marks | None:
+        """The marks, if they are not told yet."""
+        return self.marks if self.marks is not self._told[0] else None
+
+    def told(self, round_number: int) -> None:
+        """This round tells the marks."""
+        self._told = self.marks, round_number
+
+    def are_known(self, round_number: int) -> bool:
+        """Whether the tasks know the marks when this round has ended."""
+        told, since = self._told
+        return told is self.marks and round_number >= since
 
     def hear_unread(self, component_id: str, task: int, unread: Unread | None) -> None:
         if unread != self._unread[(component_id, task)]:

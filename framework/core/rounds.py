@@ -110,6 +110,11 @@ class Counts:
     due: int = 0
     busy_s: float = field(default=0.0, compare=False)
 
+    @property
+    def worked(self) -> bool:
+        """Whether the component did something."""
+        return bool(self.emitted or self.executed or self.completed or self.failed)
+
     def add(self, other: Counts) -> None:
         """Add every count. Most are 0 in most rounds."""
         for name in self.__slots__:

@@ -466,7 +466,7 @@ def test_a_spout_that_cannot_be_opened_ends_the_wait_and_counts_once_per_round(k
         stepped.driver._spout_wait_s = 5.0
         stepped.step(1)
         assert seen(key).opened - before <= 3  # when it is told, asked and asked again
-        assert stepped.driver._stuck == {("spout", 0): failures}
+        assert stepped.driver._failures.stuck == {("spout", 0): failures}
     assert stepped.driver.failure is None
 
 
