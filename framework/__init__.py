@@ -55,9 +55,11 @@ from framework.transactions.status import RunStatus
 #: Committers of ``sinks`` that users look for among the operators.
 _IN_SINKS = (
     "AsOfJoiningCommitter",
+    "CountWindowCommitter",
     "DeduplicatingCommitter",
     "JoiningCommitter",
     "SessionCommitter",
+    "TimerCommitter",
     "WatermarkCommitter",
     "WindowedCommitter",
 )
@@ -88,6 +90,7 @@ __all__ = [
     "CoreRun",
     "CoreTopology",
     "CoreTopologyFailed",
+    "CountWindowCommitter",
     "DataFrameBolt",
     "DeduplicatingCommitter",
     "FailedException",
@@ -113,6 +116,7 @@ __all__ = [
     "State",
     "StateProvider",
     "StateSnapshot",
+    "TimerCommitter",
     "Topology",
     "TopologyBuilder",
     "TopologyContext",

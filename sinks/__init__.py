@@ -10,11 +10,13 @@ from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
+from sinks.count_windows import CountWindowCommitter
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
 from sinks.event_time.as_of import AsOfJoiningCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.joins import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
+from sinks.event_time.timers import Entry, TimerCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windows import WindowedCommitter
 from sinks.kafka.sink import KafkaSink
@@ -56,10 +58,12 @@ __all__ = [
     "ApproxDistinct",
     "AsOfJoiningCommitter",
     "Count",
+    "CountWindowCommitter",
     "DeadLetterTable",
     "DeadLetterTopic",
     "DeduplicatingCommitter",
     "DeltaLakeTable",
+    "Entry",
     "First",
     "JoiningCommitter",
     "KafkaSink",
@@ -85,6 +89,7 @@ __all__ = [
     "SqliteTable",
     "StateCommitter",
     "Sum",
+    "TimerCommitter",
     "Together",
     "TransactionalMapState",
     "TransactionalValue",

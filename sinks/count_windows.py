@@ -1,0 +1,187 @@
+"""Aggregates per key over windows of a number of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.operators.assigners import CountWindow
+from framework.topology import (
+    ArrowBolt,
+    Committer,
+    Fields,
+    Input,
+    OutputCollector,
+    OutputFieldsDeclarer,
+    TopologyContext,
+    TransactionAttempt,
+    ValueType,
+)
+from framework.topology.canonical import canonical_column, python_values
+from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_merger
+from sinks.backend import Key, Value
+from sinks.committer import Fold, check_key_types, check_no_null_key, check_one_writer
+from sinks.states import MapState, checked_state
+
+_FIRST, _END, _COUNT = "window_start", "window_end", "records"
+#: The part of a window that a row of the state holds. The row of part ``_COUNTER`` says how many
+#: records the key has had.
+_PART = "window_part"
+_COUNTER = -1
+_AT_PART = "@part"
+
+
+class CountWindowCommitter(ArrowBolt, Committer):
+    """Aggregates the last ``count`` records of each key, every ``step`` records: once for each such
+    window, in the transaction that brings its last record. ``step`` None: one window after the
+    other.
+
+    ``key`` and ``aggregates``: as of a ``StateCommitter``. The opaque state holds the records of
+    open windows, folded: one row per common divisor of ``count`` and ``step``, and the count.
+
+    Default stream: the key, ``window_start`` (the number of its first record, counted from 0 per
+    key), ``window_end`` (the number after its last one), the aggregates. Records are counted as
+    they come. It needs no watermark.
+    """
+
+    deterministic = True
+    commits_on_driver = True
+
+    def __init__(
+        self,
+        state: MapState,
+        count: int,
+        *,
+        key: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        step: int | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if not key:
+            raise TopologyError(f"{name} needs at least one key field")
+        self.state = checked_state(name, state)
+        if self.state.value_type is not ValueType.OPAQUE:
+            raise TopologyError(f"{name} needs an OpaqueMapState: a replay must start from the windows before it")
+        self.window = CountWindow(count, step)
+        self.part = math.gcd(count, self.window.every)
+        self.key = tuple(key)
+        self.aggregates = expanded_aggregates(name, aggregates, {*self.key, _FIRST, _END, _COUNT, _PART})
+        self._component_id = ""
+        self._partial: Fields | None = None
+        self._attempt: TransactionAttempt | None = None
+        self._batches: list[pa.RecordBatch] = []
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
+        self._component_id = component_id
+        if len(inputs) != 1:
+            raise TopologyError(f"committer {component_id!r} needs one stream of records")
+        (source,) = inputs
+        source.require(component_id, (*self.key, *input_fields(self.aggregates)))
+        check_key_types(component_id, source, self.key)
+        check_one_writer(component_id, source, self.key, parallelism)
+        types = {name: source.fields.type_of(name) for name in self.key}
+        totals = output_types(self.aggregates, source.fields)
+        self._partial = Fields.of({**types, _AT_PART: pa.int64(), **totals})
+        self.state.bind(Fields.of({**types, _PART: pa.int64()}), Fields.of({_COUNT: pa.int64(), **totals}))
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return {"count": self.window.length, "step": self.window.every, "key": list(self.key)}
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        if self._partial is not None:
+            declarer.declare(self._output(self._partial))
+
+    def _output(self, partial: Fields) -> Fields:
+        types = {name: partial.type_of(name) for name in self.key} | {_FIRST: pa.int64(), _END: pa.int64()}
+        return Fields.of({**types, **{name: partial.type_of(name) for name in self.aggregates}})
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        self._attempt, self._batches = batch_id, []
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+
+    def finish_batch(self) -> Iterable[pa.RecordBatch]:
+        if self._attempt is None or self._partial is None:
+            return []
+        batches, self._batches = self._batches, []
+        self.state.begin_commit(self._attempt)
+        out = self._commit(batches, self._partial) if batches else []
+        self.state.commit(self._attempt)
+        schema = self._output(self._partial).schema()
+        if not out or schema is None:
+            return []
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*out, strict=True), schema.types, strict=True)]
+        return [pa.RecordBatch.from_arrays(columns, schema=schema)]
+
+    def _commit(self, batches: Sequence[pa.RecordBatch], partial: Fields) -> list[Value]:
+        rows = pa.Table.from_batches(batches)
+        check_no_null_key(self._component_id, self.key, rows)
+        keys: list[Key] = list(
+            zip(*(python_values(canonical_column(rows.column(name)), name) for name in self.key), strict=True)
+        )
+        distinct = list(dict.fromkeys(keys))
+        held = self.state.multi_get([(*key, _COUNTER) for key in distinct])
+        before = {key: value[0] if value is not None else 0 for key, value in zip(distinct, held, strict=True)}
+        counts, parts = dict(before), []
+        for key in keys:
+            parts.append(counts[key] // self.part)
+            counts[key] += 1
+        folded = self._folded(rows, parts, partial)
+        merge = row_merger(self.aggregates)
+        for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True):
+            if value is not None:
+                folded[place] = merge(value[1:], folded[place])
+        closed = [
+            (key, end) for key in distinct for end in range(before[key] + 1, counts[key] + 1) if self.window.due(end)
+        ]
+        needed = [(*key, part) for key, end in closed for part in self._parts(end)]
+        read = [place for place in dict.fromkeys(needed) if place not in folded]
+        known = {
+            place: value[1:] for place, value in zip(read, self.state.multi_get(read), strict=True) if value
+        } | folded
+        out: list[Value] = []
+        for key, end in closed:
+            values, *rest = (known[(*key, part)] for part in self._parts(end))
+            for each in rest:
+                values = merge(values, each)
+            out.append((*key, self.window.start(end), end, *values))
+        gone = [(*key, number // self.part) for key, end in closed for number in self.window.gone(end)[:: self.part]]
+        left = {place: values for place, values in folded.items() if place not in set(gone)}
+        nothing = (None,) * len(self.aggregates)
+        puts: dict[Key, Value] = {(*key, _COUNTER): (counts[key], *nothing) for key in distinct}
+        puts |= {place: (0, *values) for place, values in left.items()}
+        self.state.multi_put(list(puts), list(puts.values()))
+        self.state.delete(gone)
+        return out
+
+    def _parts(self, end: int) -> range:
+        """The parts of the window that ends before record ``end``."""
+        return range(self.window.start(end) // self.part, end // self.part)
+
+    def _folded(self, rows: pa.Table, parts: Sequence[int], partial: Fields) -> dict[Key, Value]:
+        key, schema = (*self.key, _AT_PART), partial.schema()
+        fold = Fold(self._component_id, key, self.aggregates, schema, partial_input=False)
+        names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
+        for batch in rows.select(names).append_column(_AT_PART, pa.array(parts, pa.int64())).to_batches():
+            fold.add(batch)
+        folded = fold.finish()
+        if folded is None:
+            return {}
+        table = pa.Table.from_batches([folded])
+        columns = (python_values(table.column(name), name) for name in table.column_names)
+        return {tuple(row[: len(key)]): tuple(row[len(key) :]) for row in zip(*columns, strict=True)}

@@ -1,0 +1,84 @@
+"""Windows of a number of records: each once, whatever the batches and the failures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework.errors import ConfigError, TopologyError
+from framework.testing import run_on
+from sinks import Count, CountWindowCommitter, First, MemoryBackend, OpaqueMapState, Sum, TransactionalMapState
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.sinks.event_time.test_windows import FAULTS
+
+pytestmark = pytest.mark.rule("C44")
+
+ROW = Fields(shop=str, cents=int)
+
+
+def topology(count: int, step: int | None = None, *, opaque: bool = True) -> Topology:
+    spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: []}, ROW, 10)
+    builder = TransactionalTopologyBuilder("counted", "orders", spout)
+    aggregates = {"orders": Count(), "cents": Sum("cents"), "first": First("cents")}
+    windows = CountWindowCommitter(
+        OpaqueMapState(MemoryBackend()), count, step=step, key=["shop"], aggregates=aggregates
+    )
+    builder.set_bolt("windows", windows, 2).fields_grouping("orders", Fields("shop"))
+    return builder.build()
+
+
+def sent(done: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in done.rows("windows"))
+
+
+@pytest.mark.parametrize("take", [1, 2, 100])
+def test_a_window_is_sent_with_its_last_record(take: int) -> None:
+    rows = [["a", cents] for cents in range(7)] + [["b", 9]]
+    done = run_on(topology(3), rows, take=take)
+    assert sent(done) == [("a", 0, 3, 3, 3, 0), ("a", 3, 6, 3, 12, 3)]
+    assert [(row["shop"], row["window_part"], row["records"]) for row in done.table("windows")] == [
+        ("a", -1, 7),
+        ("a", 2, 0),
+        ("b", -1, 1),
+        ("b", 0, 0),
+    ]
+
+
+def test_windows_that_cannot_be_are_refused() -> None:
+    for count, step in ((0, None), (3, 4), (3, 0)):
+        with pytest.raises(ConfigError, match="makes no windows"):
+            topology(count, step)
+    with pytest.raises(TopologyError, match="needs an OpaqueMapState"):
+        CountWindowCommitter(TransactionalMapState(MemoryBackend()), 3, key=["shop"], aggregates={"n": Count()})
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=40),
+    st.integers(1, 9),
+    FAULTS,
+    st.booleans(),
+    st.integers(1, 8),
+    st.integers(1, 8),
+)
+def test_batches_tasks_and_failures_change_no_window(
+    drawn: Any, take: int, faults: Any, opaque: bool, count: int, step: int
+) -> None:
+    step = min(step, count)
+    transactions = -(-len(drawn) // take)
+    chosen = [each for each in faults if each.txid <= transactions]
+    done = run_on(topology(count, step, opaque=opaque), [list(row) for row in drawn], take=take, faults=chosen)
+    by_shop: dict[str, list[int]] = defaultdict(list)
+    for shop, cents in drawn:
+        by_shop[shop].append(cents)
+    assert sent(done) == sorted(
+        (shop, end - count, end, count, sum(its[end - count : end]), its[end - count])
+        for shop, its in by_shop.items()
+        for end in range(count, len(its) + 1, step)
+    )
+    assert len(done.table("windows")) <= 2 * (1 + count + step)
