@@ -46,11 +46,18 @@ class RegistryServer(Server):
         return exchange(self.port, b"GET /standin/requests HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.")
 
     def register(
-        self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, schema_type: str = "AVRO"
+        self,
+        subject: str,
+        schema: Any,
+        references: list[dict[str, Any]] | None = None,
+        schema_type: str = "AVRO",
+        *,
+        serialized: str | None = None,
     ) -> int:
-        """Add a version to a subject. Returns the id of the schema."""
+        """Add a version to a subject. Returns the id of the schema. ``serialized``: what those get
+        who ask for the schema in this form."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        document = {"schema": text, "references": references or [], "schemaType": schema_type}
+        document = {"schema": text, "references": references or [], "schemaType": schema_type, "serialized": serialized}
         found: int = self._ask("POST", f"/subjects/{subject}/versions", document)["id"]
         return found
 

@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 import threading
+import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,7 +35,8 @@ class Registry:
 
     def answer(self, method: str, path: str, authorization: str | None, body: bytes) -> Answer:
         """The status and the document of one request."""
-        path = path.partition("?")[0]
+        path, _, query = path.partition("?")
+        form = urllib.parse.parse_qs(query).get("format", [""])[0]
         with self._lock:
             if path.startswith("/standin/"):
                 return self._control(path)
@@ -47,7 +49,7 @@ class Registry:
             if method == "POST" and (found := re.fullmatch(r"/subjects/([^/]+)/versions", path)):
                 return self._register(found[1], json.loads(body))
             if found := re.fullmatch(r"/schemas/ids/(\d+)", path):
-                return self._found([each for each in self._all if each["id"] == int(found[1])], 40403, "Schema")
+                return self._found([each for each in self._all if each["id"] == int(found[1])], 40403, "Schema", form)
             if found := re.fullmatch(r"/schemas/ids/(\d+)/subjects", path):
                 subjects = [each["subject"] for each in self._all if each["id"] == int(found[1])]
                 return (200, subjects) if subjects else self._found([], 40403, "Schema")
@@ -55,7 +57,7 @@ class Registry:
                 versions = [each for each in self._all if each["subject"] == found[1]]
                 if found[2] != "latest":
                     versions = [each for each in versions if each["version"] == int(found[2])]
-                return self._found(versions, 40401, "Subject")
+                return self._found(versions, 40401, "Subject", form)
             return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
     def _control(self, path: str) -> Answer:
@@ -71,13 +73,18 @@ class Registry:
             "schema": document["schema"],
             "references": document.get("references", []),
             "schemaType": document.get("schemaType", "AVRO"),
+            "serialized": document.get("serialized"),
         }
         self._all.append(entry)
         return 200, {"id": entry["id"]}
 
     @staticmethod
-    def _found(matching: list[dict[str, Any]], code: int, what: str) -> Answer:
-        return (200, matching[-1]) if matching else (404, {"error_code": code, "message": f"{what} not found"})
+    def _found(matching: list[dict[str, Any]], code: int, what: str, form: str = "") -> Answer:
+        if not matching:
+            return 404, {"error_code": code, "message": f"{what} not found"}
+        found = {**matching[-1]}
+        serialized = found.pop("serialized")
+        return 200, {**found, "schema": serialized} if form == "serialized" and serialized else found
 
 
 def main(port: int, user: str | None) -> None:

@@ -9,7 +9,10 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.json import JsonCodec
-from spouts.codecs.registry import RegistryAvroCodec
+from spouts.codecs.protobuf import ProtobufCodec
+from spouts.codecs.registry_avro import RegistryAvroCodec
+from spouts.codecs.registry_json import RegistryJsonCodec
+from spouts.codecs.registry_protobuf import RegistryProtobufCodec
 from spouts.kafka.core import KafkaSpout
 from spouts.kafka.streams import TopicStream
 from spouts.kafka.transactional import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
@@ -44,8 +47,11 @@ __all__ = [
     "MemoryTransactionalSpout",
     "OpaqueKafkaTransactionalSpout",
     "OpaqueMemoryTransactionalSpout",
+    "ProtobufCodec",
     "RedisStreamSpout",
     "RegistryAvroCodec",
+    "RegistryJsonCodec",
+    "RegistryProtobufCodec",
     "RetryPolicy",
     "TextCodec",
     "TopicStream",

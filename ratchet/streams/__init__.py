@@ -3,7 +3,16 @@
 
 from framework.streams import Stream, Table
 from ratchet.streams.aggregates import count, count_distinct, first, last, max_, mean, min_, reduce, sum_
-from ratchet.streams.formats import Avro, Bytes, Json, RegistryAvro, Text
+from ratchet.streams.formats import (
+    Avro,
+    Bytes,
+    Json,
+    Protobuf,
+    RegistryAvro,
+    RegistryJson,
+    RegistryProtobuf,
+    Text,
+)
 from ratchet.streams.pipeline import Pipeline
 from ratchet.streams.targets import dead_letters, delta, parquet, postgres, redis, sqlite
 
@@ -12,7 +21,10 @@ __all__ = [
     "Bytes",
     "Json",
     "Pipeline",
+    "Protobuf",
     "RegistryAvro",
+    "RegistryJson",
+    "RegistryProtobuf",
     "Stream",
     "Table",
     "Text",

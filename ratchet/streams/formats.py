@@ -1,5 +1,5 @@
-"""How the bytes of a record become columns: ``Json``, ``Text``, ``Bytes``, ``Avro``,
-``RegistryAvro``."""
+"""How the bytes of a record become columns: ``Json``, ``Text``, ``Bytes``, ``Avro``, ``Protobuf``,
+and those of a Schema Registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from framework.errors import TopologyError
 from framework.streams.call_site import called
 from framework.topology import Fields
 from framework.topology.fields import FieldType
-from spouts import AvroCodec, BytesCodec, Codec, JsonCodec, RegistryAvroCodec, TextCodec
+from spouts import (
+    AvroCodec,
+    BytesCodec,
+    Codec,
+    JsonCodec,
+    ProtobufCodec,
+    RegistryAvroCodec,
+    RegistryJsonCodec,
+    RegistryProtobufCodec,
+    TextCodec,
+)
 from spouts.codecs.json_schema import schema_of_json_schema
 
 
@@ -98,6 +108,23 @@ def RegistryAvro(subject: str, registry: str | Mapping[str, Any], **options: Any
     """Avro values that name their schema in a Schema Registry at ``registry``, resolved to the
     latest schema of ``subject``. ``options``: of ``spouts.RegistryAvroCodec``."""
     return Whole(RegistryAvroCodec(registry, subject=subject, **options))
+
+
+def Protobuf(message: Any, descriptor_set: bytes | str | Path | None = None) -> Format:
+    """Protobuf messages of one type, as of ``spouts.ProtobufCodec``."""
+    return Whole(ProtobufCodec(message, descriptor_set))
+
+
+def RegistryProtobuf(subject: str, registry: str | Mapping[str, Any], **options: Any) -> Format:
+    """Protobuf messages that name their schema in a Schema Registry at ``registry``, of the type of
+    the latest schema of ``subject``. ``options``: of ``spouts.RegistryProtobufCodec``."""
+    return Whole(RegistryProtobufCodec(registry, subject=subject, **options))
+
+
+def RegistryJson(subject: str, registry: str | Mapping[str, Any], **options: Any) -> Format:
+    """JSON objects that name their schema in a Schema Registry at ``registry``, with the fields of
+    the latest schema of ``subject``. ``options``: of ``spouts.RegistryJsonCodec``."""
+    return Whole(RegistryJsonCodec(registry, subject=subject, **options))
 
 
 def format_of(given: Format | Codec) -> Format:

@@ -17,14 +17,21 @@ _TYPES = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), 
 _REFUSED = ("oneOf", "anyOf", "allOf", "not", "if", "patternProperties", "prefixItems", "$dynamicRef")
 
 
-def schema_of_json_schema(schema: Mapping[str, Any] | str | Path) -> pa.Schema:
+#: Where the documents stand that others refer to.
+_OTHERS = "$others"
+
+
+def schema_of_json_schema(schema: Mapping[str, Any] | str | Path, others: Mapping[str, str] | None = None) -> pa.Schema:
     """The Arrow schema of the objects that a JSON Schema describes. A required field is not
-    nullable, in nested objects too. Raises ``TopologyError``, which names the place, for what has
-    no Arrow type.
+    nullable, in nested objects too. ``others``: the documents that it refers to, by the name that a
+    ``$ref`` has before its ``#``. Raises ``TopologyError``, which names the place, for what has no
+    Arrow type.
 
     Source: JSON Schema, draft 2020-12.
     """
     document = _loaded(schema)
+    if others:
+        document = _with_others(document, others)
     root = _resolved(document, document, "#")
     if root.get("type", "object") != "object" or not isinstance(root.get("properties"), Mapping):
         raise TopologyError("JSON Schema: the root must be an object with properties")
@@ -36,11 +43,31 @@ def _loaded(schema: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith("{")):
             schema = local_path(schema, "JSON Schema").read_text(encoding="utf-8-sig")
         document = json.loads(schema) if isinstance(schema, str) else schema
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TopologyError(f"JSON Schema cannot be read: {error}") from error
     if not isinstance(document, Mapping):
         raise TopologyError(f"JSON Schema: an object is wanted, not {type(document).__name__}")
     return document
+
+
+def _with_others(document: Mapping[str, Any], others: Mapping[str, str]) -> Mapping[str, Any]:
+    """One document that has the others within it, and refers to nothing outside."""
+    places = {name: f"/{_OTHERS}/{name.replace('~', '~0').replace('/', '~1')}" for name in others}
+
+    def moved(node: Any, here: str) -> Any:
+        if isinstance(node, list):
+            return [moved(each, here) for each in node]
+        if not isinstance(node, dict):
+            return node
+        found = {key: moved(value, here) for key, value in node.items()}
+        if isinstance(reference := node.get("$ref"), str):
+            name, _, pointer = reference.partition("#")
+            if not name or name in places:
+                found["$ref"] = f"#{places[name] if name else here}{pointer}"
+        return found
+
+    within = {name: moved(_loaded(text), places[name]) for name, text in others.items()}
+    return {**moved(dict(document), ""), _OTHERS: within}
 
 
 def _fields(node: Mapping[str, Any], document: Mapping[str, Any], where: str) -> list[pa.Field]:

@@ -1,4 +1,4 @@
-"""Avro in the Schema Registry's wire format: a zero byte, the id of the writer's schema in four
+"""Values in the Schema Registry's wire format: a zero byte, the id of the writer's schema in four
 bytes, and the value.
 
 Source: Confluent Schema Registry, wire format.
@@ -6,21 +6,16 @@ Source: Confluent Schema Registry, wire format.
 
 from __future__ import annotations
 
-import json
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
 from framework.config import is_secret
 from framework.errors import ConfigError, TopologyError
-from framework.topology import Fields
-from spouts.codecs.avro import AvroDecoder
-from spouts.codecs.avro_arrow import arrow_schema
-from spouts.codecs.avro_schema import DEPTH_MAX, AvroType, Schema, loaded, parsed, schema_of_text
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.registry_client import NotARegistryError, NotFoundError, RegistryClient
@@ -34,52 +29,71 @@ _UNUSABLE_S = 60.0
 #: Ids that are remembered in a process, for one reader's schema.
 _DECODERS_MAX, _UNUSABLE_MAX = 1_000, 100_000
 #: Schemas that one schema refers to, also by way of others.
-_REFERENCES_MAX = 256
+_REFERENCES_MAX, _REFERENCES_DEEP_MAX = 256, 64
+_KINDS = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON"}
 
 
-class RegistryAvroCodec(PerValueCodec):
-    """Avro values that name their schema in a Schema Registry.
+class Decoder(Protocol):
+    """Decodes values that were written with one schema."""
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """One row per value that can be decoded, and the bad values."""
+
+
+class RegistryCodec(PerValueCodec):
+    """Values that name their schema in a Schema Registry. Implement how values of a writer's schema
+    are decoded.
 
     ``registry``: its address, or a mapping of settings for confluent-kafka's
     ``SchemaRegistryClient`` (``url``, ``basic.auth.user.info``, ``ssl.ca.location`` ...).
-
-    Values are resolved from the writer's schema to one reader's schema, which gives the codec's
-    fields. Give either ``schema``, the reader's schema itself, or ``subject``: then the reader's
-    schema is the latest one of this subject when the codec is created.
-
     ``writer_subjects``: accept only schemas that the registry has under one of these subjects;
     None: any. Without it, whoever may register a schema under any subject chooses how the bytes of
     his records are read.
 
     A value is a bad record if the registry says, and says again seconds later, that it does not
-    have the schema; if the schema does not resolve to the reader's; or if it is of another subject.
-    If the registry does not answer, decoding raises ``RetryableError``; if what answers is not a
-    registry, ``ConfigError``.
+    have the schema; if it does not fit the codec; or if it is of another subject. If the registry
+    does not answer, decoding raises ``RetryableError``; if what answers is not a registry,
+    ``ConfigError``.
     """
 
-    def __init__(
-        self,
-        registry: str | Mapping[str, Any],
-        *,
-        subject: str | None = None,
-        schema: Schema | Path | None = None,
-        writer_subjects: Sequence[str] | None = None,
-    ) -> None:
+    #: The registry's word for this kind of schema, and the form in which it is asked for.
+    kind: ClassVar[str]
+    form: ClassVar[str | None] = None
+
+    def __init__(self, registry: str | Mapping[str, Any], writer_subjects: Sequence[str] | None) -> None:
         self._settings = {"url": registry} if isinstance(registry, str) else dict(registry)
-        self._registry = RegistryClient(self._settings)
-        if (subject is None) == (schema is None):
-            raise TopologyError("RegistryAvroCodec needs subject= or schema=, one of them: what values are resolved to")
+        self._registry = RegistryClient(self._settings, self.form)
         if isinstance(writer_subjects, str) or (writer_subjects is not None and not writer_subjects):
             raise TopologyError("writer_subjects must be a list of subjects, or None: any")
         self._subjects = frozenset(writer_subjects) if writer_subjects is not None else None
-        self._named: dict[str, Schema] = {}  # what the reader's schema refers to
-        self._reader = loaded(schema) if schema is not None else self._latest(str(subject))
-        self.fields = Fields.of_schema(arrow_schema(parsed(self._reader, self._named)))
         self._writers: _Writers | None = None
+
+    @abstractmethod
+    def reader_key(self) -> str:
+        """What tells this codec from others of its kind."""
+
+    @abstractmethod
+    def tombstones(self) -> Decoder:
+        """A decoder for nulls alone."""
+
+    @abstractmethod
+    def decoder(self, schema: Any, registry: RegistryClient) -> Decoder:
+        """A decoder for the values of a writer's schema, as the registry has it. Raises
+        ``ValueError`` or ``TopologyError`` with the reason if such values are bad."""
+
+    def latest(self, subject: str, read: Callable[[Any], Any]) -> Any:
+        """What ``read`` makes of the latest schema of a subject. Raises ``ConfigError``."""
+        try:
+            found = self._registry.latest(subject)
+            if (found.schema_type or "AVRO") != self.kind:
+                raise TopologyError(f"its schema is of the kind {found.schema_type}, not {self.kind}")
+            return read(found)
+        except (ValueError, TopologyError) as error:
+            raise ConfigError(f"subject {subject!r}: {error}") from error
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         if self._writers is None:
-            self._writers = _Writers.of(self._registry, self._reader, self._named, self._subjects)
+            self._writers = _Writers.of(self)
         bodies: dict[int | None, list[bytes | None]] = {}  # by schema id; None: tombstones
         places: dict[int | None, list[int]] = {}
         bad: list[BadRecord] = []
@@ -110,20 +124,12 @@ class RegistryAvroCodec(PerValueCodec):
         whole = joined([*batches, self._writers.none.decode_good([])[0]])
         return whole.take(pa.array(sorted(range(len(order)), key=order.__getitem__), pa.int64())), bad
 
-    def _latest(self, subject: str) -> Schema:
-        try:
-            found = self._registry.latest(subject)
-            _add_references(self._registry, found, self._named)
-            return schema_of_text(found.schema_str)
-        except (NotFoundError, TopologyError) as error:
-            raise ConfigError(f"subject {subject!r}: {error}") from error
-
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_writers": None}  # the receiver's process has its own
 
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) or "auth" in key else value for key, value in self._settings.items()}
-        return f"RegistryAvroCodec({ {**shown, 'url': self._registry.where} })"
+        return f"{type(self).__name__}({ {**shown, 'url': self._registry.where} })"
 
 
 class _Writers:
@@ -132,31 +138,26 @@ class _Writers:
 
     _all: dict[str, _Writers] = {}
 
-    def __init__(
-        self, registry: RegistryClient, reader: Schema, named: Mapping[str, Schema], subjects: frozenset[str] | None
-    ) -> None:
-        self._registry = registry
-        self._subjects = subjects
-        self._reader: AvroType = parsed(reader, named)
-        self._target = arrow_schema(self._reader)
-        self.none = AvroDecoder(self._reader, self._reader, self._target)  # for tombstones alone
-        self._decoders: dict[int, AvroDecoder] = {}
+    def __init__(self, codec: RegistryCodec) -> None:
+        self._codec = codec
+        self._registry = codec._registry
+        self.none = codec.tombstones()
+        self._decoders: dict[int, Decoder] = {}
         self._unusable: dict[int, tuple[float, str]] = {}  # until when, and why
 
     @classmethod
-    def of(
-        cls, registry: RegistryClient, reader: Schema, named: Mapping[str, Schema], subjects: frozenset[str] | None
-    ) -> _Writers:
-        key = f"{registry.key} {json.dumps([reader, dict(named)])} {sorted(subjects) if subjects is not None else None}"
+    def of(cls, codec: RegistryCodec) -> _Writers:
+        subjects = sorted(codec._subjects) if codec._subjects is not None else None
+        key = f"{codec._registry.key} {type(codec).__qualname__} {codec.reader_key()} {subjects}"
         found = cls._all.get(key)
         if found is None:
-            found = cls._all[key] = cls(registry, reader, named, subjects)
+            found = cls._all[key] = cls(codec)
         return found
 
-    def decoders(self, schema_ids: Iterable[int]) -> tuple[dict[int, AvroDecoder], dict[int, str]]:
+    def decoders(self, schema_ids: Iterable[int]) -> tuple[dict[int, Decoder], dict[int, str]]:
         """A decoder for each id, or the reason why its values are bad. Waits seconds, at most, for
         ids that the registry does not know yet; however many they are, they wait together."""
-        found: dict[int, AvroDecoder] = {}
+        found: dict[int, Decoder] = {}
         unusable: dict[int, str] = {}
         open_ids = list(schema_ids)
         for pause in (0.0, *_PAUSES_S):
@@ -179,7 +180,7 @@ class _Writers:
             unusable[each] = self._remembered(each, str(failure))
         return found, unusable
 
-    def _decoder(self, schema_id: int) -> AvroDecoder:
+    def _decoder(self, schema_id: int) -> Decoder:
         """Raises ``ValueError`` with the reason if the values of this schema are bad, also if it is
         a ``NotFoundError``: then the registry is to be asked again before that."""
         decoder = self._decoders.get(schema_id)
@@ -200,17 +201,16 @@ class _Writers:
         _forget_oldest(self._decoders, _DECODERS_MAX)
         return decoder
 
-    def _new_decoder(self, schema_id: int) -> AvroDecoder:
+    def _new_decoder(self, schema_id: int) -> Decoder:
         found = self._registry.schema(schema_id)
-        if (found.schema_type or "AVRO") != "AVRO":
-            raise ValueError(f"it is {found.schema_type}, not Avro")
-        if self._subjects is not None:
+        if (found.schema_type or "AVRO") != self._codec.kind:
+            raise ValueError(f"it is {found.schema_type or 'AVRO'}, not {_KINDS[self._codec.kind]}")
+        subjects = self._codec._subjects
+        if subjects is not None:
             its = self._registry.subjects(schema_id)
-            if self._subjects.isdisjoint(its):
-                raise ValueError(f"it is not of {', '.join(sorted(self._subjects))}, but of {', '.join(its)[:200]}")
-        named: dict[str, Schema] = {}
-        _add_references(self._registry, found, named)
-        return AvroDecoder(parsed(schema_of_text(found.schema_str), named), self._reader, self._target)
+            if subjects.isdisjoint(its):
+                raise ValueError(f"it is not of {', '.join(sorted(subjects))}, but of {', '.join(its)[:200]}")
+        return self._codec.decoder(found, self._registry)
 
     def _remembered(self, schema_id: int, reason: str) -> str:
         self._unusable.pop(schema_id, None)  # the newest is the last
@@ -224,9 +224,11 @@ def _forget_oldest(known: dict[int, Any], most: int) -> None:
         known.pop(next(iter(known)), None)
 
 
-def _add_references(registry: RegistryClient, schema: Any, named: dict[str, Schema]) -> None:
-    """Add the types that a schema refers to. A type comes after the types that it refers to. Each
-    schema has its own versions of them. Raises ``TopologyError`` if they do not end."""
+def references_of(registry: RegistryClient, schema: Any) -> Iterable[tuple[str, str]]:
+    """The name and the text of each schema that a schema refers to, also by way of others, each
+    after those that it refers to. Each schema has its own versions of them. Raises
+    ``TopologyError`` if they do not end."""
+    found: dict[str, str] = {}
     begun: set[str] = set()
 
     def add(schema: Any, depth: int) -> None:
@@ -234,13 +236,14 @@ def _add_references(registry: RegistryClient, schema: Any, named: dict[str, Sche
             if reference.name in begun:
                 continue
             begun.add(reference.name)
-            if depth > DEPTH_MAX or len(begun) > _REFERENCES_MAX:
+            if depth > _REFERENCES_DEEP_MAX or len(begun) > _REFERENCES_MAX:
                 raise TopologyError(f"it refers to more than {_REFERENCES_MAX} schemas")
-            found = registry.version(reference.subject, reference.version)
-            add(found, depth + 1)
-            named[reference.name] = schema_of_text(found.schema_str)
+            its = registry.version(reference.subject, reference.version)
+            add(its, depth + 1)
+            found[reference.name] = its.schema_str
 
     add(schema, 0)
+    return found.items()
 
 
 def _opened(value: bytes | None) -> tuple[int | None, bytes | None]:

@@ -41,18 +41,20 @@ class NotARegistryError(ConfigError):
 
 class RegistryClient:
     """Asks the Schema Registry that ``settings`` name. All with the same settings share one
-    connection pool."""
+    connection pool. ``form``: in which the registry gives schemas, where their kind has several;
+    None: as text. The client's cache does not tell forms apart, so each form has a client."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], form: str | None = None) -> None:
         self._settings = dict(settings)
+        self._form = form
         if not self._settings.get("url"):
             raise ConfigError("a Schema Registry needs a url")
         self.where = without_password(str(self._settings["url"]))
-        self.key = repr(sorted(self._settings.items(), key=lambda each: each[0]))
+        self.key = repr([form, *sorted(self._settings.items(), key=lambda each: each[0])])
 
     def schema(self, schema_id: int) -> Any:
         """A schema by its id."""
-        return self._schema(lambda client: client.get_schema(schema_id), f"schema id {schema_id}")
+        return self._schema(lambda client: client.get_schema(schema_id, fmt=self._form), f"schema id {schema_id}")
 
     def subjects(self, schema_id: int) -> list[str]:
         """The subjects that have a schema or had it."""
@@ -64,12 +66,14 @@ class RegistryClient:
 
     def latest(self, subject: str) -> Any:
         """The latest schema of a subject."""
-        return self._schema(lambda client: client.get_latest_version(subject).schema, f"subject {subject!r}")
+        return self._schema(
+            lambda client: client.get_latest_version(subject, fmt=self._form).schema, f"subject {subject!r}"
+        )
 
     def version(self, subject: str, version: int) -> Any:
         """One version of a subject."""
         what = f"{subject!r} version {version}"
-        return self._schema(lambda client: client.get_version(subject, version).schema, what)
+        return self._schema(lambda client: client.get_version(subject, version, fmt=self._form).schema, what)
 
     def _schema(self, question: Callable[[Any], Any], what: str) -> Any:
         """A schema that was asked for. The client does not look at what it is made of."""

@@ -7,7 +7,6 @@ import decimal
 import json
 import pickle
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -265,12 +264,6 @@ def test_a_schema_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 # --- the Schema Registry --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[RegistryServer]:
-    with RegistryServer(tmp_path / "registry") as server:
-        yield server
 
 
 SMALL = {"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]}

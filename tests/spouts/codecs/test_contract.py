@@ -11,9 +11,10 @@ import pytest
 
 from framework import Fields
 from framework.testing.conformance import CodecContract
-from spouts import AliasedCodec, AvroCodec, BulkCodec, BytesCodec, Codec, JsonCodec, TextCodec
+from spouts import AliasedCodec, AvroCodec, BulkCodec, BytesCodec, Codec, JsonCodec, ProtobufCodec, TextCodec
 from spouts.codecs.codec import Values
 from tests.kit.avro import encoded
+from tests.kit.protobuf import classes, field, file_of, message, set_of
 
 WORD = {"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}, {"name": "n", "type": "long"}]}
 ROWS: list[Mapping[str, Any]] = [{"word": "dog", "n": 1}, {"word": "", "n": -(2**62)}, {"word": "naïve ☃", "n": 0}]
@@ -58,6 +59,20 @@ class TestJsonByArrow(TestJson):
 
     def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
         return [(value, {**row, "total": None}) for value, row in super().good()]
+
+
+class TestProtobuf(CodecContract):
+    file = file_of(message("Word", field("word", 1, "string"), field("n", 2, "int64")))
+
+    def codec(self) -> Codec:
+        return ProtobufCodec("t.Word", set_of(self.file))
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        word = classes(self.file)["t.Word"]
+        return [(word(**row).SerializeToString(), row) for row in ROWS]
+
+    def bad(self) -> Sequence[bytes]:
+        return [b"\xff", b"\x0a\x05a", b"\x0a\x01\xff"]
 
 
 class TestJsonOfOtherTypes(CodecContract):

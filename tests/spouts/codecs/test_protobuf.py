@@ -1,0 +1,437 @@
+"""Protobuf messages: types, presence, defaults, bad values, bounds; alone and by a registry."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import json_format
+from google.protobuf.type_pb2 import Option
+
+from framework.errors import ConfigError, TopologyError
+from integration import RegistryServer
+from spouts import ProtobufCodec, RegistryJsonCodec, RegistryProtobufCodec, UndecodableValueError
+from spouts.codecs import protobuf_bounds
+from spouts.codecs.codec import Codec
+from tests.kit.protobuf import EVERYTHING, KINDS, classes, field, file_of, message, serialized, set_of
+from tests.kit.targets import Often
+
+ROOT = Path(__file__).parents[3]
+Everything = classes(EVERYTHING)["t.Everything"]
+
+
+@pytest.fixture(scope="module")
+def everything() -> ProtobufCodec:
+    return ProtobufCodec("t.Everything", set_of(EVERYTHING))
+
+
+def row_of(codec: Codec, *values: Any) -> dict[str, Any]:
+    found: dict[str, Any] = codec.decode([each.SerializeToString() for each in values]).to_pylist()[0]
+    return found
+
+
+def test_a_generated_class_and_a_descriptor_set_give_the_same(everything: ProtobufCodec, tmp_path: Path) -> None:
+    path = tmp_path / "t.pb"
+    path.write_bytes(set_of(EVERYTHING))
+    value = Everything(a_int64=7, inners=[{"n": 1}, {"n": 2}]).SerializeToString()
+    found = everything.decode([value, None])
+    for other in (ProtobufCodec(Everything), ProtobufCodec("t.Everything", path)):
+        again = pickle.loads(pickle.dumps(other))
+        assert again.fields == everything.fields
+        assert again.decode([value, None]).equals(found)
+    assert ProtobufCodec(Option).fields.names == ("name", "value")
+
+
+def test_absent_fields_are_null_where_absence_is_told_and_else_zero(everything: ProtobufCodec) -> None:
+    row = row_of(everything, Everything())
+    zeros: dict[str, Any] = {"bool": False, "string": "", "bytes": b""}
+    for kind in KINDS:
+        assert row[f"a_{kind}"] == zeros.get(kind, 0)
+        assert row[f"many_{kind}"] == []
+        assert row[f"maybe_{kind}"] is None
+    absent = ("one_text", "one_inner", "inner", "at", "took", "wrapped", "data", "empty")
+    assert [row[each] for each in absent] == [None] * len(absent)
+    assert (row["color"], row["colors"], row["inners"], row["counts"], row["named"]) == ("RED", [], [], [], [])
+    assert all(value is None for value in everything.decode([None]).to_pylist()[0].values())
+
+
+def test_fields_that_are_there_have_their_values(everything: ProtobufCodec) -> None:
+    given = Everything(
+        maybe_int32=0,
+        one_text="",
+        color=7,
+        colors=[5, 0, 7],
+        inner={"n": 1, "deep": {"n": 2}},
+        inners=[{}, {"n": -3}],
+        counts={"b": 2, "a": 1},
+        named={2: {"n": 20}, 1: {}},
+        wrapped={"value": 0},
+        data={"b": None, "a": [1.5, "x", True]},
+        empty={},
+    )
+    given.at.FromJsonString("2026-01-02T03:04:05.123456789Z")
+    given.took.FromJsonString("-1.000001999s")
+    row = row_of(everything, given)
+    deep = classes(EVERYTHING)["t.Inner"](n=2).SerializeToString()
+    assert (row["maybe_int32"], row["one_text"], row["wrapped"], row["empty"]) == (0, "", 0, b"")
+    assert (row["color"], row["colors"]) == ("7", ["BLUE", "RED", "7"])
+    assert row["inner"] == {"n": 1, "deep": deep}  # a message within itself is kept as its bytes
+    assert row["inners"] == [{"n": 0, "deep": None}, {"n": -3, "deep": None}]
+    assert row["counts"] == [("a", 1), ("b", 2)]
+    assert row["named"] == [(1, {"n": 0, "deep": None}), (2, {"n": 20, "deep": None})]
+    assert row["at"] == datetime.datetime(2026, 1, 2, 3, 4, 5, 123456, tzinfo=datetime.UTC)
+    assert row["took"] == datetime.timedelta(seconds=-1, microseconds=-1)
+    assert json.loads(row["data"]) == {"a": [1.5, "x", True], "b": None}
+
+
+LIMITS = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+    "sint32": (-(2**31), 2**31 - 1),
+    "sint64": (-(2**63), 2**63 - 1),
+    "fixed32": (0, 2**32 - 1),
+    "fixed64": (0, 2**64 - 1),
+    "sfixed32": (-(2**31), 2**31 - 1),
+    "sfixed64": (-(2**63), 2**63 - 1),
+}
+
+
+def some(kind: str, chance: random.Random) -> Any:
+    if kind in LIMITS:
+        least, most = LIMITS[kind]
+        return chance.choice([least, most, 0, chance.randint(least, most), chance.randint(0, 100)])
+    if kind == "bool":
+        return chance.random() < 0.5
+    if kind == "bytes":
+        return chance.randbytes(chance.randrange(5))
+    if kind == "string":
+        return "".join(chance.choice('aä\x00€😀"') for _ in range(chance.randrange(5)))
+    value = chance.choice([0.0, -0.0, 1.5, math.inf, chance.uniform(-1e9, 1e9)])
+    return struct.unpack("f", struct.pack("f", value))[0] if kind == "float" else value
+
+
+def random_message(chance: random.Random) -> Any:
+    found = Everything()
+    for kind in KINDS:
+        if chance.random() < 0.5:
+            setattr(found, f"a_{kind}", some(kind, chance))
+        if chance.random() < 0.5:
+            setattr(found, f"maybe_{kind}", some(kind, chance))
+        getattr(found, f"many_{kind}").extend(some(kind, chance) for _ in range(chance.randrange(3)))
+    if chance.random() < 0.5:
+        found.inner.n = some("int64", chance)
+    for _ in range(chance.randrange(3)):
+        found.inners.add(n=some("int64", chance))
+        found.counts[some("string", chance)] = some("int64", chance)
+        found.named[some("int32", chance)].n = some("int64", chance)
+    if chance.random() < 0.5:
+        found.at.seconds, found.at.nanos = chance.randrange(-(10**9), 10**10), chance.randrange(10**6) * 1_000
+    found.color = chance.choice([0, 5])
+    return found
+
+
+#: Decodes values with the implementation of Protobuf in pure Python, and prints them as JSON.
+OTHER = """
+import sys
+from google.protobuf import json_format
+from google.protobuf.internal import api_implementation
+from tests.spouts.codecs.test_protobuf import Everything
+assert api_implementation.Type() == "python"
+for line in sys.stdin:
+    print(json_format.MessageToJson(
+        Everything.FromString(bytes.fromhex(line)), indent=None,
+        preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+"""
+
+
+def test_rows_are_what_another_implementation_decodes(everything: ProtobufCodec, seed: int) -> None:
+    chance = random.Random(seed)
+    values = [random_message(chance).SerializeToString() for _ in range(300)]
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python", "PYTHONPATH": str(ROOT)}
+    lines = "".join(f"{each.hex()}\n" for each in values)
+    answer = subprocess.run(
+        [sys.executable, "-c", OTHER], input=lines, capture_output=True, text=True, env=environment, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    others = [json.loads(each) for each in answer.stdout.splitlines()]
+    rows = everything.decode(values).to_pylist()
+    assert len(rows) == len(others) == 300
+    for row, value, other in zip(rows, values, others, strict=True):
+        made = Everything()
+        for name, its in row.items():
+            _set(made, name, its)
+        assert made == Everything.FromString(value)  # nothing is lost
+        said = json_format.MessageToDict(
+            made, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        assert json.loads(json.dumps(said)) == other
+    assert [everything.decode([each]).to_pylist()[0] for each in values] == rows
+
+
+def _set(made: Any, name: str, its: Any) -> None:
+    if its is None:
+        return
+    if name == "at":
+        made.at.FromDatetime(its)
+    elif name == "color":
+        made.color = {"RED": 0, "BLUE": 5}[its]
+    elif name in ("inner", "inners"):
+        for each in its if isinstance(its, list) else [its]:
+            (made.inners.add() if name == "inners" else made.inner).n = each["n"]
+    elif name == "counts":
+        made.counts.update(its)
+    elif name == "named":
+        for key, each in its:
+            made.named[key].n = each["n"]
+    elif isinstance(its, list):
+        getattr(made, name).extend(its)
+    else:
+        setattr(made, name, its)
+
+
+def test_bad_values_are_named_and_the_rest_comes_in_order(everything: ProtobufCodec) -> None:
+    good = [Everything(a_int64=n).SerializeToString() for n in range(6)]
+    far = Everything()
+    far.at.seconds = 253_402_300_800
+    nan = Everything()
+    nan.data["x"] = math.nan
+    values = [
+        good[0],
+        b"\xff",
+        good[1],
+        None,
+        far.SerializeToString(),
+        nan.SerializeToString(),
+        b"\x72\x01\xff",
+        good[2],
+    ]
+    batch, bad = everything.decode_good(values)
+    assert batch.column(3).to_pylist() == [0, 1, None, 2]
+    assert [each.index for each in bad] == [1, 4, 5, 6]
+    reasons = [each.reason for each in bad]
+    assert "no message t.Everything" in reasons[0]
+    assert "a Timestamp of 253402300800 s and 0 ns is not between the years 1 and 9999" in reasons[1]
+    assert "google.protobuf.Struct has no JSON form" in reasons[2]
+    assert "no message t.Everything" in reasons[3]  # text that is not UTF-8
+    with pytest.raises(UndecodableValueError, match="value 1"):
+        everything.decode(values)
+    for value in values:
+        assert len(everything.decode_good([value])[1]) == (value in (b"\xff", *[values[n] for n in (4, 5, 6)]))
+
+
+def test_defaults_and_required_fields_of_proto2() -> None:
+    old = file_of(
+        message(
+            "Old",
+            field("id", 1, "int32", label="required"),
+            field("n", 2, "int32", defaultValue="7"),
+            field("m", 3, "int32"),
+        ),
+        syntax="proto2",
+    )
+    codec = ProtobufCodec("t.Old", set_of(old))
+    batch, bad = codec.decode_good([classes(old)["t.Old"](id=1).SerializeToString(), b""])
+    assert batch.to_pylist() == [{"id": 1, "n": 7, "m": None}]
+    assert [each.reason for each in bad] == ["no message t.Old: required fields are absent: id"]
+
+
+def test_a_value_cannot_fill_the_memory(everything: ProtobufCodec) -> None:
+    """Empty messages within a message take two bytes each."""
+    wide = file_of(
+        message("Wide", *[field(f"f{n}", n, "int64") for n in range(1, 1_001)]),
+        message("Many", field("wide", 1, ".t.Wide", label="repeated")),
+    )
+    codec = ProtobufCodec("t.Many", set_of(wide))
+    some_of = b"\x0a\x00" * 2_000
+    batch, bad = codec.decode_good([b"\x0a\x00" * 1_000_000, some_of, b"\x0a\x00"])
+    assert [(each.index, each.reason) for each in bad] == [
+        (0, f"its messages take more than {protobuf_bounds.PARSED_BYTES_MAX >> 20} MiB of memory"),
+        (1, "its messages hold too many fields for its size"),
+    ]
+    assert [len(each) for each in batch.column(0)] == [1]
+    assert [len(codec.decode_good([each])[1]) for each in (some_of, b"\x0a\x00")] == [1, 0]
+    deep = b""
+    for _ in range(200):
+        deep = b"\x12" + bytes([len(deep) % 128]) + deep if len(deep) < 128 else b"\x12" + _varint(len(deep)) + deep
+    inner = ProtobufCodec("t.Inner", set_of(EVERYTHING))
+    assert len(inner.decode_good([deep])[1]) == 1
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80, number >> 7])
+
+
+@pytest.mark.parametrize(
+    ("message_", "descriptor_set", "said"),
+    [
+        ("t.Everything", None, "needs a generated class, or the name of a message and descriptor_set="),
+        (Everything, b"x", "needs a generated class"),
+        ("t.None", set_of(EVERYTHING), "there is no message 't.None'; there are: t.Inner, t.Empty, t.Everything"),
+        ("t.X", b"\xff", "what was given is no descriptor set: make one by protoc"),
+        ("t.X", b"", "what was given is an empty descriptor set"),
+        ("t.X", "no.such.file", "the descriptor set cannot be read"),
+        ("t.X", set_of(file_of(dependency=["a.proto"])), "lacks 'a.proto': give protoc --include_imports"),
+        ("t.Empty", set_of(EVERYTHING), "message 't.Empty' has no fields"),
+    ],
+)
+def test_what_is_no_type_is_refused(message_: Any, descriptor_set: Any, said: str) -> None:
+    with pytest.raises(TopologyError, match=said):
+        ProtobufCodec(message_, descriptor_set)
+
+
+# --- by a Schema Registry -------------------------------------------------------------------------
+
+PLACE = file_of(message("Place", field("x", 1, "int64")), name="place.proto", package="geo")
+ORDER = file_of(
+    message(
+        "Order",
+        field("id", 1, "int64"),
+        field("place", 2, ".geo.Place"),
+        nestedType=[message("Line", field("n", 1, "int32"))],
+    ),
+    message("Other", field("id", 1, "int64")),
+    name="order.proto",
+    package="shop",
+    dependency=["place.proto"],
+)
+
+
+@pytest.fixture
+def orders(registry: RegistryServer) -> int:
+    registry.register("place", "message Place {}", schema_type="PROTOBUF", serialized=serialized(PLACE))
+    return registry.register(
+        "orders-value",
+        "message Order {}",
+        [{"name": "place.proto", "subject": "place", "version": 1}],
+        schema_type="PROTOBUF",
+        serialized=serialized(ORDER),
+    )
+
+
+def framed(schema_id: int, indexes: bytes, body: bytes) -> bytes:
+    return struct.pack(">bI", 0, schema_id) + indexes + body
+
+
+@pytest.mark.integration
+def test_messages_name_their_schema_and_which_message_of_it_they_are(registry: RegistryServer, orders: int) -> None:
+    made = classes(PLACE, ORDER)
+    body = made["shop.Order"](id=7, place={"x": 1}).SerializeToString()
+    newer = file_of(
+        message("Order", field("id", 1, "int64"), field("more", 9, "string")), name="order.proto", package="shop"
+    )
+    other_id = registry.register(
+        "orders-value", "message Order {}", schema_type="PROTOBUF", serialized=serialized(newer)
+    )
+    more = classes(newer)["shop.Order"](id=8, more="x").SerializeToString()
+    codec = pickle.loads(pickle.dumps(RegistryProtobufCodec(registry.url, message=made["shop.Order"])))
+    values = [
+        framed(orders, b"\x00", body),
+        framed(orders, b"\x02\x00", body),
+        framed(other_id, b"\x00", more),
+        None,
+        framed(orders, b"\x02\x02", body),
+        framed(orders, b"\x04\x00\x00", body),
+        framed(orders, b"\x02\x08", body),
+        framed(orders, b"", b""),
+    ]
+    batch, bad = codec.decode_good(values)
+    assert batch.to_pylist() == [
+        {"id": 7, "place": {"x": 1}},
+        {"id": 7, "place": {"x": 1}},
+        {"id": 8, "place": None},
+        {"id": None, "place": None},
+    ]
+    assert [(each.index, each.reason) for each in bad] == [
+        (4, "it is a message shop.Other, not shop.Order"),
+        (5, "it is a message shop.Order.Line, not shop.Order"),
+        (6, "its schema has no message with the indexes [4]"),
+        (7, "the value ends within its indexes of messages"),
+    ]
+
+
+@pytest.mark.integration
+def test_the_latest_schema_of_a_subject_gives_the_fields(registry: RegistryServer, orders: int) -> None:
+    codec = RegistryProtobufCodec(registry.url, subject="orders-value")
+    assert codec.fields.names == ("id", "place")
+    assert codec.fields.type_of("place") == pa.struct([("x", pa.int64())])
+    other = RegistryProtobufCodec(registry.url, subject="orders-value", message="shop.Other")
+    assert other.decode([framed(orders, b"\x02\x02", b"\x08\x05")]).to_pylist() == [{"id": 5}]
+    with pytest.raises(TopologyError, match="there is no message 'shop.X'; there are: shop.Order, shop.Other"):
+        RegistryProtobufCodec(registry.url, subject="orders-value", message="shop.X")
+    registry.register("avro", {"type": "record", "name": "X", "fields": []})
+    with pytest.raises(ConfigError, match="subject 'avro': its schema is of the kind AVRO, not PROTOBUF"):
+        RegistryProtobufCodec(registry.url, subject="avro")
+    registry.register("text", "message X {}", schema_type="PROTOBUF")
+    with pytest.raises(ConfigError, match="subject 'text': the Schema Registry has given no serialized schema"):
+        RegistryProtobufCodec(registry.url, subject="text")
+    with pytest.raises(TopologyError, match="needs subject=, or a generated class"):
+        RegistryProtobufCodec(registry.url)
+
+
+@pytest.mark.integration
+def test_objects_name_their_json_schema(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spouts.codecs.registry._PAUSES_S", (0.001, 0.001))
+    text = {"type": "string"}
+    place = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/number"}},
+        "$defs": {"number": {"type": "integer"}},
+    }
+    order = {
+        "type": "object",
+        "properties": {
+            "id": {"$ref": "text.json"},
+            "place": {"$ref": "geo/place.json#"},
+            "to": {"$ref": "geo/place.json"},
+        },
+        "required": ["id"],
+    }
+    registry.register("text", text, schema_type="JSON")
+    registry.register("place", place, schema_type="JSON")
+    references = [
+        {"name": "text.json", "subject": "text", "version": 1},
+        {"name": "geo/place.json", "subject": "place", "version": 1},
+    ]
+    known = registry.register("orders", order, references, schema_type="JSON")
+    avro = registry.register("avro", {"type": "record", "name": "X", "fields": []})
+    codec = pickle.loads(pickle.dumps(RegistryJsonCodec(registry.url, subject="orders")))
+    values = [framed(known, b"", each) for each in (b'{"id": "a", "place": {"x": 1}}', b"{}", b"[]")]
+    values += [framed(avro, b"", b"{}"), framed(999, b"", b"{}")]
+    batch, bad = codec.decode_good(values)
+    assert batch.to_pylist() == [{"id": "a", "place": {"x": 1}, "to": None}]
+    assert [each.index for each in bad] == [1, 2, 3, 4]
+    assert f"schema id {avro}: it is AVRO, not JSON" in bad[2].reason
+    assert "does not know schema id 999" in bad[3].reason
+    with pytest.raises(TopologyError, match="needs subject= or fields="):
+        RegistryJsonCodec(registry.url)
+
+
+def test_mutated_values_are_bad_or_good_alone_and_together(everything: ProtobufCodec, seed: int, often: Often) -> None:
+    chance = random.Random(seed)
+    for _ in range(often(2, 200)):
+        values = []
+        for _ in range(300):
+            value = bytearray(random_message(chance).SerializeToString())
+            for _ in range(chance.randrange(4)):
+                at = chance.randrange(len(value) + 1)
+                value[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+            values.append(bytes(value))
+        batch, bad = everything.decode_good(values)
+        assert 0 < len(bad) < 300
+        alone = [everything.decode_good([each]) for each in values]
+        assert [index for index, (_, its) in enumerate(alone) if its] == [each.index for each in bad]
+        rows = [row for each, _ in alone for row in each.to_pylist()]
+        assert repr(rows) == repr(batch.to_pylist())  # NaN is not equal to itself
