@@ -32,8 +32,8 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     the one with its key as a whole, nulls included; ``ignore_nulls`` keeps the old values instead.
     Of several rows of one key, the last one in the order of arrival counts.
 
-    A row is deleted where the field ``tombstone`` is true, or where ``delete_when`` is true: as in
-    ``"op = 'd'"``, or ``"value IS NULL"`` with ``metadata=["value"]`` of a Kafka spout.
+    A row is deleted where the field ``tombstone`` is true, which ``metadata=["tombstone"]`` of a
+    Kafka spout gives, or where ``delete_when`` is true, as in ``"op = 'd'"``.
     ``sequence_by``: a field that rises with each change of a key. A change with a lower value than
     the row's is left out, also after the row was deleted; of equal ones, the later counts.
     ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.

@@ -18,6 +18,7 @@ METADATA_TYPES = {
     "timestamp_ms": pa.int64(),
     "key": pa.binary(),
     "value": pa.binary(),
+    "tombstone": pa.bool_(),
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 

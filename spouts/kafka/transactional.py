@@ -55,7 +55,8 @@ class _KafkaSpout:
     **Rows.** ``codec`` decodes values (by default: the bytes as they are); its fields come first.
     Then come the fields of ``key_codec`` and of ``header_codecs`` (header name -> codec; the last
     header of a name counts, a missing header is null). ``metadata`` comes last: any of ``topic``,
-    ``partition``, ``offset``, ``timestamp_ms``, ``headers``, and ``key`` and ``value`` as they are.
+    ``partition``, ``offset``, ``timestamp_ms``, ``headers``, ``tombstone`` (whether the value is
+    null), and ``key`` and ``value`` as they are.
 
     **Several topics with a codec each.** ``streams``, in place of ``topics`` and ``codec``: stream
     -> the codec of the topic of this name, or a ``TopicStream`` that says more. There is no default

@@ -204,6 +204,8 @@ class MessageChunk(RecordChunk):
             return [message.key() for message in messages]
         if name == "value":
             return [message.value() for message in messages]
+        if name == "tombstone":
+            return [message.value() is None for message in messages]
         if name == "timestamp_ms":
             stamps = (message.timestamp() for message in messages)
             return [None if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in stamps]
@@ -293,6 +295,8 @@ class ColumnChunk(RecordChunk):
             return pa.array([run.partition for run in self._runs], pa.int32()).take(self._rows_of())
         if name == "offset":
             return self._offsets
+        if name == "tombstone":
+            return self._values.is_null()
         columns = {"key": self._keys, "value": self._values, "timestamp_ms": self._timestamps, "headers": self._headers}
         return _asked_for(columns[name], name)
 

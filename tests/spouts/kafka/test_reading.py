@@ -409,6 +409,12 @@ class TestReading:
         source = spout(topics, name, codec=JsonCodec(Fields(n=int)), metadata=["value"])
         assert read(source, plan(source)) == [(1, raw[0]), (None, None), (None, raw[2])]
 
+    def test_a_tombstone_is_told_apart_from_an_empty_record(self, topics: Topics, name: str) -> None:
+        topics.create(name, 1)
+        topics.send(name, [b'{"n": 1}', None, b"{}"])
+        source = spout(topics, name, codec=JsonCodec(Fields(n=int)), metadata=["tombstone", "offset"])
+        assert read(source, plan(source)) == [(1, False, 0), (None, True, 1), (None, False, 2)]
+
 
 @pytest.mark.integration
 def test_asking_about_topics_leaves_nothing_behind(topics: Topics, name: str) -> None:
