@@ -14,11 +14,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RetryableError
 from framework.inspect.comparison import hold
+from framework.inspect.narrowing import narrow, with_records
 from framework.inspect.recompute import Batch, Recomputation
 from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
 from framework.inspect.state_lookup import state_named
@@ -226,22 +228,14 @@ class _Search:
 
     def smallest(self, plan: Plan) -> Iterator[tuple[str, Meta]]:
         found = False
-        ranges = {each: meta for each, meta in plan.items() if self.copy.planner.record_count({each: meta}) != 0}
+        ranges = with_records(self.copy.planner, plan)
         for partition, meta in ranges.items():
             if len(ranges) == 1 or self._writes(partition, meta):
                 found = True
-                yield from self._within(partition, meta)
+                shows = partial(self._writes, partition)
+                yield from ((partition, each) for each in narrow(self.copy.planner, partition, meta, shows))
         if not found:  # it needs records of several partitions
             yield from ranges.items()
-
-    def _within(self, partition: str, meta: Meta) -> Iterator[tuple[str, Meta]]:
-        found = False
-        for half in self.copy.planner.split(partition, meta) or ():
-            if self._writes(partition, half):
-                found = True
-                yield from self._within(partition, half)
-        if not found:
-            yield partition, meta
 
     def _writes(self, partition: str, meta: Meta) -> bool:
         """Whether the key is written when nothing but this range is processed."""

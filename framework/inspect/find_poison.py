@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, TaskFailure, plan_execution
+from framework.inspect.narrowing import narrow, with_records
 from framework.topology import PartitionedSpout, Topology
 from framework.topology.spouts import Meta, PartitionPlanner
 from framework.transactions import CoordinationStore
@@ -89,7 +91,7 @@ class _Search:
     probes: int = field(default=0)
 
     def run(self, plan: Ranges, rows: Callable[[Ranges], tuple[Mapping[str, Any], ...]]) -> Poison | None:
-        ranges: Ranges = {each: meta for each, meta in plan.items() if self.planner.record_count({each: meta}) != 0}
+        ranges: Ranges = with_records(self.planner, plan)
         failure = self._failure(ranges) if ranges else None
         if failure is None:
             return None
@@ -112,16 +114,16 @@ class _Search:
 
     def _smallest(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
         """Halve every range for as long as one of its halves still fails."""
-        for partition in list(ranges):
-            while (halves := self.planner.split(partition, ranges[partition])) is not None:
-                for half in halves:
-                    part = {**ranges, partition: half}
-                    still = self._failure(part)
-                    if still is not None:
-                        ranges, failure = part, still
-                        break
-                else:
-                    break  # the failure needs records of both halves
+
+        def fails(partition: str, half: Meta) -> bool:
+            nonlocal failure
+            still = self._failure({**ranges, partition: half})
+            failure = still or failure
+            return still is not None
+
+        for partition, meta in list(ranges.items()):
+            smallest = next(narrow(self.planner, partition, meta, partial(fails, partition)))
+            ranges = {**ranges, partition: smallest}
         return ranges, failure
 
     def _failure(self, ranges: Ranges) -> TaskFailure | None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
 from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_execution
+from framework.inspect.narrowing import cut
 from framework.inspect.sandbox import SHADOW_ATTEMPT
 from framework.topology import Topology
 from framework.topology.spouts import Meta, PartitionPlanner
@@ -229,7 +231,12 @@ class Recomputation:
 
     def _cut(self, ranges: Mapping[str, Meta], records_max: int) -> list[Plan]:
         """The ranges in batches of up to so many records, as far as the spout can split them."""
-        pieces = {partition: self._pieces(partition, meta, records_max) for partition, meta in ranges.items()}
+
+        def is_small(partition: str, meta: Meta) -> bool:
+            count = self.planner.record_count({partition: meta})
+            return count is None or count * max(self._topology.spout.parallelism, 1) <= records_max
+
+        pieces = {each: list(cut(self.planner, each, meta, partial(is_small, each))) for each, meta in ranges.items()}
         turns = range(max(map(len, pieces.values()), default=0))
         return [{partition: each[turn] for partition, each in pieces.items() if turn < len(each)} for turn in turns]
 
@@ -260,14 +267,3 @@ class Recomputation:
                 f"topology {self._topology.id!r}: its positions were reset, or first recorded, at transaction {origin.txid}; "
                 "what its sinks hold from before cannot be recomputed"
             )
-
-    def _pieces(self, partition: str, meta: Meta, records_max: int) -> list[Meta]:
-        count = self.planner.record_count({partition: meta})
-        if count is None or count * max(self._topology.spout.parallelism, 1) <= records_max:
-            return [meta]
-        halves = self.planner.split(partition, meta)
-        return (
-            [meta]
-            if halves is None
-            else [each for half in halves for each in self._pieces(partition, half, records_max)]
-        )
