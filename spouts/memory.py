@@ -21,6 +21,7 @@ from framework.topology import (
     PartitionPlanner,
     PartitionProgress,
     PartitionReader,
+    SourceRanges,
     TopologyContext,
     TransactionAttempt,
 )
@@ -177,6 +178,30 @@ class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactiona
         )
 
 
+class _MemoryRanges(SourceRanges):
+    def __init__(self, skips_bad_rows: bool) -> None:
+        self._skips_bad_rows = skips_bad_rows
+
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
+        return leaving_out_too({"first": first["next" if after else "first"], "next": last["next"]}, last)
+
+    def beginning(self, meta: Meta) -> Meta:
+        return {**meta, "next": meta["first"]}
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        first, end = int(meta["first"]), int(meta["next"])
+        if end - first < 2:
+            return None
+        middle = (first + end) // 2
+        return {**meta, "next": middle}, {**meta, "first": middle}
+
+    def takes_out(self, partition: str) -> bool:
+        return self._skips_bad_rows
+
+    def offsets(self, meta: Meta) -> range:
+        return range(int(meta["first"]), int(meta["next"]))
+
+
 class _MemoryPlanner(PartitionPlanner):
     def __init__(self, source: _Source, *, opaque: bool, skips_lost_data: bool, skips_bad_rows: bool = False) -> None:
         self._source = source
@@ -259,24 +284,9 @@ class _MemoryPlanner(PartitionPlanner):
             for each, end in sorted(ends.items())
         }
 
-    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
-        return leaving_out_too({"first": first["next" if after else "first"], "next": last["next"]}, last)
-
-    def beginning(self, meta: Meta) -> Meta:
-        return {**meta, "next": meta["first"]}
-
-    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
-        first, end = int(meta["first"]), int(meta["next"])
-        if end - first < 2:
-            return None
-        middle = (first + end) // 2
-        return {**meta, "next": middle}, {**meta, "first": middle}
-
-    def takes_out(self, partition: str) -> bool:
-        return self._skips_bad_rows
-
-    def offsets(self, meta: Meta) -> range:
-        return range(int(meta["first"]), int(meta["next"]))
+    @property
+    def ranges(self) -> SourceRanges:
+        return _MemoryRanges(self._skips_bad_rows)
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int:
         with self._source.lock:

@@ -196,7 +196,7 @@ class _Inquiry:
             found.records, found.batches = found.records + copy.records, found.batches + copy.batches
 
     def _shown(self, copy: Recomputation, partition: str, meta: Meta) -> Cause:
-        record = copy.planner.peek(partition, meta)
+        record = copy.planner.ranges.peek(partition, meta)
         if record is not None:
             return Cause(partition, meta, record)
         return Cause(

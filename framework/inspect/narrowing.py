@@ -16,7 +16,7 @@ def narrow(planner: PartitionPlanner, partition: str, meta: Meta, shows: Callabl
     """The smallest parts of a range that show something, in order: a part none of whose halves
     shows it, or that cannot be split. The range itself is known to show it."""
     found = False
-    for half in planner.split(partition, meta) or ():
+    for half in planner.ranges.split(partition, meta) or ():
         if shows(half):
             found = True
             yield from narrow(planner, partition, half, shows)
@@ -26,7 +26,7 @@ def narrow(planner: PartitionPlanner, partition: str, meta: Meta, shows: Callabl
 
 def cut(planner: PartitionPlanner, partition: str, meta: Meta, is_small: Callable[[Meta], bool]) -> Iterator[Meta]:
     """The range in pieces that are small, in order, as far as it can be split."""
-    halves = None if is_small(meta) else planner.split(partition, meta)
+    halves = None if is_small(meta) else planner.ranges.split(partition, meta)
     if halves is None:
         yield meta
         return

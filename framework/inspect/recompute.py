@@ -213,7 +213,7 @@ class Recomputation:
     def _before(self, txid: int, plan: Plan) -> tuple[int, Plan]:
         """Where the transaction before ``txid`` ended: its txid and plan, as far as ``plan``, that
         of ``txid``, tells. If the source cannot tell, ``txid`` and ``plan`` themselves."""
-        before = {partition: self.planner.beginning(meta) for partition, meta in plan.items()}
+        before = {partition: self.planner.ranges.beginning(meta) for partition, meta in plan.items()}
         return (
             (txid, plan) if None in before.values() else (txid - 1, {each: meta or {} for each, meta in before.items()})
         )
@@ -226,7 +226,7 @@ class Recomputation:
 
     def _batches_to(self, txid: int, plan: Plan) -> list[Plan]:
         """Batches over all offsets from where the copy is to ``plan``, which is of ``txid``."""
-        stages = self.planner.stages(self._ranges_to(plan))
+        stages = self.planner.ranges.stages(self._ranges_to(plan))
         return [batch for stage in stages for batch in self._cut(stage, RECORDS_PER_BATCH)]
 
     def _cut(self, ranges: Mapping[str, Meta], records_max: int) -> list[Plan]:
@@ -251,7 +251,7 @@ class Recomputation:
             first = known if known is not None else origin.positions.get(partition)
             if first is None:
                 raise Unverifiable(f"partition {partition}: where it was first read is not recorded")
-            joined = self.planner.joined(first, last, after=known is not None)
+            joined = self.planner.ranges.joined(first, last, after=known is not None)
             if joined is None:
                 raise Unverifiable(
                     f"topology {self._topology.id!r}: the plans of its first transactions are no longer kept, and spout "

@@ -41,6 +41,7 @@ from framework.topology.inspectable import (
     KeyedState,
     RebuildableState,
 )
+from framework.topology.ranges import SourceRanges, SourceRecord
 from framework.topology.rich_components import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.snapshots import HeldFile, StateReading
 from framework.topology.spouts import (
@@ -54,7 +55,6 @@ from framework.topology.spouts import (
     PartitionProgress,
     PartitionReader,
     ReadCounts,
-    SourceRecord,
     Spout,
     TransactionalSpout,
     TransactionalSpoutCoordinator,
@@ -122,6 +122,7 @@ __all__ = [
     "RebuildableState",
     "ReplayableSpout",
     "RichOutputCollector",
+    "SourceRanges",
     "SourceRecord",
     "Spout",
     "SpoutOutputCollector",

@@ -18,6 +18,7 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import Bolt, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.ranges import SourceRanges, SourceRecord
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     Backlog,
@@ -31,7 +32,6 @@ from framework.topology.spouts import (
     PartitionReader,
     ReadCounts,
     Rows,
-    SourceRecord,
     Spout,
 )
 from framework.topology.written_topics import WrittenTopic
@@ -105,6 +105,35 @@ class _ClockedSpout(_Clocked, PartitionedTransactionalSpout):
 
 class _OpaqueClockedSpout(_Clocked, OpaquePartitionedTransactionalSpout):
     pass
+
+
+class _ClockRanges(SourceRanges):
+    """Those of another planner, and the clock's entry, which is one record."""
+
+    def __init__(self, ranges: SourceRanges) -> None:
+        self._ranges = ranges
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        return self._ranges.split(partition, meta) if partition != CLOCK_PARTITION else None
+
+    def stages(self, ranges: Plan) -> Sequence[Plan]:
+        *first, last = self._ranges.stages(_without(ranges))
+        return [*first, {**last, CLOCK_PARTITION: ranges[CLOCK_PARTITION]} if CLOCK_PARTITION in ranges else last]
+
+    def offsets(self, meta: Meta) -> range | None:
+        return self._ranges.offsets(meta) if "planned_at" not in meta else range(0)
+
+    def takes_out(self, partition: str) -> bool:
+        return partition != CLOCK_PARTITION and self._ranges.takes_out(partition)
+
+    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
+        return self._ranges.peek(partition, meta) if partition != CLOCK_PARTITION else None
+
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
+        return self._ranges.joined(first, last, after=after) if "planned_at" not in last else None
+
+    def beginning(self, meta: Meta) -> Meta | None:
+        return self._ranges.beginning(meta) if "planned_at" not in meta else meta
 
 
 class ClockPlanner(PartitionPlanner):
@@ -201,27 +230,9 @@ class ClockPlanner(PartitionPlanner):
     def progress(self, committed: Plan, in_flight: Sequence[Plan]) -> Mapping[str, PartitionProgress]:
         return self._planner.progress(_without(committed), [_without(each) for each in in_flight])
 
-    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
-        return self._planner.split(partition, meta) if partition != CLOCK_PARTITION else None
-
-    def stages(self, ranges: Plan) -> Sequence[Plan]:
-        *first, last = self._planner.stages(_without(ranges))
-        return [*first, {**last, CLOCK_PARTITION: ranges[CLOCK_PARTITION]} if CLOCK_PARTITION in ranges else last]
-
-    def offsets(self, meta: Meta) -> range | None:
-        return self._planner.offsets(meta) if "planned_at" not in meta else range(0)
-
-    def takes_out(self, partition: str) -> bool:
-        return partition != CLOCK_PARTITION and self._planner.takes_out(partition)
-
-    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
-        return self._planner.peek(partition, meta) if partition != CLOCK_PARTITION else None
-
-    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
-        return self._planner.joined(first, last, after=after) if "planned_at" not in last else None
-
-    def beginning(self, meta: Meta) -> Meta | None:
-        return self._planner.beginning(meta) if "planned_at" not in meta else meta
+    @property
+    def ranges(self) -> SourceRanges:
+        return _ClockRanges(self._planner.ranges)
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
         return self._planner.lag(_without(previous))

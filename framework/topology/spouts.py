@@ -30,10 +30,9 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, OutputCollector, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.ranges import Meta as Meta
+from framework.topology.ranges import SourceRanges
 from framework.topology.written_topics import WrittenTopic
-
-#: What a plan says about one partition: a JSON-able mapping, persisted as it is.
-Meta = Mapping[str, Any]
 
 #: The hidden stream for records that a spout cannot decode, when the user asked for dead letters.
 DEAD_LETTER_STREAM = "dead_letters"
@@ -124,17 +123,6 @@ class PartitionProgress:
         """The number of offsets between the committed one and the end, those that nobody may read
         yet included; None when the end is unknown."""
         return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0) + self.open_records
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
-    """A record as its source holds it. ``timestamp_ms``: since the Unix epoch."""
-
-    partition: str
-    offset: int
-    timestamp_ms: int | None = None
-    key: bytes | None = None
-    value: bytes | None = None
 
 
 class Spout(ABC):
@@ -388,45 +376,11 @@ class PartitionPlanner(ABC):
         this source cannot say. No I/O. Called from any thread."""
         return {}
 
-    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
-        """Split a range into two halves, in order. None when it is a single record, or cannot be
-        split."""
-        return None
-
-    def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
-        """Return the same ranges in the order in which they are read, where some are read before
-        others. The default reads all side by side. For ``verify`` and ``rebuild``."""
-        return [ranges]
-
-    def offsets(self, meta: Meta) -> range | None:
-        """Return the offsets of a range, if this source can leave out single records; None, the
-        default: it cannot. One that can carries ``LEFT_OUT`` from each entry to that of the next
-        plan, also in ``joined`` and ``split``, and its reader gives no row for these offsets."""
-        return None
-
-    def takes_out(self, partition: str) -> bool:
-        """Whether a record of this partition may be left out because its value was refused: the
-        user said ``on_bad_record="skip"`` or ``"dead_letter"``. Where this is true, ``offsets``,
-        ``split``, ``joined`` and ``beginning`` answer, and the reader counts records with a reason
-        in ``REFUSED`` as bad, and makes them dead letters where the user wants them."""
-        return False
-
-    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
-        """Return the first record of a range as the source holds it, for a person to look at. None
-        when there is none, or this source cannot show it. Raises ``RetryableError`` when the source
-        does not answer. For ``explain``."""
-        return None
-
-    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
-        """Return the range from the start of ``first``, or with ``after`` from the end of
-        ``first``, to the end of ``last``. Both are ranges of one partition. None when this source
-        cannot join ranges, or when they are not of one log without a gap. For ``verify``."""
-        return None
-
-    def beginning(self, meta: Meta) -> Meta | None:
-        """Return the empty range that ends where ``meta`` begins: what a plan before ``meta`` would
-        have said, had it read up to there. None, the default, when this source cannot say."""
-        return None
+    @property
+    def ranges(self) -> SourceRanges:
+        """What this source knows of its ranges. The default knows nothing: single records of a
+        batch cannot be left out, and tools look at whole batches."""
+        return SourceRanges()
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
         """The number of records after ``previous`` that the source held when last asked, or None

@@ -40,7 +40,7 @@ class Narrowing:
     def applies(self, plan: Plan, failure: TaskFailure) -> bool:
         """Whether a record of this plan may be taken out for a failure. What the spout itself
         refuses, it has decided about."""
-        return failure.component_id != self._spout_id and any(map(self._planner.takes_out, self._suspects(plan)))
+        return failure.component_id != self._spout_id and any(map(self._planner.ranges.takes_out, self._suspects(plan)))
 
     def narrowed(self, plan: Plan, failure: TaskFailure) -> tuple[Plan, bool] | TaskFailure:
         """The plan of the next attempt, and whether it is a half; else the failure that ends the
@@ -54,7 +54,7 @@ class Narrowing:
         ((partition, meta),) = suspects.items()
         offset = self._offsets(meta)[0]
         named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
-        if not self._planner.takes_out(partition):
+        if not self._planner.ranges.takes_out(partition):
             return named
         if sum(len(each.get(LEFT_OUT, ())) for each in plan.values()) >= LEFT_OUT_MAX:
             return replace(
@@ -72,7 +72,7 @@ class Narrowing:
         left: dict[str, Meta] = {}
         for partition, meta in suspects.items():
             before = committed.get(partition) if committed is not None else None
-            joined = meta if before is None else self._planner.joined(before, meta, after=True)
+            joined = meta if before is None else self._planner.ranges.joined(before, meta, after=True)
             if joined is None:
                 return None
             left[partition] = leaving_out_too(joined, before)
@@ -89,7 +89,7 @@ class Narrowing:
             kept = {each: suspects[each] for each in sorted(suspects)[: len(suspects) // 2]}
         else:
             for partition, meta in suspects.items():
-                halves = self._planner.split(partition, meta)
+                halves = self._planner.ranges.split(partition, meta)
                 if halves is None:
                     return None
                 kept[partition] = halves[0]
@@ -104,7 +104,7 @@ class Narrowing:
         return half
 
     def _empty(self, meta: Meta) -> Meta | None:
-        return self._planner.beginning(meta) if self._offsets(meta) else meta
+        return self._planner.ranges.beginning(meta) if self._offsets(meta) else meta
 
     def _suspects(self, plan: Plan) -> Plan:
         """The partitions with records that are not left out yet."""
@@ -115,7 +115,7 @@ class Narrowing:
         return sum(offset in offsets for offset in meta.get(LEFT_OUT, ()))
 
     def _offsets(self, meta: Meta) -> range:
-        return self._planner.offsets(meta) or range(0)
+        return self._planner.ranges.offsets(meta) or range(0)
 
 
 def _refusing(meta: Meta, offset: int, reason: str) -> Meta:

@@ -100,7 +100,7 @@ class Without:
     def _entry(self, planner: PartitionPlanner, partition: str, before: Plan, batch: Plan) -> Meta:
         if partition not in batch:
             raise ConfigError(f"the transaction has no partition {partition!r}: it has {', '.join(sorted(batch))}")
-        held = planner.offsets(batch[partition])
+        held = planner.ranges.offsets(batch[partition])
         if held is None:
             raise ConfigError(f"spout {self._topology.spout.id!r} cannot leave single records out of this batch")
         if partition not in before:

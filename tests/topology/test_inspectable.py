@@ -9,9 +9,18 @@ import pytest
 
 from framework.errors import ConfigError
 from framework.inspect.sandbox import recounting
-from framework.topology import BaseTransactionalBolt, FencedState, Fields, Header, Reach, ValueType
+from framework.topology import (
+    BaseTransactionalBolt,
+    FencedState,
+    Fields,
+    Header,
+    PartitionPlanner,
+    Reach,
+    SourceRanges,
+    ValueType,
+)
 from framework.topology.inspectable import InspectableState, RecountedBolt, inspectable, rebuildable
-from sinks import MemoryBackend, OpaqueMapState, StateCommitter
+from sinks import MapBackend, MemoryBackend, OpaqueMapState, StateCommitter
 
 
 class PlainState(FencedState):
@@ -81,3 +90,12 @@ def test_the_ports_have_no_method_of_a_tool() -> None:
     }
     assert not of_tools & set(dir(FencedState)) and len([each for each in vars(FencedState) if each[0] != "_"]) <= 16
     assert not {"recounting", "narrow"} & set(dir(BaseTransactionalBolt))
+    of_tools = {"for_reading", "check_held", "at_one_moment", "as_of", "items_as_of", "beside", "exchange", "remove"}
+    assert not of_tools & set(dir(MapBackend))
+    assert not {"split", "stages", "peek", "joined", "beginning", "offsets", "takes_out"} & set(dir(PartitionPlanner))
+
+
+def test_a_planner_that_knows_nothing_of_its_ranges_is_asked_all_the_same() -> None:
+    ranges, whole = SourceRanges(), {"p": {"first": 0}}
+    assert (ranges.split("p", whole["p"]), ranges.offsets(whole["p"]), ranges.takes_out("p")) == (None, None, False)
+    assert list(ranges.stages(whole)) == [whole]

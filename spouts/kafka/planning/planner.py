@@ -32,8 +32,8 @@ from typing import Any
 from framework.clients.kafka import KafkaSettings
 from framework.errors import READ_ANEW, DataLossError, RetryableError
 from framework.observe.logs import get_logger
-from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, SourceRecord, WrittenTopic
-from framework.topology.spouts import LEFT_OUT, Backlog, Meta
+from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, WrittenTopic
+from framework.topology.spouts import Backlog, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.consumer.damage import Damage, find_damage
@@ -44,16 +44,14 @@ from spouts.kafka.partitions import (
     SAME_LOG,
     Position,
     position_after,
-    position_of,
     reaches,
-    split_at,
-    stages_of,
     topic_and_number,
 )
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.planning.loops import OwnTopics
 from spouts.kafka.planning.open_transactions import OpenTransactions
+from spouts.kafka.planning.ranges import KafkaRanges
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
 
@@ -125,11 +123,11 @@ class KafkaPlanner(PartitionPlanner):
         self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
         self._watch = KafkaWatch(settings, reader_group)
         self._viewer = RecordViewer(settings, reader_group)
+        self._ranges = KafkaRanges(self._viewer, streams)
         self._where = settings.bootstrap_servers
         self._sizer = BatchSizer(limits)
         self._bad_records = bad_records if bad_records is not None else BadRecordShares(None)
         self._absent = AbsentFields()
-        self._streams = streams
         self._group = group
         self._seen = _Seen()
         self._lag: tuple[object, object, object, int] | None = None
@@ -267,39 +265,9 @@ class KafkaPlanner(PartitionPlanner):
         self._progress = of, found
         return found
 
-    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
-        begin = position_after(first) if after else position_of(first)
-        if int(last.get("gaps", 0)) != int(first.get("gaps", 0)):
-            return None  # offsets in between were skipped, or are of other records by now
-        whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
-        epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
-        known = {**epochs, **{each: last.get(each) for each in ("topic_id", "gaps", "lost_records", LEFT_OUT)}}
-        known[READ_FIRST_UNTIL] = last.get(READ_FIRST_UNTIL, first.get(READ_FIRST_UNTIL))
-        return {**whole, **{name: value for name, value in known.items() if value is not None}}
-
-    def beginning(self, meta: Meta) -> Meta:
-        changed = {"next_offset": meta["first_offset"], "next_leader_epoch": meta.get("first_leader_epoch")}
-        return {name: value for name, value in {**meta, **changed}.items() if value is not None and name != "gap"}
-
-    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
-        first, end = int(meta["first_offset"]), int(meta["next_offset"])
-        if end - first < 2:
-            return None
-        return split_at(meta, (first + end) // 2)
-
-    def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
-        return stages_of(ranges)
-
-    def offsets(self, meta: Meta) -> range | None:
-        if (meta.get("gap") or {}).get("reason", "retention") not in SAME_LOG:
-            return None  # the entry before is of another log
-        return range(int(meta["first_offset"]), int(meta["next_offset"]))
-
-    def takes_out(self, partition: str) -> bool:
-        return self._streams is not None and self._streams.takes_out(topic_and_number(partition)[0])
-
-    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
-        return self._viewer.first(partition, int(meta["first_offset"]), int(meta["next_offset"]))
+    @property
+    def ranges(self) -> KafkaRanges:
+        return self._ranges
 
     def check(self) -> None:
         self._metadata.check_topics()

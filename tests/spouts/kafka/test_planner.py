@@ -199,7 +199,7 @@ def test_plans_with_a_gap_between_them_are_not_joined(monkeypatch: pytest.Monkey
     assert first is not None
     second = made.plan(first)
     assert second is not None
-    assert made.joined(first["a/0"], second["a/0"], after=False) == {
+    assert made.ranges.joined(first["a/0"], second["a/0"], after=False) == {
         "first_offset": 0,
         "next_offset": 30,
         "next_leader_epoch": 0,
@@ -209,10 +209,10 @@ def test_plans_with_a_gap_between_them_are_not_joined(monkeypatch: pytest.Monkey
     change(logs, what, "a/0", 35)
     third = _next(made, logs, second, "a/0")
     assert third["a/0"]["gaps"] == 1
-    assert made.joined(first["a/0"], third["a/0"], after=False) is None
-    assert made.joined(second["a/0"], third["a/0"], after=True) is None
+    assert made.ranges.joined(first["a/0"], third["a/0"], after=False) is None
+    assert made.ranges.joined(second["a/0"], third["a/0"], after=True) is None
     fourth = _next(made, logs, third, "a/0")
-    assert made.joined(third["a/0"], fourth["a/0"], after=True) is not None
+    assert made.ranges.joined(third["a/0"], fourth["a/0"], after=True) is not None
 
 
 # --- whether logs were truncated ------------------------------------------------------------------

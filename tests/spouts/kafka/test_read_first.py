@@ -244,11 +244,11 @@ def test_ranges_that_are_cut_and_joined_keep_the_wait() -> None:
         assert meta is not None
         return taken(with_tables(logs).plan(sure({**second, "b/0": meta})), "a") == 0
 
-    halves = made.split("b/0", second["b/0"])
+    halves = made.ranges.split("b/0", second["b/0"])
     assert halves is not None
-    assert all(map(holds, [made.beginning(second["b/0"]), *halves]))
-    assert holds(made.joined(halves[0], second["b/0"], after=True))
-    assert holds(made.joined(first["b/0"], second["b/0"], after=False))
+    assert all(map(holds, [made.ranges.beginning(second["b/0"]), *halves]))
+    assert holds(made.ranges.joined(halves[0], second["b/0"], after=True))
+    assert holds(made.ranges.joined(first["b/0"], second["b/0"], after=False))
 
 
 def test_what_was_read_first_is_the_first_stage_of_a_joined_range() -> None:
@@ -258,11 +258,11 @@ def test_what_was_read_first_is_the_first_stage_of_a_joined_range() -> None:
     logs.logs["b/0"][1] = 40
     while (plan := made.plan(plans[-1])) is not None:
         plans.append(sure(plan))
-    whole = {each: made.joined(plans[0][each], plans[-1][each], after=False) or {} for each in plans[0]}
-    tables, rest = made.stages(whole)
+    whole = {each: made.ranges.joined(plans[0][each], plans[-1][each], after=False) or {} for each in plans[0]}
+    tables, rest = made.ranges.stages(whole)
     spans = [{each: (meta["first_offset"], meta["next_offset"]) for each, meta in of.items()} for of in (tables, rest)]
     assert spans == [{"b/0": (0, 30)}, {"a/0": (0, 5), "b/0": (30, 40)}]
-    assert made.stages({"a/0": whole["a/0"]}) == [{"a/0": whole["a/0"]}]
+    assert made.ranges.stages({"a/0": whole["a/0"]}) == [{"a/0": whole["a/0"]}]
 
 
 @pytest.mark.parametrize(

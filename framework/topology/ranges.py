@@ -1,0 +1,67 @@
+"""What a source knows of the ranges that its planner has planned: for tools, and for taking single
+records out of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: What a plan says about one partition: a JSON-able mapping, persisted as it is.
+Meta = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A record as its source holds it. ``timestamp_ms``: since the Unix epoch."""
+
+    partition: str
+    offset: int
+    timestamp_ms: int | None = None
+    key: bytes | None = None
+    value: bytes | None = None
+
+
+class SourceRanges:
+    """Of the entries of a plan. Each method may be left out: the default says that this source
+    cannot do it. All are called on the driver or in a tool; only ``peek`` does I/O."""
+
+    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
+        """Split a range into two halves, in order. None when it is a single record, or cannot be
+        split."""
+        return None
+
+    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
+        """Return the range from the start of ``first``, or with ``after`` from the end of
+        ``first``, to the end of ``last``. Both are ranges of one partition. None when this source
+        cannot join ranges, or when they are not of one log without a gap. For ``verify``."""
+        return None
+
+    def beginning(self, meta: Meta) -> Meta | None:
+        """Return the empty range that ends where ``meta`` begins: what a plan before ``meta`` would
+        have said, had it read up to there. None, the default, when this source cannot say."""
+        return None
+
+    def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
+        """Return the same ranges in the order in which they are read, where some are read before
+        others. The default reads all side by side. For ``verify`` and ``rebuild``."""
+        return [ranges]
+
+    def offsets(self, meta: Meta) -> range | None:
+        """Return the offsets of a range, if this source can leave out single records; None, the
+        default: it cannot. One that can carries ``LEFT_OUT`` from each entry to that of the next
+        plan, also in ``joined`` and ``split``, and its reader gives no row for these offsets."""
+        return None
+
+    def takes_out(self, partition: str) -> bool:
+        """Whether a record of this partition may be left out because its value was refused: the
+        user said ``on_bad_record="skip"`` or ``"dead_letter"``. Where this is true, ``offsets``,
+        ``split``, ``joined`` and ``beginning`` answer, and the reader counts records with a reason
+        in ``REFUSED`` as bad, and makes them dead letters where the user wants them."""
+        return False
+
+    def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
+        """Return the first record of a range as the source holds it, for a person to look at. None
+        when there is none, or this source cannot show it. Raises ``RetryableError`` when the source
+        does not answer. For ``explain``."""
+        return None
