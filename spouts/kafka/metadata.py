@@ -29,13 +29,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from framework.clients.kafka_consumer import Consumer
-from framework.clients.kafka_errors import kafka_error
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
-from spouts.kafka.consumer.assignment import Assignment, placed
-from spouts.kafka.consumer.range_consumer import NOT_IN_LOG
-from spouts.kafka.partitions import Position, partition_id, topic_and_number
+from spouts.kafka.partitions import partition_id, topic_and_number
 
 _log = get_logger()
 
@@ -54,14 +50,8 @@ ASKED_TOGETHER = 200
 #: What Kafka's protocol calls the times of the end and of the beginning of a log.
 _LATEST, _EARLIEST = -1, -2
 
-#: How long all brokers together may be silent when they are asked whether logs were truncated.
-#: There may be thousands of logs.
-ANSWER_S = 10.0
-_POLL_S = 0.05
 #: How many topics a message names.
 _OTHERS_SHOWN = 20
-#: For this question only the success of a fetch matters, so fetch little.
-_LITTLE = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 
 
 @dataclass(frozen=True)
@@ -363,50 +353,6 @@ class KafkaMetadata:
 def age_max_s(partitions: int) -> float:
     """How old what is known of so many partitions may be, in seconds."""
     return METADATA_AGE_MAX_S * max(1.0, partitions / NARROW_PARTITIONS)
-
-
-def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Position]) -> list[str]:
-    """The partitions whose log was truncated below their position and may have grown again.
-
-    ``positions``: with known leader epochs. A broker knows where each epoch ended in its log. When
-    it is asked to fetch from an offset with an epoch, it first says whether that epoch reached the
-    offset. Raises ``RetryableError`` if a broker does not answer."""
-    if not positions:
-        return []
-    errors = ConnectionErrors(settings.bootstrap_servers)
-    consumer = errors.made(lambda: Consumer({**settings.consumer(group), **_LITTLE, "error_cb": errors.on_error}))
-    try:
-        Assignment(consumer).begin(
-            [placed(topic_and_number(each), at.offset, at.leader_epoch) for each, at in positions.items()]
-        )
-        return sorted(_lost(consumer, set(positions), errors))
-    except KafkaException as error:
-        raise errors.explain(error) from error
-    finally:
-        consumer.close()
-
-
-def _lost(consumer: Consumer, waiting: set[str], errors: ConnectionErrors) -> set[str]:
-    lost: set[str] = set()
-    heard_at = time.monotonic()
-    while waiting:
-        left = len(waiting)
-        for message in consumer.consume(len(waiting), _POLL_S):
-            error, partition = message.error(), partition_id(message.topic(), message.partition())
-            if error is not None and error.code() in NOT_IN_LOG:
-                lost.add(partition)
-            elif error is not None and error.code() != KafkaError._PARTITION_EOF:
-                if error.fatal() or not error.retriable():
-                    raise kafka_error(error, f"partition {partition}")
-                continue
-            waiting.discard(partition)
-        if len(waiting) < left:
-            heard_at = time.monotonic()
-        elif waiting and time.monotonic() - heard_at > ANSWER_S:
-            raise RetryableError(
-                f"partition {min(waiting)}: no word for {ANSWER_S:g} s on whether its log was truncated{errors.reason()}"
-            )
-    return lost
 
 
 def _release_leaked_reference(topic: Any) -> None:

@@ -37,8 +37,9 @@ from framework.topology.spouts import Backlog, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.consumer.damage import Damage, find_damage
+from spouts.kafka.consumer.truncation import truncated
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset, truncated
+from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partitions import (
     READ_FIRST_UNTIL,
     SAME_LOG,

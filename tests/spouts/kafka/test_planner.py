@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka import metadata
+from spouts.kafka.consumer import truncation
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.partitions import topic_and_number
 from spouts.kafka.planning import planner
@@ -240,11 +241,11 @@ def test_many_logs_may_be_asked_whether_they_were_truncated_as_long_as_there_are
 ) -> None:
     for silent_after in (100, 50):
         broker = SlowBroker(100, silent_after)
-        monkeypatch.setattr(metadata, "time", SimpleNamespace(monotonic=lambda broker=broker: broker.now_s))
+        monkeypatch.setattr(truncation, "time", SimpleNamespace(monotonic=lambda broker=broker: broker.now_s))
         waiting = {f"t/{number}" for number in range(100)}
         if silent_after == 100:
-            assert metadata._lost(broker, waiting, ConnectionErrors("nowhere")) == set()
+            assert truncation._lost(broker, waiting, ConnectionErrors("nowhere")) == set()
         else:
             with pytest.raises(RetryableError, match="t/50: no word for 10 s"):
-                metadata._lost(broker, waiting, ConnectionErrors("nowhere"))
+                truncation._lost(broker, waiting, ConnectionErrors("nowhere"))
             assert broker.now_s == 50 * 2.0 + 12.0
