@@ -341,7 +341,7 @@ class _Copy(Recomputation):
 
     def _go_on(self, header: Header, mark: _Mark) -> None:
         opened = header.open
-        self._commit.open(header.done + 1, {opened.txid: opened.plan_digest} if opened is not None else {})
+        self._sandbox.commit.open(header.done + 1, {opened.txid: opened.plan_digest} if opened is not None else {})
         if header.done < mark.number:
             self._commit_as(mark.number, mark.batch, replay=opened is not None and opened.txid == mark.number)
         self._plan = {**mark.before, **mark.batch}
@@ -366,7 +366,7 @@ class _Copy(Recomputation):
         self._told(Batch(txid - left, self.txid + 1, txid, plan))
 
     def _commit_as(self, number: int, plan: Plan, *, replay: bool = False) -> None:
-        self._commit.pass_over(number - 1)
+        self._sandbox.commit.pass_over(number - 1)
         self._number = number - 1
         self.recompute(plan, replay=replay)
 

@@ -19,15 +19,13 @@ from typing import Any, Self
 
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
-from framework.execution import AttemptHeader, FailureKind, LocalExecutor, plan_execution
+from framework.execution import FailureKind
 from framework.inspect.narrowing import cut
-from framework.inspect.sandbox import SHADOW_ATTEMPT
+from framework.inspect.sandbox import Sandbox
 from framework.topology import Topology
-from framework.topology.spouts import Meta, PartitionPlanner
-from framework.transactions.commit import CommitPhase
+from framework.topology.spouts import Meta
 from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan, read_transaction
-from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.spout_planners import planner_of, processing_job
+from framework.transactions.plans import Plan
 
 #: Records of a batch, where the recorded batches are no longer kept.
 RECORDS_PER_BATCH = 500_000
@@ -70,10 +68,9 @@ class Recomputation:
         epoch: int = 1,
     ) -> None:
         self._topology, self._store, self._shadow, self._seen = topology, store, shadow, seen
-        self.planner: PartitionPlanner = planner_of(topology, conf)
-        self._executor = LocalExecutor(plan_execution(shadow), conf)
+        self._sandbox = Sandbox(topology, shadow, conf, epoch=epoch)
+        self.planner = self._sandbox.planner
         self._epoch = epoch
-        self._commit = CommitPhase(shadow.id, shadow.states, self._executor, epoch)
         self._plan: Plan = {}
         self._number = 0
         self.txid = 0
@@ -82,24 +79,18 @@ class Recomputation:
         self.records = 0
 
     def __enter__(self) -> Self:
-        self._executor.start()
+        self._sandbox.start()
         try:
             self._begin()
         except BaseException:
-            self._close()
+            self._sandbox.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._executor.close()
-        self.planner.close()
-        for state in self._shadow.states:
-            state.close()
+        self._sandbox.close()
 
     def await_commit(self, txid: int) -> None:
         """Wait until a transaction is closed: a sink holds it for a moment before that. Raises
@@ -147,26 +138,14 @@ class Recomputation:
         self.batches += 1
         self._number += 1
         self.records += self.planner.record_count(plan) or 0
-        header = AttemptHeader(
-            self._shadow.id,
-            txid=self._number,
-            attempt_id=SHADOW_ATTEMPT,
-            epoch=self._epoch,
-            plan_digest=plan_digest(plan),
-        )
         try:
-            result = self._executor.process(processing_job(header, self.planner, plan))
-            if result.failure is None:
-                self.planner.confirm(plan)
-                result = self._commit.run(header, replay=replay)
+            failure = self._sandbox.run(self._number, plan, replay=replay)
         except DataLossError as error:
             raise Unverifiable(f"the source has lost what the sinks were made of: {error}") from error
-        finally:
-            self._executor.release(header)
-        if result.failure is not None and result.failure.kind is FailureKind.DATA_LOSS:
-            raise Unverifiable(f"the source has lost what the sinks were made of: {result.failure}")
-        if result.failure is not None:
-            raise RetryableError(f"the batch could not be recomputed: {result.failure}")
+        if failure is not None and failure.kind is FailureKind.DATA_LOSS:
+            raise Unverifiable(f"the source has lost what the sinks were made of: {failure}")
+        if failure is not None:
+            raise RetryableError(f"the batch could not be recomputed: {failure}")
         return self._number
 
     def empty(self) -> None:
@@ -174,15 +153,15 @@ class Recomputation:
         emptied."""
         for state in self._shadow.states:
             state.clear(self._shadow.id)
-        self._commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, self._epoch)
-        self._commit.open(1, {})
+        self._sandbox.forget()
+        self._sandbox.commit.open(1, {})
         self._number = 0
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Open the states, with nothing read yet."""
-        self._commit.open(1, {})
+        self._sandbox.commit.open(1, {})
 
     def _step(self, txid: int, plan: Plan, target: Plan, left: int = 0) -> None:
         """Recompute a batch on the way from ``self.txid`` to ``txid``, whose plan is ``target``:

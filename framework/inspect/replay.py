@@ -20,18 +20,18 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import ConfigError, DataLossError, RetryableError
-from framework.execution import AttemptHeader, FailureKind, LocalExecutor, ProcessingJob, TaskFailure, plan_execution
+from framework.execution import AttemptHeader, FailureKind, ProcessingJob, TaskFailure, plan_execution
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import GENERAL_PARTITION
-from framework.inspect.sandbox import SHADOW_ATTEMPT, LeftOut, shadow_of, with_ends
+from framework.inspect.sandbox import LeftOut, Sandbox, shadow_of, with_ends
 from framework.topology import Bolt, Change, Topology, TransactionalSpout
 from framework.topology.canonical import equal
 from framework.topology.inspectable import inspectable
+from framework.topology.spouts import PartitionPlanner
 from framework.transactions import CoordinationStore
-from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
 from framework.transactions.plans import Plan, plan_digest
-from framework.transactions.spout_planners import planner_of, processing_job, shown_row
+from framework.transactions.spout_planners import processing_job, shown_row
 
 #: Gets each row that an edge takes which is watched: the edge's label, and field -> value.
 RowSeen = Callable[[str, Mapping[str, Any]], None]
@@ -166,8 +166,7 @@ class _Replay:
         )
         plan = plan_execution(with_ends(self._shadow, left_out))
         self._watched = watch.chosen(plan, left_out)
-        self._executor = LocalExecutor(plan, conf, self)
-        self._planner = planner_of(topology, conf)
+        self._sandbox = Sandbox(topology, self._shadow, conf, execution=plan, watcher=self)
         self._stopped: BaseException | None = None  # by the watch, or by leaving a debugger
 
     def _replaying(self, bolt: Bolt, folder: Path) -> Bolt:
@@ -177,7 +176,7 @@ class _Replay:
 
     def run(self) -> ReplayReport:
         report = self._report
-        self._executor.start()
+        self._sandbox.start()
         try:
             report.failure = self._commit()
             if self._stopped is not None:
@@ -190,10 +189,7 @@ class _Replay:
             else:
                 report.lacked_values = report.failure.component_id in lacking
         finally:
-            self._executor.close()
-            self._planner.close()
-            for state in self._shadow.states:
-                state.close()
+            self._sandbox.close()
         return report
 
     def _check_planned(self) -> None:
@@ -208,34 +204,24 @@ class _Replay:
 
     def _commit(self) -> TaskFailure | None:
         """How user code fails; None when it does not."""
-        plan = self._plan
-        header = AttemptHeader(
-            self._shadow.id, txid=self._txid, attempt_id=SHADOW_ATTEMPT, epoch=1, plan_digest=plan_digest(plan)
-        )
-        states = self._shadow.states
-        commit = CommitPhase(self._shadow.id, states, self._executor, 1)
-        commit.open(self._txid, {}, joining=[state.location for state in states])
+        self._sandbox.commit.open(self._txid, {}, joining=[state.location for state in self._shadow.states])
         try:
-            result = self._executor.process(self._job(header))
-            if result.failure is None:
-                self._planner.confirm(plan)
-                result = commit.run(header, replay=False)
+            failure = self._sandbox.run(self._txid, self._plan, job=self._job)
         except DataLossError as error:
             raise RetryableError(f"transaction {self._txid} cannot be read again: {error}") from error
-        failure = result.failure
         if failure is not None and failure.kind in (FailureKind.RETRYABLE, FailureKind.STALE, FailureKind.DATA_LOSS):
             raise RetryableError(f"transaction {self._txid} cannot be replayed: {failure}")
         return failure
 
-    def _job(self, header: AttemptHeader) -> ProcessingJob:
+    def _job(self, header: AttemptHeader, planner: PartitionPlanner, plan: Plan) -> ProcessingJob:
         spout = self._topology.spout
         made_by_another = (
             f"spout {spout.id!r} cannot read the plan of transaction {self._txid}: another kind of spout made it"
         )
-        if isinstance(spout.instance, TransactionalSpout) and set(self._plan) != {GENERAL_PARTITION}:
+        if isinstance(spout.instance, TransactionalSpout) and set(plan) != {GENERAL_PARTITION}:
             raise ConfigError(made_by_another)
         try:
-            return processing_job(header, self._planner, self._plan)
+            return processing_job(header, planner, plan)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{made_by_another} ({type(error).__name__}: {error})") from error
 

@@ -7,17 +7,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
+from framework.execution import AttemptHeader, LocalExecutor, TaskFailure, plan_execution
+from framework.execution.plan import ExecutionPlan
+from framework.execution.ports import ProcessingJob, TaskWatcher
 from framework.topology import ArrowBolt, Bolt, Component, FencedState, Topology
 from framework.topology.inspectable import RecountedBolt, with_scratch_states
+from framework.topology.spouts import PartitionPlanner
+from framework.transactions.commit import CommitPhase
+from framework.transactions.plans import Plan, plan_digest
+from framework.transactions.spout_planners import planner_of, processing_job
 
 #: Turns a copy of a bolt with states into the bolt of the shadow, which keeps them in a folder that
 #: does not exist yet. Raises ``ConfigError`` when it cannot.
 Shadowed = Callable[[Bolt, Path], Bolt]
+#: Makes the processing phase of an attempt at a plan. Raises ``ConfigError`` when it cannot.
+JobMaker = Callable[[AttemptHeader, PartitionPlanner, Plan], ProcessingJob]
 
 #: The attempt of every transaction in a shadow. Those of drivers count from 1, so the fence of a
 #: real state refuses it, should user code reach for that state all the same.
@@ -96,6 +106,60 @@ def with_what_it_needs(topology: Topology, component: Component) -> Topology:
     return Topology(
         topology.id, tuple(each for each in topology.components if each.id in needed), topology.at_least_once
     )
+
+
+class Sandbox:
+    """Runs a shadow in this process: processes recorded plans, and commits them into the states of
+    the shadow, under the fence of ``epoch``. ``topology``: whose spout has made the plans.
+    ``execution``: of the shadow, where it has more than the shadow's components."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        shadow: Topology,
+        conf: Mapping[str, Any],
+        *,
+        execution: ExecutionPlan | None = None,
+        watcher: TaskWatcher | None = None,
+        epoch: int = 1,
+    ) -> None:
+        self.planner: PartitionPlanner = planner_of(topology, conf)
+        self._executor = LocalExecutor(execution or plan_execution(shadow), conf, watcher)
+        self._shadow, self._epoch = shadow, epoch
+        self.commit = CommitPhase(shadow.id, shadow.states, self._executor, epoch)
+
+    def start(self) -> None:
+        self._executor.start()
+
+    def close(self) -> None:
+        self._executor.close()
+        self.planner.close()
+        for state in self._shadow.states:
+            state.close()
+
+    def forget(self) -> None:
+        """Begin again with states that were emptied."""
+        self.commit = CommitPhase(self._shadow.id, self._shadow.states, self._executor, self._epoch)
+
+    def run(self, txid: int, plan: Plan, *, replay: bool = False, job: JobMaker = processing_job) -> TaskFailure | None:
+        """Process a plan and commit it. Returns how it fails; None when it does not. ``replay``:
+        its commit was opened before. Raises ``DataLossError`` when the source no longer holds what
+        was planned."""
+        header = AttemptHeader(
+            self._shadow.id,
+            txid=txid,
+            attempt_id=SHADOW_ATTEMPT,
+            epoch=self._epoch,
+            plan_digest=plan_digest(plan),
+        )
+        try:
+            result = self._executor.process(job(header, self.planner, plan))
+            if result.failure is None:
+                self.planner.confirm(plan)
+                result = self.commit.run(header, replay=replay)
+        finally:
+            self._executor.release(header)
+        return result.failure
 
 
 class _End(ArrowBolt):
