@@ -9,6 +9,7 @@ from framework.errors import FailedException
 from framework.inspect.find_poison import Poison, find_poison
 from framework.inspect.read import Snapshot, StateSnapshot, read
 from framework.operators.event_windows import hopping, tumbling
+from framework.operators.sessions import session
 from framework.submission import submit
 from framework.topology import (
     ArrowBolt,
@@ -135,6 +136,7 @@ __all__ = [
     "find_poison",
     "hopping",
     "read",
+    "session",
     "submit",
     "tumbling",
 ]

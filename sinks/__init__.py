@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
+from sinks.collect import Collect
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.count_windows import CountWindowCommitter
@@ -22,6 +23,7 @@ from sinks.event_time.windows import WindowedCommitter
 from sinks.kafka.sink import KafkaSink
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend
+from sinks.quantile import Quantile
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.upsert import UpsertCommitter
 from sinks.sql.sqlite import SqliteBackend
@@ -57,6 +59,7 @@ __all__ = [
     "AppendCommitter",
     "ApproxDistinct",
     "AsOfJoiningCommitter",
+    "Collect",
     "Count",
     "CountWindowCommitter",
     "DeadLetterTable",
@@ -81,6 +84,7 @@ __all__ = [
     "ParquetTable",
     "PostgresBackend",
     "PostgresTable",
+    "Quantile",
     "RedisBackend",
     "Reduce",
     "Row",

@@ -217,7 +217,7 @@ class First(Aggregate):
     merge_rule = "first"
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
-        return _typed(self, input_type)
+        return typed(self, input_type)
 
     def _merge(self, old: Any, new: Any) -> Any:
         return old
@@ -233,7 +233,7 @@ class Last(Aggregate):
     merge_rule = "last"
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
-        return _typed(self, input_type)
+        return typed(self, input_type)
 
     def _merge(self, old: Any, new: Any) -> Any:
         return new
@@ -296,7 +296,7 @@ class Reduce(Aggregate):
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         if self.returns is not None:
             return Fields.of({"returned": self.returns}).type_of("returned")
-        return _typed(self, input_type)
+        return typed(self, input_type)
 
     def _merge(self, old: Any, new: Any) -> Any:
         return self._called(old, new)
@@ -393,14 +393,14 @@ def _sketches() -> Any:
     return datasketches
 
 
-def _typed(aggregate: Aggregate, input_type: pa.DataType | None) -> pa.DataType:
+def typed(aggregate: Aggregate, input_type: pa.DataType | None) -> pa.DataType:
     if input_type is None:
         raise TopologyError(f"{type(aggregate).__name__}({aggregate.field!r}) needs a field with a declared type")
     return input_type
 
 
 def _orderable(aggregate: Aggregate, input_type: pa.DataType | None) -> pa.DataType:
-    declared = _typed(aggregate, input_type)
+    declared = typed(aggregate, input_type)
     if pa.types.is_integer(declared):
         return pa.int64()
     if pa.types.is_floating(declared):

@@ -10,11 +10,26 @@ session is put together when it ends, from the panes before its last one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework.durations import Duration, micros_above_0
+
 Micros = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Sessions of which the records are less than ``gap`` microseconds apart."""
+
+    gap: int
+
+
+def session(gap: Duration) -> Sessions:
+    """Windows that end when a key has had no record for ``gap``. Raises ``ConfigError``."""
+    return Sessions(micros_above_0(gap, "the gap of a session"))
 
 
 class Pane(NamedTuple):

@@ -67,6 +67,10 @@ class EventTime(ABC):
         """The committer that sends each window when it closes."""
 
     @abstractmethod
+    def sessions(self, name: str, gap: Duration, on: str, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
+        """The committer that sends each session when it closes."""
+
+    @abstractmethod
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         """The committer that emits the first row of each key."""
 

@@ -17,8 +17,9 @@ import polars as pl
 import pyarrow as pa
 
 from framework.durations import Duration
-from framework.errors import BadRecordError
+from framework.errors import BadRecordError, InvariantViolation
 from framework.operators.event_windows import EventWindows
+from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
 from framework.streams.frames import frame_of
@@ -105,13 +106,16 @@ class Explode(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows(Step):
-    """Each row once per window that its time belongs to."""
+    """Each row once per window that its time belongs to. Of sessions, only ``when_closed`` makes
+    something."""
 
-    windows: EventWindows
+    windows: EventWindows | Sessions
     on: str
     late: Duration = 0
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        if isinstance(self.windows, Sessions):
+            raise InvariantViolation("a session is known when it closes")
         column = frame.get_column(self.on).to_arrow()
         rows, starts, ends = self.windows.assign(times_of(column, self.on, "s"))
         order = np.argsort(rows, kind="stable")

@@ -12,6 +12,7 @@ import pyarrow as pa
 from framework.durations import Duration
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_windows import EventWindows
+from framework.operators.sessions import Sessions
 from framework.streams.call_site import Call, called
 from framework.streams.expressions import (
     Expression,
@@ -235,14 +236,17 @@ class Stream:
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def window(self, windows: EventWindows, *, on: str, late: Duration = 0) -> Stream:
+    def window(self, windows: EventWindows | Sessions, *, on: str, late: Duration = 0) -> Stream:
         """Put each row into the windows that its time ``on`` belongs to. They become columns,
         ``window_start`` and ``window_end``, and ``window_start`` becomes part of the key of a
         following ``group_by``: so late rows correct their window for ever. ``late``: for
-        ``when_closed``, how far a row may be behind the newest one of its partition."""
+        ``when_closed``, how far a row may be behind the newest one of its partition. Sessions are
+        known when they close: after ``group_by(...).agg(...)`` only ``when_closed`` follows."""
         call = called("window", windows, on=on)
-        if not isinstance(windows, EventWindows):
-            raise call.mistake(f"{windows!r} is no window: give tumbling('1 h') or hopping('10 min', '5 min')")
+        if not isinstance(windows, EventWindows | Sessions):
+            raise call.mistake(
+                f"{windows!r} is no window: give tumbling('1 h'), hopping('10 min', '5 min') or session('30 min')"
+            )
         check_names(call, [on], self.schema)
         kind = self.schema.field(on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
@@ -448,6 +452,8 @@ class Stream:
         uses: tuple[str, ...] | None = None,
         watermark: Placed | None = None,
     ) -> Stream:
+        if _in_windows(self._node, Sessions):
+            raise call.mistake("a session is known when it closes: group_by(...).agg(...).when_closed(name=...)")
         placed = Placed(
             id=name,
             above=self._node,
@@ -461,15 +467,17 @@ class Stream:
         return Stream(self._pipeline, self._pipeline.place(placed))
 
 
-def _in_windows(node: Node) -> bool:
-    """Whether rows have been put into windows, and still say into which."""
-    if WINDOW_START not in node.schema.names:
+def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:
+    """Whether rows have been put into windows, of this kind, and still say into which."""
+    if kind is None and WINDOW_START not in node.schema.names:
         return False
     while isinstance(node, Stepped):
         if isinstance(node.step, Windows):
-            return True
+            return kind is None or isinstance(node.step.windows, kind)
         node = node.above
-    return isinstance(node, Merged) and all(map(_in_windows, node.above))
+    if not isinstance(node, Merged):
+        return False
+    return (all if kind is None else any)(_in_windows(each, kind) for each in node.above)
 
 
 def _listed(schema: pa.Schema) -> str:

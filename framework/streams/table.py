@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.operators.sessions import Sessions
 from framework.streams.call_site import Call, called
 from framework.streams.expressions import column_or_expression
 from framework.streams.plan import Node, Stepped
@@ -105,8 +107,9 @@ class AggregatesTable(Table):
 
     def when_closed(self, *, name: str, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
-        ``window_end`` and the aggregates. Rows that are too late for their window are left out.
-        ``name``: the id, which the state follows."""
+        ``window_end`` (of sessions: ``session_start``, ``session_end``) and the aggregates. Rows
+        that are too late for their window are left out. ``name``: the id, which the state
+        follows."""
         call = called("when_closed", name=name)
         found = _before_windows(self._stream._node)
         if found is None:
@@ -117,7 +120,12 @@ class AggregatesTable(Table):
         if not key:
             raise call.mistake("group by at least one column besides the window")
         try:
-            bolt = pipeline.event_time(call).windows(name, windows.windows, windows.on, key, self._aggregates)
+            committers, kind = pipeline.event_time(call), windows.windows
+            if isinstance(kind, Sessions):
+                gap = datetime.timedelta(microseconds=kind.gap)
+                bolt = committers.sessions(name, gap, windows.on, key, self._aggregates)
+            else:
+                bolt = committers.windows(name, kind, windows.on, key, self._aggregates)
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
         watermark = pipeline.watermark(call, name, node, windows.on, windows.late)

@@ -2,10 +2,23 @@
 ``framework.streams``."""
 
 from framework.streams import Stream, Table
-from ratchet.streams.aggregates import count, count_distinct, first, last, max_, mean, min_, reduce, sum_
+from ratchet.streams.aggregates import (
+    collect,
+    count,
+    count_distinct,
+    first,
+    last,
+    max_,
+    mean,
+    min_,
+    quantile,
+    reduce,
+    sum_,
+)
 from ratchet.streams.formats import (
     Avro,
     Bytes,
+    Debezium,
     Json,
     Protobuf,
     RegistryAvro,
@@ -19,6 +32,7 @@ from ratchet.streams.targets import dead_letters, delta, parquet, postgres, redi
 __all__ = [
     "Avro",
     "Bytes",
+    "Debezium",
     "Json",
     "Pipeline",
     "Protobuf",
@@ -28,6 +42,7 @@ __all__ = [
     "Stream",
     "Table",
     "Text",
+    "collect",
     "count",
     "count_distinct",
     "dead_letters",
@@ -39,6 +54,7 @@ __all__ = [
     "min_",
     "parquet",
     "postgres",
+    "quantile",
     "redis",
     "reduce",
     "sqlite",

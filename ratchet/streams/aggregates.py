@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from framework.topology.fields import FieldType
-from sinks import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
+from sinks import Aggregate, ApproxDistinct, Collect, Count, First, Last, Max, Mean, Min, Quantile, Reduce, Sum
 
 Field = str | pl.Expr
 
@@ -52,6 +52,17 @@ def count_distinct(field: Field) -> Aggregate:
     """About how many different values there are: exact for a few, within 1.6 % for many. Needs the
     extra ``sketches``."""
     return ApproxDistinct(field)  # type: ignore[arg-type]
+
+
+def quantile(field: Field, share: float) -> Aggregate:
+    """The value below which ``share`` of the values lie, within 1 % of itself:
+    ``quantile("ms", 0.99)``."""
+    return Quantile(field, share)  # type: ignore[arg-type]
+
+
+def collect(field: Field, *, most: int = 1_000) -> Aggregate:
+    """The first ``most`` values that are not null, in the order of arrival: JSON of a list."""
+    return Collect(field, most)  # type: ignore[arg-type]
 
 
 def reduce(field: Field, function: Callable[[Any, Any], Any], *, returns: FieldType = None) -> Aggregate:

@@ -11,7 +11,7 @@ from framework.operators.event_windows import EventWindows
 from framework.streams.ports import EventTime
 from framework.topology import Bolt
 from ratchet.streams.targets import Store
-from sinks import DeduplicatingCommitter, WatermarkCommitter, WindowedCommitter
+from sinks import DeduplicatingCommitter, SessionCommitter, WatermarkCommitter, WindowedCommitter
 
 
 class EventTimeIn(EventTime):
@@ -28,6 +28,9 @@ class EventTimeIn(EventTime):
         self, name: str, windows: EventWindows, on: str, key: Sequence[str], aggregates: Mapping[str, Any]
     ) -> Bolt:
         return WindowedCommitter(self._of(name), windows, on=on, key=key, aggregates=aggregates)
+
+    def sessions(self, name: str, gap: Duration, on: str, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
+        return SessionCommitter(self._of(name), gap, on=on, key=key, aggregates=aggregates)
 
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within)

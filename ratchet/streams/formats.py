@@ -1,5 +1,5 @@
 """How the bytes of a record become columns: ``Json``, ``Text``, ``Bytes``, ``Avro``, ``Protobuf``,
-and those of a Schema Registry."""
+``Debezium``, and those of a Schema Registry."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spouts import (
     AvroCodec,
     BytesCodec,
     Codec,
+    DebeziumCodec,
     JsonCodec,
     ProtobufCodec,
     RegistryAvroCodec,
@@ -125,6 +126,12 @@ def RegistryJson(subject: str, registry: str | Mapping[str, Any], **options: Any
     """JSON objects that name their schema in a Schema Registry at ``registry``, with the fields of
     the latest schema of ``subject``. ``options``: of ``spouts.RegistryJsonCodec``."""
     return Whole(RegistryJsonCodec(registry, subject=subject, **options))
+
+
+def Debezium(fields: Fields | pa.Schema, **options: Any) -> Format:
+    """Change records of Debezium: the row after each change, and what ``metadata`` names.
+    ``options``: of ``spouts.DebeziumCodec``."""
+    return Whole(DebeziumCodec(fields, **options))
 
 
 def format_of(given: Format | Codec) -> Format:

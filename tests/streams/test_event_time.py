@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
-from framework.errors import TopologyError
+from framework.errors import ConfigError, TopologyError
 from framework.testing import crash, replay
-from ratchet import Json, Pipeline, parquet, sqlite, sum_, tumbling
+from ratchet import Json, Pipeline, collect, parquet, session, sqlite, sum_, tumbling
 from sinks import (
     DeduplicatingCommitter,
     KafkaSink,
@@ -55,6 +55,36 @@ def test_a_window_is_sent_once_when_it_closes(faults: Any, take: int, tmp_path: 
     assert found == {("x", at(0), 70 if take == 1 else 130), ("y", at(5), 30), ("x", at(10), 50)}
     assert list(tables["sent"]) == list(tables["closed"])
     assert "shop" not in tables and "closed-watermark" not in tables
+
+
+@pytest.mark.parametrize("faults", [[], [replay()], [crash()]])
+def test_a_session_is_sent_once_when_it_closes(faults: Any, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    visits = shop.read(ROWS).window(session("5 min"), on="at", late="5 min").filter("cents < 7 or shop = 'y'")
+    closed = visits.group_by("shop").agg(cents=sum_("cents * 10"), all=collect("cents")).when_closed(name="closed")
+    closed.append_into(parquet(tmp_path / "out"), name="out")
+    rows = shop.test(faults=faults, take=1000)["out"]
+    found = {(row["shop"], row["session_start"], row["session_end"], row["cents"], row["all"]) for row in rows}
+    assert found == {
+        ("x", at(0), at(9), 130, "[1,2,4,6]"),
+        ("x", at(12), at(17), 50, "[5]"),
+        ("y", at(5), at(10), 30, "[3]"),
+    }
+    assert len(rows) == len(found)
+
+
+def test_an_open_session_goes_nowhere(tmp_path: Path) -> None:
+    visits = pipeline_in(tmp_path).read(ROWS).window(session("5 min"), on="at")
+    per_shop = visits.group_by("shop").agg(cents=sum_("cents"))
+    for take in (
+        lambda: visits.append_into(parquet(tmp_path / "out"), name="out"),
+        lambda: per_shop.upsert_into(sqlite(tmp_path / "x.db", "out"), name="out"),
+        lambda: visits.merge(visits.filter("cents > 1")).append_into(parquet(tmp_path / "out"), name="out"),
+    ):
+        with pytest.raises(TopologyError, match="a session is known when it closes|rows of this stream twice"):
+            take()
+    with pytest.raises(ConfigError, match="the gap of a session"):
+        session("0 s")
 
 
 @pytest.mark.parametrize("faults", [[], [replay()]])

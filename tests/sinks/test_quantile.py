@@ -1,0 +1,109 @@
+"""Quantiles and lists: the same however a stream is divided, and as exact as they say."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import math
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework import Fields, TransactionalTopologyBuilder
+from framework.errors import CorruptStateError, TopologyError
+from framework.testing import replay, run_on
+from sinks import Aggregate, Collect, OpaqueMapState, Quantile, SqliteBackend, StateCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+
+NUMBERS = st.one_of(st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1), st.none(), st.just(math.nan))
+
+
+def folded(aggregate: Aggregate, values: list[Any], cuts: list[int]) -> Any:
+    """The values in parts, merged from the left."""
+    parts = [values[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(values)], strict=True)]
+    found = None
+    for each in parts:
+        found = aggregate.merge(found, aggregate.fold(each, partial=False))
+    return found
+
+
+@given(st.lists(NUMBERS, max_size=60), st.data())
+def test_a_sketch_is_the_same_however_the_values_are_divided(values: list[Any], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
+    sketch = Quantile("x", 0.5).expanded("q")["q_sketch"]
+    whole = folded(sketch, values, [])
+    assert folded(sketch, values, cuts) == whole
+    assert folded(sketch, values[::-1], cuts) == whole
+
+
+@given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.floats(0, 1))
+def test_a_quantile_is_within_a_hundredth_of_the_value_of_its_rank(values: list[float], share: float) -> None:
+    parts = Quantile("x", share).expanded("q")
+    found = parts["q"].derive([parts["q_sketch"].fold(values, partial=False)])
+    ordered = sorted(values)
+    rank = math.floor(share * (len(ordered) - 1))
+    near = {ordered[rank], ordered[min(rank + 1, len(ordered) - 1)]}
+    assert any(math.isclose(found, each, rel_tol=0.0101, abs_tol=1e-300) for each in near), (found, near)
+
+
+def test_a_large_stream_has_a_small_sketch(seed: int) -> None:
+    chance = random.Random(seed)
+    values = [chance.lognormvariate(3, 2) for _ in range(50_000)]
+    parts = Quantile("ms", 0.99).expanded("p99")
+    sketch = parts["p99_sketch"].fold(values, partial=False)
+    assert len(sketch) < 16_384
+    assert parts["p99"].derive([sketch]) == pytest.approx(sorted(values)[49_500], rel=0.011)
+    assert parts["p99"].derive([None]) is None
+    assert parts["p99"].derive([parts["p99_sketch"].fold([math.nan], partial=False)]) is None
+    assert parts["p99"].derive([parts["p99_sketch"].fold([1.7e308], partial=False)]) == pytest.approx(1.7e308, rel=0.01)
+
+
+def test_bytes_that_are_no_sketch_are_named() -> None:
+    sketch = Quantile("ms", 0.99).expanded("p99")["p99_sketch"]
+    for data in (b"", b"\x02" * 17, sketch.fold([1.0], partial=False)[:-1]):
+        with pytest.raises(CorruptStateError, match="are no sketch of quantiles"):
+            sketch.merge(data, data)
+
+
+def test_a_list_has_the_first_values_in_their_forms() -> None:
+    collect = Collect("x", 3)
+    moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    assert folded(collect, [None, 1, 2, None, 3, 4], [3]) == "[1,2,3]"
+    assert folded(collect, [None], []) is None
+    mixed: list[list[Any]] = [[moment], [b"a"], ['ü"'], [decimal.Decimal("1.50")], [math.inf], [True]]
+    found = [json.loads(collect.fold(each, partial=False)) for each in mixed]
+    assert found == [["2026-01-02T00:00:00.000000Z"], ["YQ=="], ['ü"'], ["1.50"], ["Infinity"], [True]]
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_both_work_in_a_committer_though_batches_are_replayed(tasks: int, tmp_path: Any) -> None:
+    rows = {part: [["k", float(number)] for number in range(part, 100, 4)] for part in range(4)}
+    spout = OpaqueMemoryTransactionalSpout(rows, Fields(k=str, x=float), 7)
+    builder = TransactionalTopologyBuilder("t", "spout", spout, tasks)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "found"))
+    aggregates = {"median": Quantile("x", 0.5), "all": Collect("x", 200)}
+    builder.set_bolt("found", StateCommitter(state, ["k"], aggregates), tasks).fields_grouping("spout", Fields("k"))
+    (row,) = run_on(builder.build(), rows, faults=[replay()]).table("found")
+    assert row["median"] == pytest.approx(49, rel=0.02)
+    assert sorted(json.loads(row["all"])) == [float(each) for each in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Quantile(), "Quantile needs a field"),
+        (lambda: Quantile("x", 2), "share is 2: give a number between 0 and 1"),
+        (lambda: Quantile("x", 0.5).output_type(pa.string()), "a quantile of 'x' needs a number, not string"),
+        (lambda: Collect(), "Collect needs a field"),
+        (lambda: Collect("x", 0), "most is 0: give a number above 0"),
+        (lambda: Collect("x").output_type(pa.list_(pa.int64())), "takes single values, not list"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(TopologyError, match=said):
+        make()
