@@ -12,7 +12,7 @@ from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
-from framework.streams.plan import Node, Placed, Read, builder_of, ways_to
+from framework.streams.plan import Joined, Node, Placed, Read, builder_of, ways_to
 from framework.streams.ports import EventTime, GivenSpout, Reading, Target
 from framework.streams.stream import Stream
 from framework.topology import (
@@ -98,13 +98,19 @@ class Pipeline(TopologyMaker):
         taken = next((each for each in self._placed if each.id == placed.id), None)
         if taken is not None:
             raise placed.call.mistake(f"the name {placed.id!r} is that of {taken.call} already: give another name=")
-        inputs = self._hidden_inputs(placed)
-        fields = Fields.of_schema(placed.above.schema)
+        above = placed.above
         declarer = OutputFieldsDeclarer(placed.id)
         try:
-            upstream = ", ".join(dict.fromkeys(_name(way[0]) for way in ways_to(placed.above)))
-            source = Input(upstream, DEFAULT_STREAM, fields, placed.grouping)
-            placed.bolt.bind(placed.id, [source, *inputs], placed.parallelism)
+            inputs = [
+                Input(
+                    ", ".join(dict.fromkeys(_name(way[0]) for way in ways_to(each))),
+                    DEFAULT_STREAM,
+                    Fields.of_schema(each.schema),
+                    placed.grouping,
+                )
+                for each in (above.sides if isinstance(above, Joined) else (above,))
+            ]
+            placed.bolt.bind(placed.id, [*inputs, *self._hidden_inputs(placed)], placed.parallelism)
             placed.bolt.declare_output_fields(declarer)
         except RatchetError as error:
             raise placed.call.mistake(error) from None
@@ -118,11 +124,16 @@ class Pipeline(TopologyMaker):
         """The committers that go by event time."""
         raise call.mistake("this pipeline has no event time: use the Pipeline of ratchet")
 
+    @property
+    def partition(self) -> tuple[str, ...]:
+        """The columns that name the partition of the source that a row is from."""
+        return self._reading.partition if self._reading is not None else ()
+
     def watermark(self, call: Call, name: str, above: Node, on: str, late: Duration) -> Placed:
         """The watermark of these rows, which the steps share that ask for the same."""
         key = (above, on, late)
         if key not in self._watermarks:
-            partition = self._reading.partition if self._reading is not None else ()
+            partition = self.partition
             if not set(partition) <= set(above.schema.names):
                 raise call.mistake(
                     f"event time goes by partition: read_kafka(..., metadata={list(partition)!r}), and keep these columns"

@@ -59,6 +59,19 @@ class Merged:
     schema: pa.Schema
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """The rows of two sides, each with columns of its own, for a bolt that tells them apart."""
+
+    sides: tuple[Node, Node]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of both, those that they share once."""
+        left, right = (each.schema for each in self.sides)
+        return pa.schema([*left, *(each for each in right if each.name not in left.names)])
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Placed:
     """A bolt. ``uses``: the columns that it takes; None: all. ``schema``: what it emits on
@@ -83,7 +96,7 @@ class Placed:
 
 
 Component: TypeAlias = Union[Read, Placed]
-Node: TypeAlias = Union[Read, Stepped, Merged, Placed]
+Node: TypeAlias = Union[Read, Stepped, Merged, Joined, Placed]
 #: The steps from a component to another one below it.
 _Steps: TypeAlias = tuple[Stepped, ...]
 _Way: TypeAlias = tuple[Component, _Steps]
@@ -114,12 +127,12 @@ class _Compilation:
         self._placed = placed
         self._sources = sources
         self._prune = prune
-        self._ways: dict[Placed, list[_Way]] = {each: ways_to(each.above) for each in placed}
+        self._inputs = {each: _inputs_of(each.above) for each in placed}
         every: list[Component] = [*sources, *placed]
         self._outputs: dict[Component, list[_Output]] = {each: [] for each in every}
         self._direct: dict[Component, list[Placed]] = {each: [] for each in every}
         for each in placed:
-            for component, ways in _by_component(self._ways[each]).items():
+            for component, ways in self._inputs[each]:
                 self._connect(component, ways, each)
 
     def _connect(self, component: Component, ways: tuple[_Steps, ...], taker: Placed) -> None:
@@ -131,7 +144,10 @@ class _Compilation:
             if output.ways == ways:
                 output.takers.append(taker)
                 return
-        outputs.append(_Output(ways, [taker], taker.id if outputs else DEFAULT_STREAM))
+        stream = taker.id if outputs else DEFAULT_STREAM
+        while any(each.stream == stream for each in outputs):  # the other side of a join
+            stream += "-2"
+        outputs.append(_Output(ways, [taker], stream))
 
     def builder(self, pipeline_id: str) -> TransactionalTopologyBuilder:
         used = {each.source: self._used(each) for each in self._sources}
@@ -141,10 +157,10 @@ class _Compilation:
             self._add_steps(builder, source)
         for each in self._placed:
             declarer = builder.set_bolt(each.id, each.bolt, each.parallelism)
-            for component, ways in _by_component(self._ways[each]).items():
+            for component, ways in self._inputs[each]:
                 upstream, stream = self._place(component)
                 if ways != ((),):
-                    stream = next(output.stream for output in self._outputs[component] if each in output.takers)
+                    stream = next(output.stream for output in self._outputs[component] if output.ways == ways)
                     upstream = self._steps_id(component)
                 declarer.grouping(upstream, each.grouping, stream)
             if each.takes_clock:
@@ -174,7 +190,7 @@ class _Compilation:
         builder.set_bolt(self._steps_id(component), bolt, parallelism).local_or_shuffle_grouping(upstream, stream)
 
     def _columns(self, output: _Output) -> pa.Schema:
-        schema = output.takers[0].above.schema
+        schema = next(way[-1].schema for way in output.ways if way)
         needed = output.needs() if self._prune else frozenset(schema.names)
         return pa.schema([each for each in schema if each.name in needed])
 
@@ -213,7 +229,15 @@ def ways_to(node: Node) -> list[_Way]:
         return [(component, (*steps, node)) for component, steps in ways_to(node.above)]
     if isinstance(node, Merged):
         return [way for each in node.above for way in ways_to(each)]
+    if isinstance(node, Joined):
+        return [way for each in node.sides for way in ways_to(each)]
     return [(node, ())]
+
+
+def _inputs_of(node: Node) -> list[tuple[Component, tuple[_Steps, ...]]]:
+    """The inputs of a component above which this node is: each from a component, by these ways."""
+    sides = node.sides if isinstance(node, Joined) else (node,)
+    return [found for each in sides for found in _by_component(ways_to(each)).items()]
 
 
 def check_once(call: Call, node: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -13,6 +13,8 @@ from framework.durations import Duration
 from framework.errors import TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.topology import DEFAULT_STREAM, Bolt, Spout
+
+JoinHow = Literal["inner", "left", "right", "outer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class EventTime(ABC):
     @abstractmethod
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         """The committer that emits the first row of each key."""
+
+    @abstractmethod
+    def pairs(self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration, how: JoinHow) -> Bolt:
+        """The committer that joins the rows of two sides, each with its time."""
 
 
 class Target(ABC):

@@ -21,8 +21,8 @@ from framework.streams.expressions import (
     column_or_expression,
     parsed,
 )
-from framework.streams.plan import Merged, Node, Placed, Stepped, check_once
-from framework.streams.ports import Target
+from framework.streams.plan import Joined, Merged, Node, Placed, Stepped, check_once
+from framework.streams.ports import JoinHow, Target
 from framework.streams.steps import (
     MOMENT,
     WINDOW_END,
@@ -57,6 +57,8 @@ _GROUPINGS: Mapping[str, Callable[[], Grouping]] = {
     "global": GlobalGrouping,
     "all": AllGrouping,
 }
+#: The column of the times of both sides of a join.
+_EVENT_TIME = "event_time"
 RowFunction = Callable[[dict[str, Any]], Any]
 GroupingName = Literal["local", "shuffle", "global", "all"]
 
@@ -319,6 +321,66 @@ class Stream:
             call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
         )
 
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: str | Sequence[str],
+        times: str | tuple[str, str],
+        within: Duration,
+        name: str,
+        how: JoinHow = "inner",
+        late: Duration = 0,
+        parallelism: int = 1,
+    ) -> Stream:
+        """Pairs of rows with the same key whose times are no further apart than ``within``; each
+        pair once, in the transaction that reads the second row of it.
+
+        ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
+        stream and that of the other. ``how``: a row of an outer side that has found no other comes
+        once, with nulls, when the watermark has passed the bound. ``late``: how far a row may be
+        behind the newest one of its partition; rows that are later are left out. A column that both
+        streams have is called ``<name>_right`` where it is the other's. ``name``: the id, which the
+        state follows."""
+        keys = (on,) if isinstance(on, str) else tuple(on)
+        call = called("join", *keys, within=within, name=name)
+        if not isinstance(other, Stream):
+            raise call.mistake(f"{other!r} is a {type(other).__name__}: give a stream")
+        if other._pipeline is not self._pipeline:
+            raise call.mistake("the streams are of two pipelines: read both topics in one")
+        left, right = (times, times) if isinstance(times, str) else times
+        check_names(call, [*keys, left], self.schema)
+        check_names(call, [*keys, right], other.schema)
+        place = self._pipeline.partition
+        taken = [each for each in self.schema.names if each not in place or each in keys]
+        names = {each: each if each in keys or each not in taken else f"{each}_right" for each in other.schema.names}
+        twice = next((each for each in names.values() if list(names.values()).count(each) > 1), None)
+        if twice is not None:
+            raise call.mistake(f"there would be two columns {twice!r}: rename one")
+        ours = self._selected(call, {each: each for each in taken})
+        theirs = other._selected(
+            call, {each: names[each] for each in other.schema.names if each not in place or each in keys}
+        )
+        moments = [
+            stream._selected(call, {each: each for each in place if each in stream.schema.names} | {time: _EVENT_TIME})
+            for stream, time in ((self, left), (other, right))
+        ]
+        if moments[0].schema != moments[1].schema:
+            raise call.mistake(
+                f"the times differ: {self.schema.field(left).type} and {other.schema.field(right).type}: cast one"
+            )
+        both = Merged((moments[0]._node, moments[1]._node), moments[0].schema)
+        try:
+            committers = self._pipeline.event_time(call)
+            bolt = committers.pairs(name, keys, (left, names[right]), within, how)
+        except (ConfigError, TopologyError) as error:
+            raise call.mistake(error) from None
+        watermark = self._pipeline.watermark(call, name, both, _EVENT_TIME, late)
+        joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
+        return joined._placed(
+            call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
+        )
+
     # --- out of the stream ------------------------------------------------------------------------
 
     def append_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
@@ -384,6 +446,12 @@ class Stream:
         before = [made.field(each.name) if each.name in columns else each for each in self.schema]
         schema = pa.schema([*before, *(each for each in made if each.name not in self.schema.names)])
         return self._after(Compute(call=call, schema=schema, columns=columns, keeps=True))
+
+    def _selected(self, call: Call, names: Mapping[str, str]) -> Stream:
+        """These columns, under new names."""
+        schema = pa.schema([self.schema.field(each).with_name(name) for each, name in names.items()])
+        columns = {name: pl.col(each) for each, name in names.items()}
+        return self._after(Compute(call=call, schema=schema, columns=columns, keeps=False))
 
     def _columns(
         self, call: Call, columns: Sequence[Expression], named: Mapping[str, Expression]
@@ -475,6 +543,8 @@ def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -
         if isinstance(node.step, Windows):
             return kind is None or isinstance(node.step.windows, kind)
         node = node.above
+    if isinstance(node, Joined):
+        return kind is not None and any(_in_windows(each, kind) for each in node.sides)
     if not isinstance(node, Merged):
         return False
     return (all if kind is None else any)(_in_windows(each, kind) for each in node.above)

@@ -8,10 +8,10 @@ from typing import Any
 
 from framework.durations import Duration
 from framework.operators.event_windows import EventWindows
-from framework.streams.ports import EventTime
+from framework.streams.ports import EventTime, JoinHow
 from framework.topology import Bolt
 from ratchet.streams.targets import Store
-from sinks import DeduplicatingCommitter, SessionCommitter, WatermarkCommitter, WindowedCommitter
+from sinks import DeduplicatingCommitter, JoiningCommitter, SessionCommitter, WatermarkCommitter, WindowedCommitter
 
 
 class EventTimeIn(EventTime):
@@ -34,6 +34,10 @@ class EventTimeIn(EventTime):
 
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within)
+
+    def pairs(self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration, how: JoinHow) -> Bolt:
+        left, right = times
+        return JoiningCommitter(self._of(name), key=key, left=left, right=right, within=within, how=how)
 
     def _of(self, name: str) -> Any:
         return self._state(re.sub(r"\W", "_", f"{self._pipeline}_{name}", flags=re.ASCII)).state()

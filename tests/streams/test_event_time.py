@@ -11,7 +11,7 @@ import pytest
 from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
 from framework.errors import ConfigError, TopologyError
 from framework.testing import crash, replay
-from ratchet import Json, Pipeline, collect, parquet, session, sqlite, sum_, tumbling
+from ratchet import Json, Pipeline, Stream, collect, parquet, session, sqlite, sum_, tumbling
 from sinks import (
     DeduplicatingCommitter,
     KafkaSink,
@@ -79,12 +79,81 @@ def test_an_open_session_goes_nowhere(tmp_path: Path) -> None:
     for take in (
         lambda: visits.append_into(parquet(tmp_path / "out"), name="out"),
         lambda: per_shop.upsert_into(sqlite(tmp_path / "x.db", "out"), name="out"),
+        lambda: visits.join(visits.filter("cents > 1"), on="shop", times="at", within="1 h", name="j"),
         lambda: visits.merge(visits.filter("cents > 1")).append_into(parquet(tmp_path / "out"), name="out"),
     ):
         with pytest.raises(TopologyError, match="a session is known when it closes|rows of this stream twice"):
             take()
     with pytest.raises(ConfigError, match="the gap of a session"):
         session("0 s")
+
+
+def orders_and_payments(shop: Pipeline) -> tuple[Stream, Stream]:
+    orders, payments = (Json(order=str, at=datetime.datetime, **{name: int}) for name in ("cents", "paid"))
+    return (
+        shop.read_kafka("orders", value=orders, metadata=PLACE, bootstrap_servers=BROKER),
+        shop.read_kafka("payments", value=payments, metadata=PLACE),
+    )
+
+
+@pytest.mark.parametrize("faults", [[], [replay()], [crash()]])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
+def test_pairs_within_a_bound_come_once(faults: Any, how: Any, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    orders, payments = orders_and_payments(shop)
+    joined = orders.join(
+        payments.filter("paid > 0"), on="order", times="at", within="5 min", name="matched", how=how, late="1 min"
+    )
+    joined.filter("cents is null or cents < 100").append_into(parquet(tmp_path / "out"), name="out")
+    records = {
+        "orders": [
+            {"order": "a", "at": at(0), "cents": 1, "topic": "orders", "partition": 0},
+            {"order": "b", "at": at(1), "cents": 2, "topic": "orders", "partition": 0},
+            {"order": "z", "at": at(50), "cents": 3, "topic": "orders", "partition": 0},
+        ],
+        "payments": [
+            {"order": "a", "at": at(4), "paid": 10, "topic": "payments", "partition": 0},
+            {"order": "b", "at": at(9), "paid": 20, "topic": "payments", "partition": 0},
+            {"order": "a", "at": at(5), "paid": 0, "topic": "payments", "partition": 0},
+            {"order": "y", "at": at(50), "paid": 30, "topic": "payments", "partition": 0},
+        ],
+    }
+    rows = shop.test(records, faults=faults, take=1)["out"]
+    found = [(row["order"], row["at"], row["cents"], row["at_right"], row["paid"]) for row in rows]
+    expected: list[Any] = [("a", at(0), 1, at(4), 10)]
+    if how in ("left", "outer"):
+        expected.append(("b", at(1), 2, None, None))
+    if how in ("right", "outer"):
+        expected.append(("b", None, None, at(9), 20))
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
+
+
+def test_two_branches_of_a_stream_are_joined(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    rows = shop.read(ROWS)
+    cheap, dear = rows.filter("cents < 4"), rows.filter("cents >= 4").select("shop", "at", price="cents")
+    cheap.join(dear, on="shop", times="at", within="1 min", name="near").append_into(
+        parquet(tmp_path / "out"), name="out"
+    )
+    found = [(row["shop"], row["cents"], row["price"]) for row in shop.test(take=1000)["out"]]
+    assert sorted(found) == [("x", 1, 6), ("x", 2, 4)]
+
+
+def test_a_join_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    orders, payments = orders_and_payments(pipeline_in(tmp_path))
+    other = pipeline_in(tmp_path).read(ROWS)
+    renamed = payments.rename({"paid": "at_right"})
+    for join, said in (
+        (lambda: orders.join("x", on="order", times="at", within="1 h", name="j"), "'x' is a str: give a stream"),
+        (lambda: orders.join(other, on="shop", times="at", within="1 h", name="j"), "of two pipelines"),
+        (lambda: orders.join(payments, on="ordr", times="at", within="1 h", name="j"), "is it 'order'"),
+        (lambda: orders.join(payments, on="order", times=("at", "paid"), within="1 h", name="j"), "the times differ"),
+        (lambda: orders.join(renamed, on="order", times="at", within="1 h", name="j"), "two columns 'at_right'"),
+        (lambda: orders.join(payments, on="order", times="at", within="x", name="j"), "within"),
+        (lambda: orders.join(payments, on="order", times="at", within="1 h", name="j", how="x"), "how is 'x'"),
+    ):
+        with pytest.raises(TopologyError, match=said):
+            join()
 
 
 @pytest.mark.parametrize("faults", [[], [replay()]])
