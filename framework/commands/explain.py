@@ -17,6 +17,7 @@ from framework.inspect.explain import Cause, Explanation, Step, explain
 from framework.inspect.recompute import Unverifiable
 from framework.observe import configure_logging
 from framework.topology import SourceRecord
+from framework.topology.inspectable import EventTime
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -74,6 +75,7 @@ def _lines(found: Explanation) -> Iterator[str]:
         yield f"  {found.step_count - len(found.steps):,} changes before these"
     for step in found.steps:
         yield f"  {_which(step)}: {_value(step.before)} -> {_value(step.after)}"
+        yield from (f"    {each}" for each in _time(step))
         yield from (f"    {_cause(each)}" for each in step.causes)
         if step.has_more:
             yield "    and more records"
@@ -105,6 +107,17 @@ def _which(step: Step) -> str:
     closed = f", closed {_moment(step.recorded.closed_at)}" if step.recorded.closed_at is not None else ""
     code = f", code {attempt.made_by['code']}" if attempt.made_by.get("code") else ""
     return f"transaction {step.txid}, attempt {attempt.attempt_id} of epoch {attempt.epoch}{closed}{code}"
+
+
+def _time(step: Step) -> Iterator[str]:
+    after = step.time_after
+    if after is not None and after.watermark is not None:
+        held_up = f", held up by partition {after.held_up_by!r}" if after.held_up_by else ""
+        yield f"the watermark went from {_watermark(step.time_before)} to {_watermark(after)}{held_up}"
+
+
+def _watermark(time: EventTime | None) -> str:
+    return _moment(time.watermark / 1_000_000) if time is not None and time.watermark is not None else "nothing"
 
 
 def _moment(at: float) -> str:
@@ -160,6 +173,9 @@ def _document(found: Explanation) -> dict[str, Any]:
                 "after": step.after,
                 "causes": [_cause_document(each) for each in step.causes],
                 "more": step.has_more,
+                "watermark_before": step.time_before.watermark if step.time_before else None,
+                "watermark_after": step.time_after.watermark if step.time_after else None,
+                "held_up_by": step.time_after.held_up_by if step.time_after else None,
             }
             for step in found.steps
         ],

@@ -26,7 +26,7 @@ from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
 from framework.inspect.state_lookup import state_named
 from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.topology import Component, Difference, KeyedState, SourceRecord, Topology, ValueType
-from framework.topology.inspectable import NarrowedBolt
+from framework.topology.inspectable import EventTime, NarrowedBolt, TimedBolt
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
@@ -55,7 +55,9 @@ class Cause:
 class Step:
     """A change of the key. ``first_txid`` to ``txid``: the transactions that made it; one where it
     is recorded, and ``recorded`` is its record. ``before`` and ``after``: column -> value; None: no
-    value. ``has_more``: whether there are more causes than those shown."""
+    value. ``has_more``: whether there are more causes than those shown. ``time_before`` and
+    ``time_after``: event time before it and after it, in a topology that keeps one: what was due in
+    between happened in this transaction."""
 
     first_txid: int
     txid: int
@@ -66,6 +68,8 @@ class Step:
     recorded: TransactionRecord | None = None
     causes: list[Cause] = field(default_factory=list)
     has_more: bool = False
+    time_before: EventTime | None = None
+    time_after: EventTime | None = None
 
     @property
     def attempt(self) -> AttemptRecord | None:
@@ -145,13 +149,19 @@ class _Inquiry:
         found = Explanation(self._topology.id, self._component.id, self._state.location, self._key)
         shadow, copied = self._shadow("run")
         value: list[Any] = [None]
+        instances: list[object] = [each.instance for each in shadow.components]
+        clocks = [each for each in instances if isinstance(each, TimedBolt)]
+        times: list[EventTime | None] = [None, None]
 
         def seen(batch: Batch) -> None:
             before, value[0] = value[0], copied.recomputed(self._key)
+            times[:] = times[1], clocks[0].event_time() if clocks else None
             if copied.written(self._key, batch.number):
                 found.step_count += 1
                 values = map(self._state.by_column, (before, value[0]))
-                steps.append(Step(batch.first_txid, batch.txid, *values, plan=batch.plan))
+                step = Step(batch.first_txid, batch.txid, *values, plan=batch.plan)
+                step.time_before, step.time_after = times
+                steps.append(step)
 
         with Recomputation(self._topology, self._store, self._conf, shadow=shadow, seen=seen) as copy:
             if recorded_only:

@@ -23,6 +23,7 @@ from framework.execution import FailureKind
 from framework.inspect.narrowing import cut
 from framework.inspect.sandbox import Sandbox
 from framework.topology import Topology
+from framework.topology.clock_stream import CLOCK_PARTITION
 from framework.topology.spouts import Meta
 from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan, read_transaction
 from framework.transactions.plans import Plan
@@ -225,6 +226,11 @@ class Recomputation:
         if self.txid == 0:
             self._check_origin(origin)
         ranges: dict[str, Meta] = {}
+        if CLOCK_PARTITION in plan:
+            raise Unverifiable(
+                f"topology {self._topology.id!r}: it goes by event time, and when its first transactions were planned is no "
+                "longer recorded: what was late then cannot be known"
+            )
         for partition, last in plan.items():
             known = self._plan.get(partition)
             first = known if known is not None else origin.positions.get(partition)

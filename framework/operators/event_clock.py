@@ -65,13 +65,18 @@ class EventClock:
         for partition, at in newest.items():
             before = known.get(partition)
             known[partition] = PartitionTime(max(at, before.newest) if before is not None else at, elapsed)
-        awake = [each.newest for each in known.values() if idle_after is None or elapsed - each.seen_at < idle_after]
+        awake = [each.newest for each in _awake(known, elapsed, idle_after).values()]
         gone_on = [each.newest + elapsed - each.seen_at for each in known.values()] if advance_when_idle else []
         reached = min(awake) if awake else max(gone_on, default=NEVER)
         watermark = self.watermark
         if reached != NEVER and not unread:
             watermark = max(watermark, reached - out_of_orderness)
         return EventClock(watermark, planned_at, elapsed, known)
+
+    def held_up_by(self, idle_after: int | None) -> str | None:
+        """The partition that is the furthest behind of those that are not idle."""
+        awake = _awake(self.partitions, self.elapsed, idle_after)
+        return min(awake, key=lambda name: (awake[name].newest, name), default=None)
 
     def document(self) -> dict[str, Any]:
         """JSON-able."""
@@ -86,3 +91,11 @@ class EventClock:
     def of_document(document: Mapping[str, Any]) -> EventClock:
         partitions = {name: PartitionTime(*each) for name, each in document["partitions"].items()}
         return EventClock(document["watermark"], document["planned_at"], document["elapsed"], partitions)
+
+
+def _awake(
+    partitions: Mapping[str, PartitionTime], elapsed: int, idle_after: int | None
+) -> Mapping[str, PartitionTime]:
+    return {
+        name: each for name, each in partitions.items() if idle_after is None or elapsed - each.seen_at < idle_after
+    }

@@ -57,6 +57,24 @@ class Change:
     agrees: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """How far the event time of a topology has come. ``watermark``: microseconds since 1970; None:
+    it has not begun. ``held_up_by``: the source partition that is the furthest behind of those that
+    count, by its fields; None: none counts."""
+
+    watermark: int | None
+    held_up_by: str | None
+
+
+@runtime_checkable
+class TimedBolt(Protocol):
+    """A committer that keeps the event time of its topology."""
+
+    def event_time(self) -> EventTime | None:
+        """As of the last transaction; None before the first one."""
+
+
 class InspectableState(FencedState):
     """A state that gives its rows as of a transaction, and can become a scratch copy.
 

@@ -29,6 +29,7 @@ from framework.topology import (
 )
 from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM
 from framework.topology.groupings import GlobalGrouping
+from framework.topology.inspectable import EventTime
 from sinks.states import MapState, checked_state
 
 #: What the tasks of the other committers get, once per transaction: the watermark before it, the
@@ -123,6 +124,16 @@ class WatermarkCommitter(ArrowBolt, Committer):
 
     def combiner(self) -> Combiner:
         return Passing(CLOCK_FIELDS, lambda: _NewestTimes(self.on, self.partition, self.unit))
+
+    # --- for explain ------------------------------------------------------------------------------
+
+    def event_time(self) -> EventTime | None:
+        found = self.state.get(_ROW)
+        if found is None:
+            return None
+        clock = EventClock.of_document(json.loads(found[1]))
+        watermark = clock.watermark if clock.watermark != NEVER else None
+        return EventTime(watermark, clock.held_up_by(self._idle_after))
 
     # --- in tasks ---------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuild
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
 from framework.inspect.explain import explain
+from framework.inspect.recompute import Unverifiable
 from framework.inspect.replay import plan_to_replay, replay
 from framework.inspect.verify import verify
-from framework.transactions import MemoryStore
+from framework.transactions import MemoryStore, documents
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, WatermarkCommitter, WindowedCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
@@ -77,4 +78,22 @@ def test_tools_work_on_windows_that_are_sent_once(shop: Shop) -> None:
     row = sent[-1]
     key = json.dumps([row["shop"], row["window_end"].isoformat()])
     found_causes = explain(topology, shop.store, state="sent", key=key)
+    (step,) = found_causes.steps
+    assert step.time_before is not None and step.time_after is not None
+    end = int(row["window_end"].timestamp() * 1_000_000)
+    assert (step.time_before.watermark or 0) < end <= (step.time_after.watermark or 0)
+    assert step.time_after.held_up_by in ("0", "1")
+    from framework.commands.explain import _lines
+
+    (told,) = [line for line in _lines(found_causes) if "the watermark went from" in line]
+    assert f"held up by partition {step.time_after.held_up_by!r}" in told
     assert [step.txid for step in found_causes.steps] == [row["_txid"]] if "_txid" in row else found_causes.steps
+
+
+def test_what_cannot_be_recomputed_without_its_planning_times_is_named(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "RECORDS_MAX", 3)
+    topology = shop.run()
+    with pytest.raises(Unverifiable, match="it goes by event time, and when its first transactions were planned"):
+        verify(topology, shop.store, {})
