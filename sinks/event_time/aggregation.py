@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
+from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
 from framework.topology.canonical import python_values
 from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types
@@ -150,5 +151,9 @@ class AggregatingCommitter(WatermarkedCommitter):
 
     def _emit(self, stream: str, closed: Iterable[Closed]) -> None:
         batch = self._batch(closed)
-        if batch is not None:
+        if batch is None:
+            return
+        if stream == LATE_STREAM:
+            self._emit_late(batch)
+        else:
             self._collector.emit_arrow(batch, stream)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from framework.errors import TopologyError
+from framework.observe.logs import get_logger
+from framework.operators.watermarks import LATE_STREAM
 from framework.topology import (
     ArrowBolt,
     Committer,
@@ -26,6 +28,7 @@ from sinks.committer import check_key_types, check_no_null_key, check_one_writer
 from sinks.event_time.watermark import WATERMARK_FIELDS, opaque
 from sinks.states import MapState
 
+_log = get_logger()
 _WATERMARK_COLUMNS = list(WATERMARK_FIELDS)
 
 
@@ -125,6 +128,15 @@ class WatermarkedCommitter(ArrowBolt, Committer):
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
         """Write into the state, between ``begin_commit`` and ``commit``, and return the rows of the
         default stream."""
+
+    def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM) -> None:
+        """Emit what is late, and log it where nothing subscribes to it."""
+        subscribed = getattr(self._collector, "subscribed", None)
+        if subscribed is not None and not subscribed(stream) and self._attempt is not None:
+            _log.warning(
+                "event_time.late", bolt=self._component_id, stream=stream, rows=rows.num_rows, txid=self._attempt.txid
+            )
+        self._collector.emit_arrow(rows, stream)
 
     def _keys(self, rows: pa.Table) -> list[Key]:
         """The keys of records. Raises ``BadRecordError`` for a null."""

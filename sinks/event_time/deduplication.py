@@ -83,7 +83,7 @@ class DeduplicatingCommitter(WatermarkedCommitter):
                     seen[key] = at + self.within
                     first.append(number)
             if late:
-                self._collector.emit_arrow(batch.take(pa.array(late)), LATE_STREAM)
+                self._emit_late(batch.take(pa.array(late)))
             if first:
                 out.append(batch.take(pa.array(first)))
         kept = {key: until for key, until in seen.items() if until > watermarks.after}

@@ -134,7 +134,7 @@ class PairCommitter(WatermarkedCommitter):
                 yield Came(key, at, values, at < watermark)
             if late:
                 stream = (LATE_LEFT_STREAM, LATE_RIGHT_STREAM)[number]
-                self._collector.emit_arrow(batch.take(pa.array(late)), stream)
+                self._emit_late(batch.take(pa.array(late)), stream)
         batches.clear()
 
     def _alone(self, key: Key, side: int, values: Value) -> Value:

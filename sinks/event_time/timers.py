@@ -208,7 +208,7 @@ class TimerCommitter(WatermarkedCommitter):
                 else:
                     yield key, at, values
             if late:
-                self._collector.emit_arrow(batch.take(pa.array(late)), LATE_STREAM)
+                self._emit_late(batch.take(pa.array(late)))
 
     def _bound_codec(self) -> JsonColumns:
         if self._codec is None:

@@ -7,18 +7,23 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework.execution.local import LocalExecutor
+from framework.execution.plan import plan_execution
 from framework.operators.event_windows import hopping, tumbling
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import crash, fail_attempt, replay, run_on
 from framework.topology.clock_stream import CLOCK_STREAM
+from framework.transactions import MemoryStore
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windows import WindowedCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C44")
 
@@ -81,6 +86,26 @@ def test_what_comes_after_its_window_has_closed_is_late() -> None:
     done = run_on(topology(), {0: rows}, take=1)
     assert done.table("late") == [{"shop": "a", "records": 1}]
     assert [(row["total"], row["times"]) for row in done.table("sent")] == [(1, 1)]
+
+
+def test_late_records_that_nothing_takes_are_logged() -> None:
+    rows = [["a", 0, 10], ["a", 0, 130], ["a", 0, 20]]
+    builder = TransactionalTopologyBuilder(
+        "timed", "orders", OpaqueMemoryTransactionalSpout({0: rows}, Fields(shop=str, source=int, at=int), 1)
+    )
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(60), on="at", key=["shop"], aggregates={"n": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    built = builder.build()
+    with structlog.testing.capture_logs() as logs:
+        executor = LocalExecutor(plan_execution(built), {})
+        with submit(built, {}, store=MemoryStore(), executor=executor) as run:
+            run.wait_until_caught_up(PATIENCE_S)
+    (late,) = [each for each in logs if each["event"] == "event_time.late"]
+    assert (late["bolt"], late["stream"], late["rows"], late["txid"]) == ("windows", "late", 1, 3)
 
 
 def test_a_window_is_corrected_within_the_allowed_lateness() -> None:
