@@ -180,7 +180,7 @@ class ClockPlanner(PartitionPlanner):
         clock = {
             "planned_at": time.time_ns() // 1_000,
             "new": sorted(new),
-            "unread": not new.isdisjoint(left),
+            "unread": any(each in new or each not in plan for each in left),
             "behind": bool(left),
         }
         return {**plan, CLOCK_PARTITION: clock}
