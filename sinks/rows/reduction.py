@@ -2,66 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.rows.table import ACTION, DELETE, DELETED_AT, REPLACE, UPSERT, Changes
+from sinks.rows.table import (
+    ACTION,
+    DELETE,
+    DELETED_AT,
+    KEPT,
+    NEEDED,
+    NEVER,
+    NOT_NEEDED,
+    REPLACE,
+    ROW_NEEDED,
+    UPSERT,
+    Changes,
+)
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
 #: The column that says which changes delete.
 DELETED = "_ratchet_deleted"
+#: The column with the names of the columns that a change leaves out, because they are as they were.
+UNCHANGED = "_ratchet_unchanged"
 
 
 def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     """Rounds of changes, each with a key once, that have the effect of ``rows`` in their order.
     With a sequence, a change below the one before it has no effect."""
     deleted = rows.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False).astype(bool)
-    rows = rows.drop_columns([DELETED])
+    unchanged = _unchanged(rows, deleted, changes)
+    rows = rows.drop_columns([each for each in (DELETED, UNCHANGED) if each in rows.column_names])
     if rows.num_rows == 0:
         return []
-    if changes.sequence is not None and not changes.ignore_nulls:
+    groups, rank, count = _grouped(rows, changes.key)
+    alone = np.full(rows.num_rows, changes.ignore_nulls)
+    for each in unchanged.values():
+        alone |= np.isin(groups, groups[each])
+    if changes.sequence is not None and alone.any():
+        # A change that is left out must not give its values: only the table knows which are.
+        rounds = [np.flatnonzero(alone & (rank == each)) for each in range(int(rank[alone].max()) + 1)]
+        found = [_acting(rows, deleted, unchanged, each, changes) for each in rounds]
+        others = pa.array(np.flatnonzero(~alone))
+        return [*found, *reduced(rows.take(others).append_column(DELETED, pa.array(deleted[~alone])), changes)]
+    if changes.sequence is not None:
         places = np.arange(rows.num_rows)
         order = pc.sort_indices(
             pa.table({"sequence": rows.column(changes.sequence), "place": places}),
             sort_keys=[("sequence", "ascending"), ("place", "ascending")],
         )
         rows, deleted = rows.take(order), deleted[order.to_numpy()]
-    groups, rank, count = _grouped(rows, changes.key)
-    if changes.sequence is not None and changes.ignore_nulls:
-        # A change that is left out must not give its values: only the table knows which are.
-        return [_acting(rows, deleted, np.flatnonzero(rank == each), changes) for each in range(int(rank.max()) + 1)]
+        groups, rank, count = _grouped(rows, changes.key)
     places = np.arange(rows.num_rows)
     last, last_deleted = np.full(count, -1), np.full(count, -1)
     np.maximum.at(last, groups, places)
     np.maximum.at(last_deleted, groups[deleted], places[deleted])
     action = np.where(last_deleted == last, DELETE, np.where(last_deleted >= 0, REPLACE, UPSERT))
     found = rows.take(pa.array(last))
-    if changes.ignore_nulls:
-        after = places > last_deleted[groups]
-        for number, field in enumerate(rows.schema):
-            if field.name not in changes.key:
-                valid = after & rows.column(number).is_valid().to_numpy()
-                newest = np.full(count, -1)
-                np.maximum.at(newest, groups[valid], places[valid])
-                found = found.set_column(number, field, rows.column(number).take(pa.array(newest, mask=newest < 0)))
+    after = places > last_deleted[groups]
+    kept: dict[str, Truths] = {}
+    for number, field in enumerate(rows.schema):
+        if field.name in changes.key or not (changes.ignore_nulls or number in unchanged):
+            continue
+        given = after & ~unchanged.get(number, np.False_)
+        if changes.ignore_nulls:
+            given &= rows.column(number).is_valid().to_numpy()
+        newest = np.full(count, -1)
+        np.maximum.at(newest, groups[given], places[given])
+        found = found.set_column(number, field, rows.column(number).take(pa.array(newest, mask=newest < 0)))
+        if number in unchanged and not changes.ignore_nulls:
+            kept[f"{KEPT}{number}"] = (newest < 0) & (action == UPSERT)
     found = found.append_column(ACTION, pa.array(action, pa.int64()))
     if changes.sequence is not None:
         at = pa.array(last_deleted, mask=action != REPLACE)
         found = found.append_column(DELETED_AT, rows.column(changes.sequence).take(at))
+    if unchanged:
+        leaving = np.logical_or.reduce(list(unchanged.values()))
+        needed = np.full(count, NOT_NEEDED)
+        needed[groups[leaving & (rank == 0)]] = NEEDED
+        needed[groups[leaving & _after_a_delete(groups, rank, deleted)]] = NEVER
+        found = _marked(found, {ROW_NEEDED: needed, **kept})
     return [found]
 
 
-def _acting(rows: pa.Table, deleted: Any, places: Any, changes: Changes) -> pa.Table:
+def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, Truths]:
+    """By the number of a column, which changes leave it out."""
+    if UNCHANGED not in rows.column_names:
+        return {}
+    lists = rows.column(UNCHANGED).combine_chunks()
+    names, of = lists.flatten().to_numpy(zero_copy_only=False), pc.list_parent_indices(lists).to_numpy()
+    found: dict[int, Truths] = {}
+    for number, name in enumerate(rows.column_names):
+        its = of[names == name]
+        if len(its) and name not in (*changes.key, DELETED, UNCHANGED):
+            found[number] = np.zeros(rows.num_rows, np.bool_)
+            found[number][its] = True
+            found[number] &= ~deleted
+    return {number: each for number, each in found.items() if each.any()}
+
+
+def _after_a_delete(groups: Numbers, rank: Numbers, deleted: Truths) -> Truths:
+    """Which changes follow a deletion of their key directly."""
+    order = np.lexsort((rank, groups))
+    found = np.zeros(len(order), np.bool_)
+    found[order[1:]] = deleted[order[:-1]] & (groups[order[1:]] == groups[order[:-1]])
+    return found
+
+
+def _acting(
+    rows: pa.Table, deleted: Truths, unchanged: dict[int, Truths], places: Numbers, changes: Changes
+) -> pa.Table:
     found = rows.take(pa.array(places))
     found = found.append_column(ACTION, pa.array(np.where(deleted[places], DELETE, UPSERT), pa.int64()))
     kind = rows.schema.field(changes.sequence or "").type
-    return found.append_column(DELETED_AT, pa.nulls(len(places), kind))
+    found = found.append_column(DELETED_AT, pa.nulls(len(places), kind))
+    if not unchanged:
+        return found
+    leaving = np.logical_or.reduce(list(unchanged.values()))[places]
+    kept = {} if changes.ignore_nulls else {f"{KEPT}{number}": each[places] for number, each in unchanged.items()}
+    return _marked(found, {ROW_NEEDED: np.where(leaving, NEEDED, NOT_NEEDED), **kept})
 
 
-def _grouped(rows: pa.Table, key: Sequence[str]) -> tuple[Any, Any, int]:
+def _marked(rows: pa.Table, marks: Mapping[str, Any]) -> pa.Table:
+    for name, each in marks.items():
+        rows = rows.append_column(name, pa.array(each.astype(np.int64)))
+    return rows
+
+
+def _grouped(rows: pa.Table, key: Sequence[str]) -> tuple[Numbers, Numbers, int]:
     """For each row the number of its key, and which of the rows of its key it is; and the number of
     keys."""
     names = [f"key{number}" for number in range(len(key))]

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from framework.errors import ConfigError, CorruptStateError, TopologyError
+from framework.errors import BadRecordError, ConfigError, CorruptStateError, TopologyError
 from framework.topology import Fields, Header, OpenCommit, TransactionAttempt, ValueType, check_granted
 from sinks.rows.values import column_type, storable
 from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
@@ -40,7 +40,12 @@ OnNewColumn = Literal["add", "ignore", "fail"]
 WRITTEN_TABLE = "_ratchet_written"
 #: Columns of ours in side tables and in staged rows.
 TXID, EXISTED, ACTION, DELETED_AT = "_ratchet_txid", "_ratchet_existed", "_ratchet_action", "_ratchet_deleted_at"
-OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT)
+#: Staged rows of sources that leave out unchanged values: whether there must be a row with the key
+#: (``NEEDED``: in the table; ``NEVER``: there cannot be one), and for each column that is left out,
+#: by its number in the schema, whether the row keeps its value.
+ROW_NEEDED, KEPT = "_ratchet_row_needed", "_ratchet_kept_"
+NOT_NEEDED, NEEDED, NEVER = 0, 1, 2
+OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED)
 #: What a staged row does to the row with its key.
 UPSERT, DELETE, REPLACE = 0, 1, 2
 
@@ -161,7 +166,7 @@ class RowTable(SqlStore, Table):
                     f"{self.location}: {seen[folded]!r} and {field.name!r} are the same column in {self.dialect.name}: rename one"
                 )
             seen[folded] = field.name
-        taken = [each for each in (*OWN_COLUMNS, self._stamp) if each is not None and each in fields]
+        taken = [each for each in fields if each in (*OWN_COLUMNS, self._stamp) or each.startswith(KEPT)]
         if taken:
             raise TopologyError(
                 f"{self.location}: {taken[0]!r} is a column of Ratchet's; rename the field, or the stamp"
@@ -412,7 +417,8 @@ class RowTable(SqlStore, Table):
     def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
         """Apply rounds of changes one after the other; a round has each key once. Its columns are
         those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
-        deletion before a ``REPLACE``."""
+        deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
+        ``ROW_NEEDED`` and columns ``KEPT`` too."""
         stored = [storable(each, self.location) for each in rounds]
         with self._commit(attempt) as (connection, first):
             if not first or not any(each.num_rows for each in stored):
@@ -489,12 +495,18 @@ class RowTable(SqlStore, Table):
         own = [f"CAST(NULL AS {self.dialect.integer}) AS {ACTION}"]
         if sequence is not None:
             own.append(f"{self._q(sequence)} AS {DELETED_AT}")
+        kept = [f"{KEPT}{number}" for number, each in enumerate(self.schema.names) if each in names]
+        marks = [each for each in rows.column_names if each == ROW_NEEDED or each in kept]
+        own += [f"CAST(NULL AS {self.dialect.integer}) AS {each}" for each in marks]
         staged = self._stage(connection, ", ".join([self._list(names), *own]))
-        self._load(connection, staged, rows.select([*names, ACTION, *([DELETED_AT] if sequence is not None else [])]))
+        loaded = [*names, ACTION, *([DELETED_AT] if sequence is not None else []), *marks]
+        self._load(connection, staged, rows.select(loaded))
         table, before = self._at(self._table), self._at(f"{self._table}_before")
         same = self._same(table, staged)
         if sequence is not None:
             self._leave_out_older(connection, staged)
+        if ROW_NEEDED in marks:
+            self._keep_unchanged(connection, staged, marks)
         nothing = self._or_nothing(changes.key[0])
         of_table = ", ".join(f"{table}.{self._q(each)}" for each in copied)
         self._run(
@@ -526,6 +538,29 @@ class RowTable(SqlStore, Table):
                 f"INSERT INTO {deleted} AS _held ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
                 f"WHERE {ACTION} = {DELETE} ON CONFLICT ({key}, {TXID}) DO UPDATE SET {at} = excluded.{at}",
             )
+
+    def _keep_unchanged(self, connection: Any, staged: str, marks: Sequence[str]) -> None:
+        """Give the staged rows the values that they keep. Raises ``BadRecordError`` for one that
+        keeps a value of a row that is not there."""
+        key, table = self._by_key().key, self._at(self._table)
+        same = self._same(table, staged)
+        lost = (
+            f"SELECT {self._list(key)} FROM {staged} WHERE {ROW_NEEDED} = {NEVER} OR ({ROW_NEEDED} = {NEEDED} "
+            f"AND NOT EXISTS (SELECT 1 FROM {table} WHERE {same})) LIMIT 1"
+        )
+        if (row := self._run(connection, lost).fetchone()) is not None:
+            raise BadRecordError(
+                f"{self.location}: a change leaves out unchanged values, and there is no row with its key that has them; give "
+                "the source table REPLICA IDENTITY FULL, or take a snapshot of it",
+                f"key {', '.join(f'{name}={value!r}' for name, value in zip(key, row, strict=True))}",
+            )
+        for mark in marks:
+            if mark != ROW_NEEDED:
+                name = self._q(self.schema.names[int(mark.removeprefix(KEPT))])
+                self._run(
+                    connection,
+                    f"UPDATE {staged} SET {name} = (SELECT {table}.{name} FROM {table} WHERE {same}) WHERE {mark} = 1",
+                )
 
     def _leave_out_older(self, connection: Any, staged: str) -> None:
         changes = self._by_key()

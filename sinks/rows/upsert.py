@@ -15,12 +15,15 @@ from framework.topology import (
 from framework.topology.canonical import canonical_column
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
-from sinks.rows.reduction import DELETED, reduced
+from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.table import Changes, OnNewColumn, RowTable
 from sinks.table_committer import TableCommitter
 
 #: The field of truth values that says that a record is a tombstone.
 TOMBSTONE = "tombstone"
+#: The field that names the columns whose values a change leaves out, as of ``DebeziumCodec``.
+UNAVAILABLE = "unavailable"
+_NAMES = pa.list_(pa.string())
 #: For how many transactions the sequence of a deleted row is kept.
 KEEP_DELETES = 100_000
 
@@ -38,11 +41,14 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     the row's is left out, also after the row was deleted; of equal ones, the later counts.
     ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
 
-    ``columns``: the fields to write; by default all but ``tombstone``. The key and the sequence are
-    always written. ``on_new_column``: what to do about a field that the table lacks: "add" a
-    nullable column, in the transaction that first writes it (and widen columns where nothing is
-    lost), "ignore" the field, or "fail" at the start. ``on_bad_record``: "fail" leaves a record
-    that the table refuses to the ``on_bad_record`` of the spout, which names it.
+    ``unavailable``, a field of lists of names as ``DebeziumCodec`` gives it, names the columns that
+    keep their stored values. A change that leaves out values of a row that is not there is bad.
+
+    ``columns``: the fields to write; by default all but ``tombstone`` and ``unavailable``. The key
+    and the sequence are always written. ``on_new_column``: what to do about a field that the table
+    lacks: "add" a nullable column, in the transaction that first writes it (and widen columns where
+    nothing is lost), "ignore" the field, or "fail" at the start. ``on_bad_record``: "fail" leaves a
+    record that the table refuses to the ``on_bad_record`` of the spout, which names it.
 
     One key must have one writer: give the committer parallelism 1, or group its input by fields of
     the key.
@@ -79,6 +85,7 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         self._delete_when = Condition(delete_when) if delete_when is not None else None
         self._component_id = ""
         self._tombstones = False
+        self._unavailable = False
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -87,9 +94,8 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         for each in inputs:
             check_one_writer(component_id, each, self._changes.key, parallelism)
         fields = self._common_fields(component_id, inputs)
-        self._tombstones = all(
-            TOMBSTONE in each.fields and each.fields.type_of(TOMBSTONE) == pa.bool_() for each in inputs
-        )
+        self._tombstones = all(_has(each, TOMBSTONE, pa.bool_()) for each in inputs)
+        self._unavailable = all(_has(each, UNAVAILABLE, _NAMES) for each in inputs)
         if self._changes.sequence is not None:
             kind = fields.type_of(self._changes.sequence)
             if kind is not None and not _rises(kind):
@@ -104,8 +110,10 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         asked = self._delete_when.fields if self._delete_when is not None else []
         source.require(component_id, (*needed, *asked, *(self._columns or ())))
         if self._columns is None:
-            marks = TOMBSTONE in source.fields and source.fields.type_of(TOMBSTONE) == pa.bool_()
-            return tuple(each for each in source.fields.names if each != TOMBSTONE or not marks)
+            marks = [
+                name for name, kind in ((TOMBSTONE, pa.bool_()), (UNAVAILABLE, _NAMES)) if _has(source, name, kind)
+            ]
+            return tuple(each for each in source.fields.names if each not in marks)
         return (*self._columns, *(each for each in needed if each not in self._columns))
 
     # --- in tasks ---------------------------------------------------------------------------------
@@ -128,7 +136,10 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         for name in self._changes.key:
             place = table.schema.get_field_index(name)
             table = table.set_column(place, table.schema.field(place), canonical_column(table.column(place)))
-        self._batches.append(table.append_column(DELETED, deleted))
+        table = table.append_column(DELETED, deleted)
+        if self._unavailable:
+            table = table.append_column(UNCHANGED, batch.column(UNAVAILABLE))
+        self._batches.append(table)
 
     def finish_batch(self) -> None:
         if self._attempt is None:
@@ -136,6 +147,10 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         rounds = reduced(pa.concat_tables(self._batches), self._changes) if self._batches else []
         if rounds or self._attempt.is_one_step:
             self.table.change(self._attempt, rounds)
+
+
+def _has(source: Input, name: str, kind: pa.DataType) -> bool:
+    return name in source.fields and source.fields.type_of(name) == kind
 
 
 def _rises(kind: pa.DataType) -> bool:

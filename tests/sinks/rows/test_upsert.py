@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,20 +20,28 @@ from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
 from framework.transactions import MemoryStore
 from sinks import UpsertCommitter
 from sinks.rows.conditions import Condition
-from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts import DebeziumCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import Database
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C41")
-FIELDS = Fields(id=int, name=str, n=int, lsn=int, op=str, tombstone=bool)
+FIELDS = Fields(id=int, name=str, n=int, lsn=int, op=str, tombstone=bool, unavailable=pa.list_(pa.string()))
 COLUMNS = ["id", "name", "n", "lsn"]
 
 
 def change(
-    key: int, name: str | None = None, n: int | None = None, lsn: int = 1, op: str = "u", dead: bool = False
+    key: int,
+    name: str | None = None,
+    n: int | None = None,
+    lsn: int = 1,
+    op: str = "u",
+    dead: bool = False,
+    left_out: Sequence[str] = (),
 ) -> Any:
-    return {"id": key, "name": name, "n": n, "lsn": lsn, "op": op, "tombstone": dead}
+    """``left_out``: the columns that the source does not send, because they are as they were."""
+    row = {"id": key, "name": name, "n": n, "lsn": lsn, "op": op, "tombstone": dead}
+    return {**row, **dict.fromkeys(left_out), "unavailable": list(left_out)}
 
 
 class Writer:
@@ -170,6 +182,62 @@ def test_a_table_without_a_unique_key_is_refused(database: Database) -> None:
         Writer(database)
 
 
+@pytest.mark.parametrize("sequence", [None, "lsn"])
+def test_a_value_that_is_left_out_keeps_what_is_stored(database: Database, sequence: str | None) -> None:
+    writer = Writer(database, sequence_by=sequence, delete_when="op = 'd'")
+    writer.commit(1, [change(1, "long", 1), change(2, "other", 2)])
+    writer.commit(2, [change(1, n=5, lsn=2, left_out=["name"]), change(2, None, 6, lsn=2)])
+    assert database.rows() == [(1, "long", 5, 2), (2, None, 6, 2)]
+    # Two changes of a key in a batch: the first has the value, or both leave it out.
+    writer.commit(3, [change(1, "new", 6, lsn=3), change(1, n=7, lsn=4, left_out=["name"])])
+    writer.commit(4, [change(1, n=8, lsn=5, left_out=["name"]), change(1, lsn=6, left_out=["name", "n"])])
+    assert database.rows()[0] == (1, "new", 8, 6)
+    # An attempt that dies, and its replay with another change.
+    writer.begin(5, [change(1, "lost", 0, lsn=7), change(2, lsn=7, op="d")])
+    writer.commit(5, [change(1, n=9, lsn=7, left_out=["name"]), change(2, n=9, lsn=7, left_out=["name"])], attempt=2)
+    assert database.rows() == [(1, "new", 9, 7), (2, None, 9, 7)]
+    header = writer.begin(6, [change(1, n=10, lsn=8, left_out=["name"])])
+    writer.table.roll_back(header)
+    assert database.rows()[0] == (1, "new", 9, 7)
+
+
+@pytest.mark.parametrize("sequence", [None, "lsn"])
+def test_a_value_left_out_of_a_row_that_is_not_there_is_a_bad_record(database: Database, sequence: str | None) -> None:
+    """The value is nowhere: also when a key changes, for the row with the old key may be gone."""
+    writer = Writer(database, sequence_by=sequence, delete_when="op = 'd'")
+    writer.commit(1, [change(1, "long", 1)])
+    moved = [change(1, lsn=2, op="d"), change(2, n=1, lsn=2, op="c", left_out=["name"])]
+    again = [change(1, lsn=2, op="d"), change(1, n=1, lsn=3, op="c", left_out=["name"]), change(1, "x", lsn=4)]
+    for attempt, changes in enumerate((moved, again), 1):
+        with pytest.raises(BadRecordError, match="REPLICA IDENTITY FULL") as refused:
+            writer.begin(2, changes, attempt)
+        assert refused.value.about.startswith("key id=")
+        assert database.rows() == [(1, "long", 1, 1)]
+    writer.commit(2, [moved[0], change(2, "long", 1, lsn=2), change(2, n=3, lsn=3, left_out=["name"])], attempt=3)
+    assert database.rows() == [(2, "long", 3, 3)]
+
+
+def test_a_record_of_debezium_keeps_the_values_that_postgresql_does_not_send(database: Database) -> None:
+    """As a real Debezium wrote it for a table with values that are stored apart (TOAST)."""
+    kept = Path(__file__).parents[2] / "spouts/codecs/data/postgres-usual-plain-long.jsonl"
+    values = [json.loads(line)[1].encode() for line in kept.read_text().splitlines()]
+    columns = Fields(id=int, words=str, raw=bytes, ints=pa.list_(pa.int64()), other=int)
+    codec = DebeziumCodec(columns, metadata=["op", "lsn", "unavailable"])
+    committer = UpsertCommitter(database.table(stamp=None), ["id"], sequence_by="lsn", delete_when="op = 'd'")
+    committer.bind("rows", [Input("spout", "default", codec.fields, ShuffleGrouping())], 1)
+    committer.table.prepare("topology")
+    for txid, value in enumerate(values[:2], 1):
+        header = opened(committer.table, txid, 1)
+        committer.prepare({}, None, None, granted(header))  # type: ignore[arg-type]
+        committer.execute_arrow(codec.decode([value]))
+        committer.finish_batch()
+        committer.table.raise_header(header, header.finished(txid))
+    before = codec.decode(values[:1]).to_pylist()[0]
+    ((words, raw, other),) = database.rows(columns="words, raw, other")
+    assert (words, bytes(raw), other) == (before["words"], before["raw"], 2)
+    assert len(words) > 1000
+
+
 CHANGES = st.builds(
     change,
     st.integers(1, 3),
@@ -178,25 +246,43 @@ CHANGES = st.builds(
     st.integers(1, 4),
     st.sampled_from(["u", "u", "d"]),
     st.booleans() | st.just(False),
+    st.sampled_from([[], [], [], ["name"], ["n"], ["name", "n"]]),
 )
 BATCHES = st.lists(st.tuples(st.lists(CHANGES, max_size=6), st.lists(CHANGES, max_size=4) | st.none()), max_size=5)
 
 
-def expected(batches: Any, *, sequenced: bool, ignore_nulls: bool) -> list[tuple[Any, ...]]:
+class Oracle:
     """One change after the other."""
-    rows: dict[int, dict[str, Any]] = {}
-    newest: dict[int, int] = {}
-    for each in (each for batch, _ in batches for each in batch):
+
+    def __init__(self, *, sequenced: bool, ignore_nulls: bool) -> None:
+        self.sequenced, self.ignore_nulls = sequenced, ignore_nulls
+        self.held: dict[int, dict[str, Any]] = {}
+        self.newest: dict[int, int] = {}
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row.values()) for row in self.held.values()), key=repr)
+
+    def after(self, batch: Any) -> Oracle | None:
+        """What the table holds after a batch; None if one of its changes is bad."""
+        found = deepcopy(self)
+        return found if all(map(found._apply, batch)) else None
+
+    def _apply(self, each: Any) -> bool:
         key = each["id"]
-        if sequenced and each["lsn"] < newest.get(key, 0):
-            continue
-        newest[key] = each["lsn"]
+        if self.sequenced and each["lsn"] < self.newest.get(key, 0):
+            return True
+        self.newest[key] = each["lsn"]
         if each["tombstone"] or each["op"] == "d":
-            rows.pop(key, None)
-            continue
-        old = rows.get(key, {}) if ignore_nulls else {}
-        rows[key] = {name: each[name] if each[name] is not None else old.get(name) for name in COLUMNS}
-    return sorted((tuple(row.values()) for row in rows.values()), key=repr)
+            self.held.pop(key, None)
+            return True
+        if each["unavailable"] and key not in self.held:
+            return False
+        old = self.held.get(key, {})
+        keeps = set(each["unavailable"]) | (
+            {name for name in COLUMNS if each[name] is None} & {*COLUMNS * self.ignore_nulls}
+        )
+        self.held[key] = {name: old.get(name) if name in keeps else each[name] for name in COLUMNS}
+        return True
 
 
 @pytest.mark.parametrize("sequenced", [False, True])
@@ -208,11 +294,23 @@ def test_a_table_agrees_with_an_oracle(database: Database, sequenced: bool, igno
         database.run(f"DROP TABLE IF EXISTS {name}")
     options = {"sequence_by": "lsn"} if sequenced else {}
     writer = Writer(database, delete_when="op = 'd'", ignore_nulls=ignore_nulls, **options)
+    oracle = Oracle(sequenced=sequenced, ignore_nulls=ignore_nulls)
     for txid, (batch, other) in enumerate(batches, 1):
         if other is not None:  # an attempt that died, with other changes
-            writer.begin(txid, other)
-        writer.commit(txid, batch, attempt=2)
-    assert database.rows() == expected(batches, sequenced=sequenced, ignore_nulls=ignore_nulls)
+            if oracle.after(other) is None:
+                with pytest.raises(BadRecordError):
+                    writer.begin(txid, other)
+            else:
+                writer.begin(txid, other)
+        after = oracle.after(batch)
+        if after is None:
+            with pytest.raises(BadRecordError):
+                writer.begin(txid, batch, attempt=2)
+            writer.commit(txid, [], attempt=3)
+        else:
+            writer.commit(txid, batch, attempt=2)
+        oracle = after or oracle
+    assert database.rows() == oracle.rows()
 
 
 @pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
