@@ -31,6 +31,10 @@ class _Type:
         self.messages: dict[int, _Type] = {}
 
 
+#: A group that the type does not have.
+_UNKNOWN = _Type(0)
+
+
 class ParsedSize:
     """Bounds the memory of values of a message type."""
 
@@ -58,32 +62,44 @@ class ParsedSize:
         left = PARSED_BYTES_MAX
         waiting = [(self._root, 0, len(value), 0)]
         while waiting:
-            its, at, end, depth = waiting.pop()
+            its, begin, end, depth = waiting.pop()
             left -= its.size
+            if depth <= NESTING_MAX:  # the parser goes no further, but it comes to the others
+                left -= _within(its, value, begin, end, depth, waiting)
             if left < 0:
                 raise ValueError(f"its messages take more than {PARSED_BYTES_MAX >> 20} MiB of memory")
-            if depth > NESTING_MAX:
-                return
-            try:
-                while at < end:
-                    tag, at = _varint(value, at)
-                    kind = tag & 7
-                    if kind == _VARINT:
-                        _, at = _varint(value, at)
-                    elif kind == _BYTES:
-                        size, at = _varint(value, at)
-                        inner = its.messages.get(tag >> 3)
-                        if inner is not None:
-                            waiting.append((inner, at, min(at + size, end), depth + 1))
-                        at += size
-                    elif kind in (_GROUP, _GROUP_END):
-                        left -= its.messages[tag >> 3].size if kind == _GROUP and tag >> 3 in its.messages else 0
-                    elif kind in (_FIXED64, _FIXED32):
-                        at += 8 if kind == _FIXED64 else 4
-                    else:
-                        return
-            except IndexError:
-                return
+
+
+def _within(its: _Type, value: bytes, at: int, end: int, depth: int, waiting: list[tuple[_Type, int, int, int]]) -> int:
+    """The memory of the groups directly within a message. Adds the other messages within it to
+    ``waiting``: their type, begin, end and depth. Stops where the bytes are no message."""
+    size = 0
+    around: list[_Type] = []  # the messages around the group that is read
+    try:
+        while at < end:
+            tag, at = _varint(value, at)
+            number, kind = tag >> 3, tag & 7
+            inner = its.messages.get(number)
+            if kind == _VARINT:
+                _, at = _varint(value, at)
+            elif kind == _BYTES:
+                length, at = _varint(value, at)
+                if inner is not None:
+                    waiting.append((inner, at, min(at + length, end), depth + len(around) + 1))
+                at += length
+            elif kind == _GROUP:
+                around.append(its)
+                its = inner if inner is not None else _UNKNOWN
+                size += its.size
+            elif kind == _GROUP_END and around:
+                its = around.pop()
+            elif kind in (_FIXED64, _FIXED32):
+                at += 8 if kind == _FIXED64 else 4
+            else:
+                break
+    except IndexError:
+        pass
+    return size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -270,6 +270,29 @@ def test_a_value_cannot_fill_the_memory(everything: ProtobufCodec) -> None:
     assert len(inner.decode_good([deep])[1]) == 1
 
 
+@pytest.mark.parametrize("syntax", ["a group", "a deep message at the end"])
+def test_messages_are_counted_wherever_they_are(syntax: str) -> None:
+    """Before they are parsed: that is when they take the memory."""
+    wide = message("Wide", *[field(f"f{n}", n, "int64") for n in range(1, 201)])
+    many = field("wide", 1, ".t.Wide", label="repeated")
+    group = {"name": "group", "number": 2, "label": "LABEL_OPTIONAL", "type": "TYPE_GROUP", "typeName": ".t.Many.Group"}
+    deep = field("deep", 3, ".t.Many")
+    file = file_of(
+        wide, message("Many", many, group, deep, nestedType=[message("Group", {**many, "number": 7})]), syntax="proto2"
+    )
+    empty = b"\x0a\x00" * 200_000
+    nested = b""
+    for _ in range(60):
+        nested = b"\x1a" + (bytes([len(nested)]) if len(nested) < 128 else _varint(len(nested))) + nested
+    for _ in range(60):
+        nested = b"\x1a" + _varint(len(nested)) + nested
+    value = b"\x13" + b"\x3a\x00" * 200_000 + b"\x14" if syntax == "a group" else empty + nested
+    size = protobuf_bounds.ParsedSize(classes(file)["t.Many"].DESCRIPTOR)
+    with pytest.raises(ValueError, match="its messages take more than 256 MiB of memory"):
+        size.check(value)
+    size.check(value[:100_000] + b"\x14")
+
+
 def _varint(number: int) -> bytes:
     return bytes([number & 0x7F | 0x80, number >> 7])
 
