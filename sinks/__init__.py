@@ -33,6 +33,7 @@ from sinks.values import OpaqueValue, TransactionalValue
 if TYPE_CHECKING:
     from sinks.lake.delta import DeltaLakeTable
     from sinks.redis import RedisBackend
+    from sinks.rows.mysql import MySqlTable
     from sinks.rows.postgres import PostgresTable
     from sinks.sql.mysql import MySqlBackend
     from sinks.sql.postgres import PostgresBackend
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "DeltaLakeTable": "sinks.lake.delta",
     "MySqlBackend": "sinks.sql.mysql",
+    "MySqlTable": "sinks.rows.mysql",
     "PostgresBackend": "sinks.sql.postgres",
     "PostgresTable": "sinks.rows.postgres",
     "RedisBackend": "sinks.redis",
@@ -78,6 +80,7 @@ __all__ = [
     "MemoryBackend",
     "Min",
     "MySqlBackend",
+    "MySqlTable",
     "NonTransactionalMapState",
     "OpaqueMapState",
     "OpaqueValue",

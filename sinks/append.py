@@ -15,8 +15,8 @@ from sinks.table_committer import TableCommitter
 
 
 class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
-    """Appends its input to a table, exactly once: a ``SqliteTable`` or ``PostgresTable``, or a
-    ``ParquetTable`` or ``DeltaLakeTable``.
+    """Appends its input to a table, exactly once: a ``SqliteTable``, ``PostgresTable`` or
+    ``MySqlTable``, or a ``ParquetTable`` or ``DeltaLakeTable``.
 
     Takes any grouping and any parallelism. In a table of a database, the rows of a task become
     visible when that task commits; in a table of files, all rows of a transaction become visible

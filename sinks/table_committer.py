@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,13 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         self._columns = tuple(columns) if columns is not None else None
         self._batches: list[Rows] = []
         self._attempt: TransactionAttempt | None = None
+
+    def keep_for_commit(self) -> bytes:
+        """The rows alone: a new copy has the attempt of the commit, which may be one step."""
+        return pickle.dumps(self._batches, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def take_for_commit(self, kept: bytes) -> None:
+        self._batches = pickle.loads(kept)
 
     def commits_in_one_step(self) -> bool:
         return self.table.commits_in_one_step

@@ -27,7 +27,7 @@ from ratchet.streams.formats import (
     Text,
 )
 from ratchet.streams.pipeline import Pipeline
-from ratchet.streams.targets import dead_letters, delta, parquet, postgres, redis, sqlite
+from ratchet.streams.targets import dead_letters, delta, mysql, parquet, postgres, redis, sqlite
 
 __all__ = [
     "Avro",
@@ -52,6 +52,7 @@ __all__ = [
     "max_",
     "mean",
     "min_",
+    "mysql",
     "parquet",
     "postgres",
     "quantile",

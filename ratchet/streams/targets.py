@@ -1,5 +1,5 @@
-"""Places that streams and tables are written to: ``sqlite``, ``postgres``, ``redis``, ``parquet``,
-``delta``."""
+"""Places that streams and tables are written to: ``sqlite``, ``postgres``, ``mysql``, ``redis``,
+``parquet``, ``delta``."""
 
 from __future__ import annotations
 
@@ -121,6 +121,22 @@ def postgres(dsn: str, table: str, *, schema: str | None = None) -> Database:
         return PostgresTable(dsn, table, schema=schema)
 
     return Database(f"postgres(..., {table!r})", table, backend, rows)
+
+
+def mysql(dsn: str, table: str) -> Database:
+    """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``."""
+
+    def backend() -> MapBackend:
+        from sinks import MySqlBackend  # an extra
+
+        return MySqlBackend(dsn, table)
+
+    def rows() -> RowTable:
+        from sinks import MySqlTable  # an extra
+
+        return MySqlTable(dsn, table)
+
+    return Database(f"mysql(..., {table!r})", table, backend, rows)
 
 
 def redis(url: str, name: str) -> Store:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -79,8 +79,9 @@ class RowTable(SqlStore, Table):
 
     #: The type of a column of nested values.
     json: ClassVar[str]
-    #: Where a statement says ``CREATE TABLE``, after the list of columns.
-    table_options: ClassVar[str] = ""
+    #: Where a statement says ``CREATE TABLE``, after the list of columns; and for tables beside it.
+    table_options: str = ""
+    side_table_options: str = ""
 
     def __init__(self, name: str, stamp: str | None) -> None:
         self._table = name
@@ -199,6 +200,20 @@ class RowTable(SqlStore, Table):
         self._probe(connection, exists=bool(columns))
         self._create_headers(connection)
         header = self._select_header(connection, self._own_header)
+        self._check_found(connection, header, columns, topology_id)
+        if not columns:
+            self._create_table(connection)
+        elif self._stamp is not None and self._stamp not in {each.name for each in columns}:
+            self._add_stamp(connection, self._stamp)
+        self._create_side_tables(connection)
+        if header is None:
+            header = Header(topology_id, uuid.uuid4().hex)
+            self._run(connection, self._headers.insert(), (self._table, *header_values(header)))
+        return header
+
+    def _check_found(self, connection: Any, header: Header | None, columns: Sequence[Column], topology_id: str) -> None:
+        """Raise if the table and its header are not as this topology needs them. ``columns``: empty
+        if there is no table."""
         if header is not None and header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a table has one owner; use "
@@ -209,22 +224,16 @@ class RowTable(SqlStore, Table):
                 raise CorruptStateError(
                     f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: restore it"
                 )
-            self._create_table(connection)
-        else:
-            self._check_columns(connection, columns)
-        self._create_side_tables(connection)
-        if header is None:
-            stamp = self._stamp
-            if columns and stamp is not None and any(each.name == stamp for each in columns):
-                query = f"SELECT 1 FROM {self._at(self._table)} WHERE {self._q(stamp)} IS NOT NULL LIMIT 1"
-                if self._run(connection, query).fetchone() is not None:
-                    raise ConfigError(
-                        f"{self.location} has rows with a {stamp}, and no header in {HEADERS_TABLE}: restore the header, or set "
-                        f"{stamp} to null in rows that are no longer to be taken back"
-                    )
-            header = Header(topology_id, uuid.uuid4().hex)
-            self._run(connection, self._headers.insert(), (self._table, *header_values(header)))
-        return header
+            return
+        self._check_columns(connection, columns)
+        stamp = self._stamp
+        if header is None and stamp is not None and any(each.name == stamp for each in columns):
+            query = f"SELECT 1 FROM {self._at(self._table)} WHERE {self._q(stamp)} IS NOT NULL LIMIT 1"
+            if self._run(connection, query).fetchone() is not None:
+                raise ConfigError(
+                    f"{self.location} has rows with a {stamp}, and no header in {HEADERS_TABLE}: restore the header, or set "
+                    f"{stamp} to null in rows that are no longer to be taken back"
+                )
 
     def _create_table(self, connection: Any) -> None:
         key = self._changes.key if self._changes is not None else ()
@@ -241,7 +250,7 @@ class RowTable(SqlStore, Table):
                 self._index_stamp(connection)
 
     def _check_columns(self, connection: Any, held: Sequence[Column]) -> None:
-        """Compare an existing table with the declared columns, and give it the stamp."""
+        """Compare an existing table with the declared columns."""
         names = {each.name: each for each in held}
         for name in (*self.schema.names, *([self._stamp] if self._stamp is not None else [])):
             other = next((each for each in names if each.casefold() == name.casefold()), name)
@@ -266,14 +275,13 @@ class RowTable(SqlStore, Table):
                 f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: ALTER TABLE "
                 f"{self._at(self._table)} ADD PRIMARY KEY ({self._list(self._changes.key)})"
             )
-        if self._stamp is not None and self._stamp not in names:
-            with self._creating(connection):
-                self._run(
-                    connection,
-                    f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(self._stamp)} {self.dialect.integer}",
-                )
-                if self._changes is None:
-                    self._index_stamp(connection)
+
+    def _add_stamp(self, connection: Any, stamp: str) -> None:
+        statement = f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(stamp)} {self.dialect.integer}"
+        with self._creating(connection):
+            self._run(connection, statement)
+            if self._changes is None:
+                self._index_stamp(connection)
 
     def _create_side_tables(self, connection: Any) -> None:
         integer, text = self.dialect.integer, self.dialect.text
@@ -281,7 +289,7 @@ class RowTable(SqlStore, Table):
             self._run(
                 connection,
                 f"CREATE TABLE IF NOT EXISTS {self._at(WRITTEN_TABLE)} (state {text} NOT NULL, writer {text} NOT NULL, "
-                f"txid {integer} NOT NULL, PRIMARY KEY (state, writer))",
+                f"txid {integer} NOT NULL, PRIMARY KEY (state, writer)){self.side_table_options}",
             )
             if self._changes is not None:
                 self._create_before(connection)
@@ -296,7 +304,7 @@ class RowTable(SqlStore, Table):
             self._run(
                 connection,
                 f"CREATE TABLE {self._at(before)} ({kinds}, {TXID} {integer} NOT NULL, {EXISTED} {integer} NOT NULL, "
-                f"PRIMARY KEY ({self._list(changes.key)}))",
+                f"PRIMARY KEY ({self._list(changes.key)})){self.side_table_options}",
             )
         else:
             for each in columns:
@@ -308,7 +316,7 @@ class RowTable(SqlStore, Table):
             self._run(
                 connection,
                 f"CREATE TABLE IF NOT EXISTS {self._at(f'{self._table}_deleted')} ({named}, {TXID} {integer} NOT NULL, "
-                f"PRIMARY KEY ({self._list(changes.key)}, {TXID}))",
+                f"PRIMARY KEY ({self._list(changes.key)}, {TXID})){self.side_table_options}",
             )
 
     def _missing_kinds(self, held: Sequence[Column]) -> dict[str, str]:
@@ -371,23 +379,21 @@ class RowTable(SqlStore, Table):
     def _put_back(self, connection: Any, txid: int) -> int:
         changes = self._by_key()
         before = self._at(f"{self._table}_before")
-        table, of_txid = self._at(self._table), f"{before}.{TXID} = {txid:d}"
-        born = f"SELECT 1 FROM {before} WHERE {of_txid} AND {before}.{EXISTED} = 0 AND {self._same(before, table)}"
-        count: int = self._run(connection, f"DELETE FROM {table} WHERE EXISTS ({born})").rowcount
+        of_txid = f"{before}.{TXID} = {txid:d}"
+        count = self._delete(connection, before, f"{of_txid} AND {before}.{EXISTED} = 0")
         found = {each.name for each in self._held_columns(connection, f"{self._table}_before")}
         columns = [
             each for each in self._held_columns(connection, self._table) if not each.generated and each.name in found
         ]
         names = [each.name for each in columns]
         kept = [each.name for each in columns if each.always]
-        statement = self._upserting(
-            names,
-            self._list(names),
+        count += self._upsert(
+            connection,
+            {name: self._q(name) for name in names},
             f"{before} WHERE {of_txid} AND {EXISTED} = 1",
             {name: f"excluded.{self._q(name)}" for name in names if name not in (*changes.key, *kept)},
             overriding=bool(kept),
         )
-        count += self._run(connection, statement).rowcount
         if changes.sequence is not None:
             self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {TXID} = {txid:d}")
         return count
@@ -492,7 +498,7 @@ class RowTable(SqlStore, Table):
         """Copy what the rows change, and change it. ``copied``: the columns to copy."""
         changes = self._by_key()
         key, sequence = self._list(changes.key), changes.sequence
-        own = [f"CAST(NULL AS {self.dialect.integer}) AS {ACTION}"]
+        own = [f"{self.dialect.null_integer} AS {ACTION}"]
         if sequence is not None:
             own.append(f"{self._q(sequence)} AS {DELETED_AT}")
         kept = [f"{KEPT}{number}" for number, each in enumerate(self.schema.names) if each in names]
@@ -511,32 +517,30 @@ class RowTable(SqlStore, Table):
         of_table = ", ".join(f"{table}.{self._q(each)}" for each in copied)
         self._run(
             connection,
-            f"INSERT INTO {before} ({self._list(copied)}, {TXID}, {EXISTED}) SELECT {of_table}, {txid:d}, 1 FROM {table} "
-            f"WHERE EXISTS (SELECT 1 FROM {staged} WHERE {same}) {nothing}",
+            f"INSERT INTO {before} ({self._list(copied)}, {TXID}, {EXISTED}) SELECT {of_table}, {txid:d}, 1 FROM {staged} "
+            f"JOIN {table} ON {same} WHERE TRUE {nothing}",
         )
         self._run(
             connection,
             f"INSERT INTO {before} ({key}, {TXID}, {EXISTED}) SELECT {key}, {txid:d}, 0 FROM {staged} "
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {same}) {nothing}",
         )
-        gone = f"SELECT 1 FROM {staged} WHERE {ACTION} <> {UPSERT} AND {same}"
-        self._run(connection, f"DELETE FROM {table} WHERE EXISTS ({gone})")
-        written, values = list(names), self._list(names)
+        self._delete(connection, staged, f"{ACTION} <> {UPSERT}")
+        written = {name: self._q(name) for name in names}
         if self._stamp is not None:
-            written.append(self._stamp)
-            values = f"{values}, {txid:d}"
+            written[self._stamp] = str(txid)
         assigned = {name: f"excluded.{self._q(name)}" for name in written if name not in changes.key}
         if changes.ignore_nulls:
             for name in names:
                 if name not in changes.key:
                     assigned[name] = f"COALESCE(excluded.{self._q(name)}, _held.{self._q(name)})"
-        self._run(connection, self._upserting(written, values, f"{staged} WHERE {ACTION} <> {DELETE}", assigned))
+        self._upsert(connection, written, f"{staged} WHERE {ACTION} <> {DELETE}", assigned)
         if sequence is not None:
             deleted, at = self._at(f"{self._table}_deleted"), self._q(sequence)
             self._run(
                 connection,
-                f"INSERT INTO {deleted} AS _held ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
-                f"WHERE {ACTION} = {DELETE} ON CONFLICT ({key}, {TXID}) DO UPDATE SET {at} = excluded.{at}",
+                f"INSERT INTO {deleted} ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
+                f"WHERE {ACTION} = {DELETE} {self._or_replace(f'{key}, {TXID}', at)}",
             )
 
     def _keep_unchanged(self, connection: Any, staged: str, marks: Sequence[str]) -> None:
@@ -581,19 +585,39 @@ class RowTable(SqlStore, Table):
 
     # --- statements -------------------------------------------------------------------------------
 
-    def _upserting(
-        self, names: Sequence[str], values: str, source: str, assigned: dict[str, str], *, overriding: bool = False
-    ) -> str:
-        """The statement that inserts ``values``, an SQL list, selected from ``source``, and for
-        keys that are there makes the assignments. In these, ``excluded`` is the new row and
-        ``_held`` the old one."""
+    def _delete(self, connection: Any, source: str, where: str) -> int:
+        """Delete the rows of the table that have their key in ``source``, where it is true of the
+        row there. Returns their number."""
+        table = self._at(self._table)
+        found = f"SELECT 1 FROM {source} WHERE {where} AND {self._same(source, table)}"
+        deleted: int = self._run(connection, f"DELETE FROM {table} WHERE EXISTS ({found})").rowcount
+        return deleted
+
+    def _upsert(
+        self,
+        connection: Any,
+        values: Mapping[str, str],
+        source: str,
+        assigned: Mapping[str, str],
+        *,
+        overriding: bool = False,
+    ) -> int:
+        """Insert ``values``, expressions by column, selected from ``source``, and for keys that are
+        there make the assignments. In these, ``excluded`` is the new row and ``_held`` the old one.
+        Returns the number of rows."""
         assignments = ", ".join(f"{self._q(name)} = {value}" for name, value in assigned.items())
         action = f"UPDATE SET {assignments}" if assignments else "NOTHING"
         over = "OVERRIDING SYSTEM VALUE " if overriding else ""
-        return (
-            f"INSERT INTO {self._at(self._table)} AS _held ({self._list(names)}) {over}SELECT {values} FROM {source} "
-            f"ON CONFLICT ({self._list(self._by_key().key)}) DO {action}"
-        )
+        written: int = self._run(
+            connection,
+            f"INSERT INTO {self._at(self._table)} AS _held ({self._list(values)}) {over}SELECT {', '.join(values.values())} "
+            f"FROM {source} ON CONFLICT ({self._list(self._by_key().key)}) DO {action}",
+        ).rowcount
+        return written
+
+    def _or_replace(self, key: str, column: str) -> str:
+        """The end of an INSERT that assigns this column of rows whose key is there."""
+        return f"ON CONFLICT ({key}) DO UPDATE SET {column} = excluded.{column}"
 
     def _or_nothing(self, column: str) -> str:
         """The end of an INSERT that leaves out rows whose key is there. ``column``: of the key."""

@@ -29,7 +29,8 @@ KEEP_DELETES = 100_000
 
 
 class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
-    """Keeps the newest row of each key in a ``SqliteTable`` or ``PostgresTable``, exactly once.
+    """Keeps the newest row of each key in a table of a database, exactly once: a
+    ``SqliteTable``, ``PostgresTable`` or ``MySqlTable``.
 
     ``key``: the fields that a primary key or unique index of the table consists of. A row replaces
     the one with its key as a whole, nulls included; ``ignore_nulls`` keeps the old values instead.

@@ -81,6 +81,10 @@ class MariaDbDialect(Dialect):
         each = (_KEY_BYTES - _FIXED_BYTES * (len(kinds) - long)) // long
         return each // 4 if self.type_of(name, fields.type_of(name)) == "longtext" else each
 
+    @property
+    def null_integer(self) -> str:
+        return "CAST(NULL AS SIGNED)"
+
     def proposed(self, name: str) -> str:
         return f'VALUES("{name}")'
 
@@ -189,7 +193,7 @@ def literals(column: pa.ChunkedArray) -> pa.Array:
     )
 
 
-def rows_of(columns: Sequence[pa.Array], constant: str) -> list[str]:
+def rows_of(columns: Sequence[pa.Array], constant: str = "") -> list[str]:
     """Rows of literals as SQL takes them after VALUES. ``constant``: the end of each."""
     joined = pc.binary_join_element_wise(*columns, pa.scalar(", ", pa.large_string()))
     return [f"({row}{constant})" for row in joined.to_pylist()]

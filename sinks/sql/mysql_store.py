@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError
@@ -19,6 +20,7 @@ from sinks.sql.schema import HEADERS_TABLE, qualified
 from sinks.sql.store import SqlStore
 
 import pymysql  # isort: skip - after the module that says how to install it
+from pymysql.constants import SERVER_STATUS  # isort: skip
 
 #: The answers to COMMIT by which the server says that it has rolled back: a lock, a deadlock.
 _ROLLED_BACK = (1205, 1213)
@@ -44,8 +46,11 @@ class MySqlStore(SqlStore):
     #: The connection of a reader of one moment.
     _pinned: Connection | None = None
 
-    def _open_at(self, dsn: str) -> None:
+    def _open_at(self, dsn: str, database: str | None = None) -> None:
+        """``database``: instead of that of the address."""
         self._address = address_of(dsn)
+        if database is not None:
+            self._address = replace(self._address, database=database)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.location})"
@@ -75,7 +80,10 @@ class MySqlStore(SqlStore):
 
     @contextmanager
     def _creating(self, connection: Any) -> Iterator[None]:
-        """Only one client of a database creates and alters tables at a time."""
+        """Only one client of a database creates and alters tables at a time, and not in a sql_txn:
+        it would be committed."""
+        if connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+            raise RetryableError(f"{self.location}: its columns have changed since the attempt has looked at them")
         lock = "SELECT GET_LOCK(CONCAT(%s, '/', DATABASE()), %s)"
         (granted,) = connection.execute(lock, (_CREATING, _CREATING_TIMEOUT_S)).fetchone()
         if granted != 1:

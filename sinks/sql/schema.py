@@ -71,6 +71,11 @@ class Dialect(ABC):
     def __hash__(self) -> int:
         return hash(type(self))
 
+    @property
+    def null_integer(self) -> str:
+        """A null of the type of an integer."""
+        return f"CAST(NULL AS {self.integer})"
+
     @abstractmethod
     def type_of(self, name: str, declared: pa.DataType) -> str:
         """The column type of a field. Raises ``TopologyError`` for a type whose values the database

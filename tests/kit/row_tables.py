@@ -13,13 +13,17 @@ import pyarrow as pa
 
 from framework import Fields
 from framework.topology import Header
-from sinks import PostgresTable, SqliteTable
+from sinks import MySqlTable, PostgresTable, SqliteTable
 from sinks.rows.table import RowTable
 from tests.kit.file_tables import granted, opened
+from tests.kit.mysql import client
 
 
 class Database(ABC):
     """A database of a test. ``run`` is another client's connection."""
+
+    #: The type to cast to for a text.
+    text = "text"
 
     @abstractmethod
     def table(self, name: str = "events", **options: Any) -> RowTable: ...
@@ -56,6 +60,22 @@ class PostgresDatabase(Database):
         with psycopg.connect(self.dsn, autocommit=True, options=f"-c search_path={self.schema}") as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description is not None else []
+
+
+class MySqlDatabase(Database):
+    text = "char"
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self.dsn = f"{dsn.rpartition('/')[0]}/{name}"
+        with client(dsn) as admin:
+            admin.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+
+    def table(self, name: str = "events", **options: Any) -> RowTable:
+        return MySqlTable(self.dsn, name, **options)
+
+    def run(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with client(self.dsn) as other:
+            return other.execute(statement, *parameters)
 
 
 def bound(table: RowTable, fields: Fields) -> RowTable:

@@ -324,6 +324,7 @@ def test_a_topology_keeps_the_newest_row_of_each_key(database: Database, spout: 
     run = submit(builder.build(), store=MemoryStore(), executor="local")
     run.wait_until_caught_up(timeout_s=PATIENCE_S)
     run.stop(timeout_s=PATIENCE_S)
+    assert run.status().attempts_failed == 0
     newest = {key: (key, name, dead) for rows in data.values() for key, name, dead in rows}
     assert database.rows(columns="id, name") == sorted(
         ((key, name) for key, name, dead in newest.values() if not dead), key=repr
