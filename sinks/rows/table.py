@@ -503,7 +503,7 @@ class RowTable(SqlStore, Table):
             own.append(f"{self._q(sequence)} AS {DELETED_AT}")
         kept = [f"{KEPT}{number}" for number, each in enumerate(self.schema.names) if each in names]
         marks = [each for each in rows.column_names if each == ROW_NEEDED or each in kept]
-        own += [f"CAST(NULL AS {self.dialect.integer}) AS {each}" for each in marks]
+        own += [f"{self.dialect.null_integer} AS {each}" for each in marks]
         staged = self._stage(connection, ", ".join([self._list(names), *own]))
         loaded = [*names, ACTION, *([DELETED_AT] if sequence is not None else []), *marks]
         self._load(connection, staged, rows.select(loaded))

@@ -62,7 +62,7 @@ _TEXT_TYPES = (FIELD_TYPE.DATE, FIELD_TYPE.NEWDATE, FIELD_TYPE.DATETIME, FIELD_T
 _CONVERSIONS = {kind: how for kind, how in conversions.items() if kind not in _TEXT_TYPES}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Address:
     """A parsed URL."""
 
@@ -99,7 +99,10 @@ def address_of(dsn: str) -> Address:
             known = ", ".join((*_TEXTS, *(f"{each}=true" for each in _FLAGS)))
             raise ConfigError(f"{ADDRESS}: the option {name!r} is not known with this value; there are: {known}")
     user = unquote(parts.username or "") or os.environ.get("USER", "root")
-    return Address(parts.hostname, port, database, user, unquote(parts.password or ""), tuple(options))
+    password = unquote(parts.password or "")
+    return Address(
+        host=parts.hostname, port=port, database=database, user=user, password=password, options=tuple(options)
+    )
 
 
 class Cursor(pymysql.cursors.Cursor):

@@ -7,7 +7,7 @@ that it becomes too large.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from spouts.codecs.protobuf_schema import is_repeated
 
@@ -60,46 +60,53 @@ class ParsedSize:
         if not self._repeats or len(value) // 2 * self._largest <= PARSED_BYTES_MAX:
             return
         left = PARSED_BYTES_MAX
-        waiting = [(self._root, 0, len(value), 0)]
+        waiting = [_Part(self._root, 0, len(value), 0)]
         while waiting:
-            its, begin, end, depth = waiting.pop()
-            left -= its.size
-            if depth <= NESTING_MAX:  # the parser goes no further, but it comes to the others
-                left -= _within(its, value, begin, end, depth, waiting)
+            part = waiting.pop()
+            left -= part.type.size
+            if part.depth <= NESTING_MAX:  # the parser goes no further, but it comes to the others
+                left -= part.groups_size(value, waiting)
             if left < 0:
                 raise ValueError(f"its messages take more than {PARSED_BYTES_MAX >> 20} MiB of memory")
 
 
-def _within(its: _Type, value: bytes, at: int, end: int, depth: int, waiting: list[tuple[_Type, int, int, int]]) -> int:
-    """The memory of the groups directly within a message. Adds the other messages within it to
-    ``waiting``: their type, begin, end and depth. Stops where the bytes are no message."""
-    size = 0
-    around: list[_Type] = []  # the messages around the group that is read
-    try:
-        while at < end:
-            tag, at = _varint(value, at)
-            number, kind = tag >> 3, tag & 7
-            inner = its.messages.get(number)
-            if kind == _VARINT:
-                _, at = _varint(value, at)
-            elif kind == _BYTES:
-                length, at = _varint(value, at)
-                if inner is not None:
-                    waiting.append((inner, at, min(at + length, end), depth + len(around) + 1))
-                at += length
-            elif kind == _GROUP:
-                around.append(its)
-                its = inner if inner is not None else _UNKNOWN
-                size += its.size
-            elif kind == _GROUP_END and around:
-                its = around.pop()
-            elif kind in (_FIXED64, _FIXED32):
-                at += 8 if kind == _FIXED64 else 4
-            else:
-                break
-    except IndexError:
-        pass
-    return size
+class _Part(NamedTuple):
+    """A message within a value: from where to where, and within how many others."""
+
+    type: _Type
+    begin: int
+    end: int
+    depth: int
+
+    def groups_size(self, value: bytes, waiting: list[_Part]) -> int:
+        """The memory of the groups directly within. Adds the other messages within to ``waiting``.
+        Stops where the bytes are no message."""
+        its, at, size = self.type, self.begin, 0
+        around: list[_Type] = []  # the messages around the group that is read
+        try:
+            while at < self.end:
+                tag, at = _varint(value, at)
+                kind, inner = tag & 7, its.messages.get(tag >> 3)
+                if kind == _VARINT:
+                    _, at = _varint(value, at)
+                elif kind == _BYTES:
+                    length, at = _varint(value, at)
+                    if inner is not None:
+                        waiting.append(_Part(inner, at, min(at + length, self.end), self.depth + len(around) + 1))
+                    at += length
+                elif kind == _GROUP:
+                    around.append(its)
+                    its = inner if inner is not None else _UNKNOWN
+                    size += its.size
+                elif kind == _GROUP_END and around:
+                    its = around.pop()
+                elif kind in (_FIXED64, _FIXED32):
+                    at += 8 if kind == _FIXED64 else 4
+                else:
+                    break
+        except IndexError:
+            pass
+        return size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -21,12 +21,14 @@ from framework.errors import DataLossError, RetryableError
 from integration import EmbeddedServers
 from integration.folders import open_folder
 from spouts.kafka.consumer import range_consumer as limits
-from spouts.kafka.consumer.native_range_consumer import NativeSession
+from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING
 from tests.kit.fuzzing import Counts, go_on
 from tests.kit.topics import Topics
 
+#: The readers that there are: the compiled one is optional.
+SESSIONS = [NativeSession, KafkaSession] if why_not_native() is None else [KafkaSession]
 RECORDS = 200
 _BATCH = 20
 #: What a batch has before the bytes that its checksum covers, and before its records.
@@ -139,7 +141,7 @@ def _send(to: socket.socket, frame: bytes) -> None:
 def fuzz(servers: str, topic: str, seed: int) -> Counts:
     """One read by a lying broker."""
     chance = random.Random(seed)
-    reader = chance.choice([NativeSession, KafkaSession])
+    reader = chance.choice(SESSIONS)
     broker = LyingBroker(servers, chance)
     session = reader(KafkaSettings(f"127.0.0.1:{broker.port}", {}), "g")
     values: list[bytes] = []

@@ -43,6 +43,7 @@ from tests.kit.avro import encoded, framed
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
+from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -151,7 +152,7 @@ def test_dead_letters_in_a_table_are_written_once_under_the_txid_of_their_batch(
     assert run.status().bad_records == 2
 
 
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 def test_records_that_undo_leaves_out_become_dead_letters(
     topics: Topics, name: str, tmp_path: Path, reader: str
 ) -> None:

@@ -56,6 +56,7 @@ from tests.kit import refusing
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
+from tests.kit.readers import READERS
 from tests.kit.refusing import refused
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -365,7 +366,7 @@ class PostgresRuns(KafkaRuns):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("opaque", [True, False])
 def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinates(
     topics: Topics, name: str, tmp_path: Path, postgres: Any, opaque: bool, reader: str

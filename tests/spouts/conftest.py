@@ -8,18 +8,15 @@ import pytest
 
 from framework.clients.kafka import KafkaSettings
 from spouts.kafka.consumer.consumer_pool import sessions
-from spouts.kafka.consumer.native_range_consumer import why_not_native
+from tests.kit.readers import READERS
 
 
-@pytest.fixture(params=["native", "python"])
+@pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each of the two readers of Kafka, for what both must do alike.
 
     The native one is skipped only where the compiled part was not built, which is optional.
     """
-    reason = why_not_native()
-    if request.param == "native" and reason is not None:
-        pytest.skip(f"no native reader: {reason}")
     sessions.close()
     monkeypatch.setattr(KafkaSettings, "reader", request.param)
     yield request.param

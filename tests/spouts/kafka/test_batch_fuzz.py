@@ -10,8 +10,9 @@ import pytest
 
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
-from tests.kit.batch_fuzz import RECORDS, LyingBroker, expected, fill, fuzz
+from tests.kit.batch_fuzz import RECORDS, SESSIONS, LyingBroker, expected, fill, fuzz
 from tests.kit.fuzzing import Counts
+from tests.kit.readers import needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 from tests.spouts.kafka.test_feeds import START, opened, rows_of
@@ -26,12 +27,12 @@ def test_changed_batches_are_never_data(topics: Topics, name: str, seed: int, mo
     counts: Counts = collections.Counter()
     for each in range(READS):
         counts += fuzz(topics.bootstrap_servers, name, seed + each)
-    for reader in ("NativeSession", "KafkaSession"):
-        assert counts[f"{reader}: DataLossError after changes"], counts
+    for reader in SESSIONS:
+        assert counts[f"{reader.__name__}: DataLossError after changes"], counts
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", [ColumnFeed, MessageFeed])
+@pytest.mark.parametrize("kind", [pytest.param(ColumnFeed, marks=needs_native), MessageFeed])
 def test_behind_a_damaged_batch_nothing_comes_until_the_partition_begins_again(
     topics: Topics, name: str, seed: int, kind: type[Feed]
 ) -> None:

@@ -16,11 +16,11 @@ from integration import EmbeddedServers
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import KafkaSpout, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.consumer.damage import Damage, after_damage, find_damage
+from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.integration
-READERS = ["native", "python"]
 #: Batches of five records; those of which a value is to be changed.
 BATCHES, DAMAGED = 6, {"two": (2,), "first": (0,), "last": (5,), "row": (1, 2, 4)}
 

@@ -26,11 +26,11 @@ from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES
 from tests.kit.kafka_runs import tail_of
+from tests.kit.readers import needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.9")]
-needs_native = pytest.mark.skipif(why_not_native() is not None, reason=f"no native reader: {why_not_native()}")
 START = Position(0, None)
 
 

@@ -16,10 +16,11 @@ from sinks import DeadLetterTopic
 from spouts import BytesCodec, JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.oracle import read_topics
 from tests.kit.raw_producer import Header, produce
+from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.parametrize("reader", ["native", "python"])]
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("reader", READERS)]
 
 SEEN: dict[str, list[dict[str, Any]]] = {}
 NAMES = [b"", b"a", b"h", b"\xff\xfe", b"\xed\xa0\x80", "é".encode(), b"\x1b]0;x\x07", b"a\nb", b"\xc3", b"h" * 30_000]

@@ -14,6 +14,7 @@ from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCo
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
 from tests.kit.expansion import read_apart, send_bombs
+from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -53,7 +54,7 @@ SMALL = [f"small {number}" for number in range(4)]
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 def test_a_value_above_the_limit_is_a_bad_record(bombs: Topics, name: str, reader: str, tmp_path: Path) -> None:
     letters = OpaqueMapState(MemoryBackend(f"{name}-bad"))
     status, values = counted(
@@ -73,14 +74,14 @@ def test_a_value_above_the_limit_is_a_bad_record(bombs: Topics, name: str, reade
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 def test_it_ends_the_topology_where_no_bad_record_may_be(bombs: Topics, name: str, reader: str) -> None:
     with pytest.raises(RatchetError, match=f"topic '{name}', partition 0, offset 0: .*larger than record_bytes_max"):
         counted(name, bombs, reader, record_bytes_max=1_000_000)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 def test_values_below_the_limit_are_read(bombs: Topics, name: str, reader: str) -> None:
     _, values = counted(name, bombs, reader)
     assert len(values) == 8 and max(map(len, values)) == LARGE + 1
@@ -92,7 +93,7 @@ def test_a_limit_below_1_is_refused() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 def test_memory_does_not_grow_with_the_number_of_batches_that_expand(topics: Topics, name: str, reader: str) -> None:
     peaks = []
     for count in (12, 36):

@@ -18,10 +18,11 @@ from spouts.kafka.consumer.pace import EXPANDED_BYTES, LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING
 from tests.kit.quotas import limit_client
+from tests.kit.readers import needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
-READERS = [NativeSession, KafkaSession]
+READERS = [pytest.param(NativeSession, marks=needs_native), KafkaSession]
 
 
 class Cancelled(Exception):

@@ -46,17 +46,17 @@ from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as python_session
 from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_reader
-from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession, why_not_native
+from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
 from spouts.kafka.consumer.pace import FetchPace
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
+from tests.kit.readers import needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S, wait_for
 
-needs_native = pytest.mark.skipif(why_not_native() is not None, reason=f"no native reader: {why_not_native()}")
 CONTEXT = TopologyContext("t", "spout", 0, 1)
 PARTITIONS = 3
 

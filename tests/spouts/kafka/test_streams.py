@@ -33,6 +33,7 @@ from spouts.kafka.streams import checked_streams
 from tests.kit.avro import encoded, framed
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.plans import Plan
+from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.spouts.kafka.test_core import until
 
@@ -288,7 +289,7 @@ MISSPELT = JsonCodec(Fields(number=int, costumer=str))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("reader", ["native", "python"])
+@pytest.mark.parametrize("reader", READERS)
 def test_a_field_that_no_record_of_the_first_batch_has_is_told_of(shop: Shop, reader: str) -> None:
     streams = {"orders": TopicStream(MISSPELT, topic=shop.orders), "payments": shop.streams()["payments"]}
     source = shop.spout(streams=streams, settings={"reader": reader})
