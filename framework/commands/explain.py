@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
-from framework.commands.loading import opened_transactional
+from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_able, printable, shortened, text_of
 from framework.inspect.explain import Cause, Explanation, Step, explain
@@ -44,7 +44,10 @@ def main(
     configure_logging(level="warning")
     with exit_codes(), own_output(as_json=as_json) as output:
         try:
-            with opened_transactional(topology, config, overrides) as (built, store, settings):
+            with (
+                opened_transactional(topology, config, overrides) as (built, store, settings),
+                opened_archive(settings, built.id) as archive,
+            ):
                 found = explain(
                     built,
                     store,
@@ -54,6 +57,7 @@ def main(
                     last=last,
                     causes_max=records,
                     recorded_only=recorded,
+                    archive=archive,
                 )
         except Unverifiable as error:
             typer.echo(f"cannot be explained from its first record: {error}", err=True)

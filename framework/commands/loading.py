@@ -18,6 +18,7 @@ from framework.errors import ConfigError, RatchetError
 from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.topology import CoreTopology, Topology
 from framework.topology.builder import TopologyMaker
+from framework.transactions.history_archive import HistoryTarget, history_target
 
 #: Where the packages of Ratchet are.
 _OURS = Path(__file__).resolve().parents[2]
@@ -54,6 +55,18 @@ def opened_transactional(
         store.close()
         for state in topology.states:
             state.close()
+
+
+@contextmanager
+def opened_archive(settings: Config, topology_id: str) -> Iterator[HistoryTarget | None]:
+    """The table of records that the configuration names; None: it names none. It is closed in the
+    end."""
+    target = history_target(settings, topology_id)
+    try:
+        yield target
+    finally:
+        if target is not None:
+            target.close()
 
 
 def load_topology(name: str, config: Config) -> Topology | CoreTopology:

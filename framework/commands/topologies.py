@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.loading import opened_archive
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyId
 from framework.commands.tables import ago, in_columns, local_time, number
 from framework.commands.values import made_by_line
@@ -24,8 +25,8 @@ from framework.inspect.rebuild import read_exchanges
 from framework.inspect.topologies import TopologyOverview, named_damage, read_topologies, read_topology
 from framework.observe import AttemptRecord, TransactionRecord, configure_logging
 from framework.observe.journal import RECORDS_MAX
-from framework.transactions.documents import read_history, read_incarnation, read_transaction
-from framework.transactions.history_archive import history_target
+from framework.transactions.documents import read_history
+from framework.transactions.history_reader import TransactionRecords
 
 #: How often ``status --watch`` looks: as often as drivers tell.
 _WATCH_S = 2.0
@@ -338,21 +339,15 @@ def opened(config: Path | None, overrides: list[str] | None) -> Iterator[Coordin
 
 def _recorded(store: CoordinationStore, topology_id: str, txid: int, settings: Config) -> TransactionRecord:
     """From the store or, where it keeps the record no more, from the table of records."""
-    found = read_transaction(store, topology_id, txid)
-    if found is not None:
-        return found
     elsewhere = "longer ago than a thousand transactions"
-    target = history_target(settings, topology_id)
-    if target is not None:
-        try:
-            kept = target.read(read_incarnation(store, topology_id), txid)
-        finally:
-            target.close()
-        if kept is not None and kept.record is not None:
-            return kept.record
-        elsewhere = f"{elsewhere} and not in {target.location}"
-        if kept is not None:
-            elsewhere = f"{elsewhere}, which lacks transactions {kept.txid} to {kept.until_txid}"
+    with opened_archive(settings, topology_id) as archive:
+        records = TransactionRecords(store, topology_id, archive)
+        if (found := records.read(txid)) is not None:
+            return found
+        if archive is not None:
+            elsewhere = f"{elsewhere} and not in {archive.location}"
+            if (gap := records.archived(txid)) is not None:
+                elsewhere = f"{elsewhere}, which lacks transactions {gap.txid} to {gap.until_txid}"
     raise ConfigError(
         f"topology {topology_id!r} has no record of transaction {txid}: it is not closed yet, or {elsewhere}, or this is a "
         "core topology"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
-from framework.commands.loading import opened_transactional
+from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_able
 from framework.inspect.recompute import Unverifiable
@@ -30,8 +30,11 @@ def main(
     configure_logging(level="warning")
     with exit_codes(), own_output(as_json=as_json):
         try:
-            with opened_transactional(topology, config, overrides) as (built, store, settings):
-                report = verify(built, store, settings.for_components())
+            with (
+                opened_transactional(topology, config, overrides) as (built, store, settings),
+                opened_archive(settings, built.id) as archive,
+            ):
+                report = verify(built, store, settings.for_components(), archive=archive)
         except Unverifiable as error:
             typer.echo(f"unverifiable: {error}", err=True)
             raise typer.Exit(EXIT_FAILED) from None

@@ -113,7 +113,7 @@ Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
 class TaskReport:
     """What one task reports to the driver. ``name``: its components and its number. ``began`` and
     ``ended``: seconds since the Unix epoch, by the clock of its host. ``spent_s``: component ->
-    seconds that the task was busy with it."""
+    seconds that the task was busy with it. ``late``: component -> records that were late there."""
 
     header: AttemptHeader
     phase: Phase
@@ -127,6 +127,7 @@ class TaskReport:
     began: float = 0.0
     ended: float = 0.0
     spent_s: dict[str, float] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
 
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -55,13 +55,15 @@ class TaskTime(NamedTuple):
 class PhaseResult:
     """How a phase ended. ``rows``: edge label -> (sent, received). Without a failure, all row
     counts agree. ``tasks``: the tasks that have reported, in order of their ends. ``spent_s``:
-    component -> seconds that its tasks were busy with it, added up."""
+    component -> seconds that its tasks were busy with it, added up. ``late``: component -> records
+    that came behind the watermark."""
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     read: ReadCounts = field(default_factory=ReadCounts)
     tasks: Sequence[TaskTime] = ()
     spent_s: Mapping[str, float] = field(default_factory=dict)
+    late: Mapping[str, int] = field(default_factory=dict)
 
 
 class TaskWatcher(Protocol):
@@ -202,11 +204,14 @@ def summarise(
         failure = _incomplete(plan, phase, collected, sent=sent, received=received, expected_tasks=expected_tasks)
     read = ReadCounts()
     spent_s: dict[str, float] = defaultdict(float)
+    late: Counter[str] = Counter()
     for report in collected:
         read.add(report.read)
         for component_id, seconds in report.spent_s.items():
             spent_s[component_id] += seconds
-    return PhaseResult(failure, by_label, read, [TaskTime.of(each) for each in collected], dict(spent_s))
+        late.update(report.late)
+    times = [TaskTime.of(each) for each in collected]
+    return PhaseResult(failure, by_label, read, times, dict(spent_s), dict(late))
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

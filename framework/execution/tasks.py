@@ -253,6 +253,8 @@ class _Runner:
                 self._emit_all(self.bolt.finish_batch())
             elif isinstance(self.bolt, BaseBatchBolt):
                 self.bolt.finish_batch()
+        if isinstance(self.bolt, Committer) and self.bolt.late_records:
+            self.task.report.late[self.component.id] = self.bolt.late_records
 
     def flush(self) -> None:
         """Send what is buffered and combined. The component emits nothing more in this phase."""

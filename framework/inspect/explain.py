@@ -12,7 +12,7 @@ import itertools
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,9 @@ from framework.topology import Component, Difference, KeyedState, SourceRecord, 
 from framework.topology.inspectable import EventTime, NarrowedBolt, TimedBolt
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
-from framework.transactions.documents import committed_or_refused, read_joined, read_transaction
+from framework.transactions.documents import committed_or_refused, read_joined
+from framework.transactions.history_archive import HistoryTarget
+from framework.transactions.history_reader import TransactionRecords
 from framework.transactions.plans import Plan
 from framework.transactions.spout_planners import rows_in
 
@@ -113,16 +115,18 @@ def explain(
     last: int = 10,
     causes_max: int = 5,
     recorded_only: bool = False,
+    archive: HistoryTarget | None = None,
 ) -> Explanation:
     """Explain one key of a state. ``state``: the id of its component, or its location, or the end
     of that. ``key``: as ``KeyedState.key_of`` takes it. ``last``: how many changes are shown, with
     ``causes_max`` causes each. ``recorded_only``: begin with the oldest recorded transaction.
+    ``archive``: the table of records, where the topology has one.
 
     Raises ``ConfigError`` for a state or key that there is not, and before the first transaction;
     ``Unverifiable`` when source or records do not reach back; ``RetryableError`` when something
     does not answer, or the topology moves on too fast."""
     with tempfile.TemporaryDirectory(prefix="ratchet-explain-", ignore_cleanup_errors=True) as folder:
-        inquiry = _Inquiry(topology, store, conf or {}, Path(folder), state=state, key=key)
+        inquiry = _Inquiry(topology, store, conf or {}, Path(folder), state=state, key=key, archive=archive)
         return inquiry.run(last, causes_max, recorded_only=recorded_only)
 
 
@@ -136,7 +140,9 @@ class _Inquiry:
         *,
         state: str,
         key: str,
+        archive: HistoryTarget | None,
     ) -> None:
+        self._archive = archive
         self._topology, self._store, self._conf, self._folder = topology, store, conf, folder
         self._component, self._number = state_named(topology, state)
         self._state = _keyed(self._component, self._number)
@@ -163,7 +169,7 @@ class _Inquiry:
                 step.time_before, step.time_after = times
                 steps.append(step)
 
-        with Recomputation(self._topology, self._store, self._conf, shadow=shadow, seen=seen) as copy:
+        with self._recomputation(shadow, seen) as copy:
             if recorded_only:
                 found.since_txid = copy.skip_to_records()
             copy.advance(committed)
@@ -176,6 +182,9 @@ class _Inquiry:
             self._find_causes(found, causes_max)
         found.seconds = time.monotonic() - began_s
         return found
+
+    def _recomputation(self, shadow: Topology, seen: Callable[[Batch], None] | None = None) -> Recomputation:
+        return Recomputation(self._topology, self._store, self._conf, shadow=shadow, seen=seen, archive=self._archive)
 
     def _compare(self, found: Explanation, copy: Recomputation, copied: KeyedState) -> None:
         """Compare with what the sink holds. It may have moved on meanwhile: then follow it."""
@@ -195,11 +204,12 @@ class _Inquiry:
 
     def _find_causes(self, found: Explanation, causes_max: int) -> None:
         shadow, copied = self._shadow("causes")
-        with Recomputation(self._topology, self._store, self._conf, shadow=shadow) as copy:
+        with self._recomputation(shadow) as copy:
             search = _Search(copy, copied, self._key)
+            records = TransactionRecords(self._store, self._topology.id, self._archive)
             for step in found.steps:
                 if step.first_txid == step.txid:
-                    step.recorded = read_transaction(self._store, self._topology.id, step.txid)
+                    step.recorded = records.read(step.txid)
                 causes = list(itertools.islice(search.smallest(step.plan), causes_max + 1))
                 step.has_more = len(causes) > causes_max
                 step.causes = [self._shown(copy, *each) for each in causes[:causes_max]]

@@ -3,9 +3,10 @@
 The source is read again through the topology's own bolts, into the empty states of the copy.
 Nothing is written anywhere else. No leadership is needed, and the topology may run meanwhile.
 
-The recorded transactions are repeated one by one, as far as their records and plans reach back.
-What came before them is read in larger batches over the same offsets. Results that depend on where
-a batch ends, or on a clock, then differ.
+The recorded transactions are repeated one by one, as far as their records and plans reach back: in
+the coordination store, and before that in the table of records, where the topology has one. What
+came before them is read in larger batches over the same offsets. Results that depend on where a
+batch ends, or on a clock, then differ.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from framework.errors import ConfigError, DataLossError, RatchetError, Retryable
 from framework.execution import FailureKind
 from framework.inspect.narrowing import cut
 from framework.inspect.sandbox import Sandbox
+from framework.observe.journal import RECORDS_MAX
 from framework.topology import Topology
 from framework.topology.clock_stream import CLOCK_PARTITION
 from framework.topology.spouts import Meta
-from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan, read_transaction
+from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan
+from framework.transactions.history_archive import HistoryTarget
+from framework.transactions.history_reader import TransactionRecords
 from framework.transactions.plans import Plan
 
 #: Records of a batch, where the recorded batches are no longer kept.
@@ -52,9 +56,8 @@ class Batch:
 
 class Recomputation:
     """``shadow``: the copy, of ``topology`` or of a part of it, made by ``shadow_of``. ``seen`` is
-    called after each batch. Used by one thread, as a context manager, which closes the states of
-    the copy.
-
+    called after each batch. ``archive``: the table of records, where the topology has one. Used by
+    one thread, as a context manager, which closes the states of the copy.
     ``txid``: up to where it has come. ``is_recorded``: whether all batches so far were the recorded
     ones. ``records``: how many were read; those of a spout that does not count are missing."""
 
@@ -66,9 +69,11 @@ class Recomputation:
         *,
         shadow: Topology,
         seen: Callable[[Batch], None] | None = None,
+        archive: HistoryTarget | None = None,
         epoch: int = 1,
     ) -> None:
         self._topology, self._store, self._shadow, self._seen = topology, store, shadow, seen
+        self._history = TransactionRecords(store, topology.id, archive)
         self._sandbox = Sandbox(topology, shadow, conf, epoch=epoch)
         self.planner = self._sandbox.planner
         self._epoch = epoch
@@ -110,17 +115,22 @@ class Recomputation:
         topology moves on too fast."""
         if txid <= self.txid:
             return
-        plans = {txid: self._recorded(txid) or self._plan_of(txid)}
+        first = self._recorded(txid) or self._plan_of(txid)
+        plans = {txid: first}  # of those that the store may soon keep no more
         recorded = txid  # where the recorded ones begin
-        while recorded > self.txid + 1 and (plan := self._recorded(recorded - 1)):
-            recorded -= 1
-            plans[recorded] = plan
+        while recorded > self.txid + 1 and (before := self._recorded(recorded - 1)):
+            recorded, first = recorded - 1, before
+            if len(plans) <= RECORDS_MAX:
+                plans[recorded] = before
         if recorded > self.txid + 1:
             self.is_recorded = False
-            self._read_over(*self._before(recorded, plans[recorded]))
+            self._read_over(*self._before(recorded, first))
         for each in range(self.txid + 1, txid + 1):
-            self._step(each, plans[each], plans[each])
-            self.txid, self._plan = each, plans[each]
+            plan = plans.get(each) or self._recorded(each)
+            if not plan:
+                raise RetryableError(f"the record of transaction {each} is no longer kept: ask again")
+            self._step(each, plan, plan)
+            self.txid, self._plan = each, plan
 
     def skip_to_records(self) -> int:
         """Begin with the oldest transaction that is recorded without a gap up to the last one, as
@@ -187,7 +197,7 @@ class Recomputation:
 
     def _recorded(self, txid: int) -> Plan | None:
         """The plan in the record of a transaction; None or empty: there is none."""
-        record = read_transaction(self._store, self._topology.id, txid) if txid > 0 else None
+        record = self._history.read(txid) if txid > 0 else None
         return record.plan if record is not None else None
 
     def _before(self, txid: int, plan: Plan) -> tuple[int, Plan]:
@@ -229,7 +239,7 @@ class Recomputation:
         if CLOCK_PARTITION in plan:
             raise Unverifiable(
                 f"topology {self._topology.id!r}: it goes by event time, and when its first transactions were planned is no "
-                "longer recorded: what was late then cannot be known"
+                "longer recorded: what was late then cannot be known; a table of records (topology.history.table) keeps it"
             )
         for partition, last in plan.items():
             known = self._plan.get(partition)

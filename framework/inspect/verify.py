@@ -21,6 +21,7 @@ from framework.topology import Difference, InspectableState, Topology
 from framework.topology.inspectable import inspectable
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
+from framework.transactions.history_archive import HistoryTarget
 
 #: How many differences of one state are shown. All are counted.
 DIFFERENCES_SHOWN = 100
@@ -69,16 +70,30 @@ class VerifyReport:
         return [*shown, *(f"not verified: {each}" for each in self.not_verified)]
 
 
-def verify(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any] | None = None) -> VerifyReport:
-    """Recompute and compare. Raises ``Unverifiable``; ``RetryableError`` when source, store or a
-    sink does not answer, or when the topology moves on too fast; ``ConfigError`` for a state that
-    cannot be compared, or when nothing is committed yet."""
+def verify(
+    topology: Topology,
+    store: CoordinationStore,
+    conf: Mapping[str, Any] | None = None,
+    *,
+    archive: HistoryTarget | None = None,
+) -> VerifyReport:
+    """Recompute and compare. ``archive``: the table of records, where the topology has one. Raises
+    ``Unverifiable``; ``RetryableError`` when source, store or a sink does not answer, or when the
+    topology moves on too fast; ``ConfigError`` for a state that cannot be compared, or when nothing
+    is committed yet."""
     with tempfile.TemporaryDirectory(prefix="ratchet-verify-", ignore_cleanup_errors=True) as folder:
-        return _Audit(topology, store, conf or {}, Path(folder)).run()
+        return _Audit(topology, store, conf or {}, Path(folder), archive).run()
 
 
 class _Audit:
-    def __init__(self, topology: Topology, store: CoordinationStore, conf: Mapping[str, Any], folder: Path) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        conf: Mapping[str, Any],
+        folder: Path,
+        archive: HistoryTarget | None,
+    ) -> None:
         self._topology, self._store = topology, store
         self._shadow, left_out = shadow_of(topology, folder, recounting, joined=read_joined(store, topology.id))
         self._not_verified = [str(each) for each in left_out]
@@ -86,7 +101,7 @@ class _Audit:
             raise ConfigError(
                 f"topology {topology.id!r} has no state that could be compared: {'; '.join(self._not_verified)}"
             )
-        self._copy = Recomputation(topology, store, conf, shadow=self._shadow)
+        self._copy = Recomputation(topology, store, conf, shadow=self._shadow, archive=archive)
 
     def run(self) -> VerifyReport:
         reports = [StateReport(state.location) for state in self._watched]

@@ -84,6 +84,7 @@ class TransactionFigures:
     are of committed transactions: seconds of each phase, records and bytes of their batches, and
     the age of the oldest and of the newest record of each batch, in seconds, when it was closed.
     ``component_s``: component -> seconds that its tasks were busy with it, in committed
+    transactions. ``late_records``: component -> records that were late there, in committed
     transactions.
     """
 
@@ -100,6 +101,7 @@ class TransactionFigures:
     retrying: Retrying | None
     leaderships: int
     component_s: Mapping[str, float]
+    late_records: Mapping[str, int]
 
 
 class FiguresBuilder:
@@ -112,6 +114,7 @@ class FiguresBuilder:
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._component_s: dict[str, float] = defaultdict(float)
+        self._late_records: Counter[str] = Counter()
         self._last_commit_at: float | None = None
         self._retrying: Retrying | None = None
         self.leaderships = 0
@@ -132,6 +135,7 @@ class FiguresBuilder:
                 histogram.observe(now - stamp_ms / 1000)
         for component_id, busy_ms in attempt.component_ms.items():
             self._component_s[component_id] += max(busy_ms, 0.0) / 1000
+        self._late_records.update(attempt.late_records)
         self._outcomes["committed"] += 1
         self._last_commit_at, self._retrying = now, None
 
@@ -164,6 +168,7 @@ class FiguresBuilder:
             retrying=self._retrying,
             leaderships=self.leaderships,
             component_s=dict(self._component_s),
+            late_records=dict(self._late_records),
         )
 
 

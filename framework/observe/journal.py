@@ -54,9 +54,10 @@ class AttemptRecord:
     ``bad_records`` of them could not be decoded. ``oldest_ms`` and ``newest_ms``: the times of the
     oldest and the newest of them, as of ``ReadCounts``. ``rows``: edge label -> rows received over
     that edge. ``component_ms``: component -> milliseconds that its tasks were busy with it, added
-    up; a task that reads also waits. ``outcome``: running, committed, failed, cancelled, rolled
-    back, or undone. ``reason``: why it failed, was cancelled, rolled back or undone. ``made_by``:
-    the versions and hashes of the code, as of ``lineage_of``.
+    up; a task that reads also waits. ``late_records``: component -> records that were late there.
+    ``outcome``: running, committed, failed, cancelled, rolled back, or undone. ``reason``: why it
+    failed, was cancelled, rolled back or undone. ``made_by``: the versions and hashes of the code,
+    as of ``lineage_of``.
     """
 
     attempt_id: int
@@ -72,6 +73,7 @@ class AttemptRecord:
     newest_ms: int | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
     component_ms: Mapping[str, float] = field(default_factory=dict)
+    late_records: Mapping[str, int] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -191,7 +193,12 @@ class Journal:
             self._change(txid, attempt_id, waiting_ms=self._lap(txid, attempt_id))
 
     def commit_phase_done(
-        self, txid: int, attempt_id: int, rows: Mapping[str, int], spent_s: Mapping[str, float] | None = None
+        self,
+        txid: int,
+        attempt_id: int,
+        rows: Mapping[str, int],
+        spent_s: Mapping[str, float] | None = None,
+        late_records: Mapping[str, int] | None = None,
     ) -> None:
         """The states have been written. The transaction is not closed yet."""
         with self._lock:
@@ -206,6 +213,7 @@ class Journal:
                     commit_ms=self._lap(txid, attempt_id),
                     rows={**known.rows, **rows},
                     component_ms=busy_ms,
+                    late_records=dict(late_records or {}),
                     outcome="committed",
                 )
 

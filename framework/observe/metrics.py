@@ -177,6 +177,12 @@ METRICS = {
             _BY_COMPONENT,
             "both",
         ),
+        MetricDescription(
+            "ratchet_late_records",
+            "counter",
+            "Committed records that came behind the watermark of a component; once for each window that they are too late for.",
+            _BY_COMPONENT,
+        ),
         MetricDescription("ratchet_lag_records", "gauge", "Records of the source that are not committed."),
         MetricDescription("ratchet_source_waiting", "gauge", "Whether the source does not answer: 1 or 0."),
         MetricDescription("ratchet_source_partitions", "gauge", "Partitions of the source."),
@@ -303,6 +309,7 @@ class RunCollector(Collector):
             ratchet_batch_bytes=figures.batch_bytes,
         )
         yield _by_label(topology, "ratchet_component_busy_seconds", figures.component_s, ())
+        yield _by_label(topology, "ratchet_late_records", figures.late_records, ())
         latency = METRICS["ratchet_end_to_end_latency_seconds"].family()
         for record, seen in (("oldest", figures.oldest_s), ("newest", figures.newest_s)):
             _add_distribution(latency, [topology, record], seen)

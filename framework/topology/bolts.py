@@ -300,6 +300,10 @@ class Committer:
     Source: ``org.apache.storm.transactional.ICommitter``.
     """
 
+    #: How many records of the transaction came too late for it, as ``ratchet_late_records`` counts
+    #: them.
+    late_records = 0
+
     def keep_for_commit(self) -> bytes | None:
         """Called in the task after the last ``execute``. Return all that ``finish_batch`` needs
         beside the attributes that a new copy of the component has after ``prepare``. None, the

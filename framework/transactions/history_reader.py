@@ -1,4 +1,5 @@
-"""The recorded transactions of a topology, read again and again by somebody who watches."""
+"""The recorded transactions of a topology: the last ones, for somebody who watches, and each by its
+txid, for tools."""
 
 from __future__ import annotations
 
@@ -8,7 +9,41 @@ from dataclasses import replace
 from framework.coordination.store import CoordinationStore
 from framework.errors import CorruptStateError
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
-from framework.transactions.documents import INCARNATION, UNDONE, committed_txid, read_transaction
+from framework.transactions.documents import (
+    INCARNATION,
+    UNDONE,
+    committed_txid,
+    read_incarnation,
+    read_transaction,
+)
+from framework.transactions.history_archive import HistoryTarget, KeptRecord
+
+
+class TransactionRecords:
+    """The records of closed transactions by txid: from the store, or, where the store keeps a
+    record no more, from ``archive``, the table at ``topology.history.table``. Used by one thread at
+    a time."""
+
+    def __init__(self, store: CoordinationStore, topology_id: str, archive: HistoryTarget | None = None) -> None:
+        self._store, self._topology_id, self._archive = store, topology_id, archive
+        self._incarnation: str | None = None
+
+    def read(self, txid: int) -> TransactionRecord | None:
+        """None: neither of them holds it. Raises ``CorruptStateError``, and ``RetryableError`` when
+        the table does not answer."""
+        found = read_transaction(self._store, self._topology_id, txid)
+        if found is not None or self._archive is None:
+            return found
+        kept = self.archived(txid)
+        return kept.record if kept is not None else None
+
+    def archived(self, txid: int) -> KeptRecord | None:
+        """What the table holds of a transaction: its record, or a gap that begins with it."""
+        if self._archive is None:
+            return None
+        if self._incarnation is None:
+            self._incarnation = read_incarnation(self._store, self._topology_id)
+        return self._archive.read(self._incarnation, txid)
 
 
 class HistoryReader:

@@ -109,7 +109,7 @@ class TermReport:
 
     def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
         """The sinks hold the attempt; the transaction is not closed yet."""
-        self._journal.commit_phase_done(txid, attempt_id, rows_received(result), result.spent_s)
+        self._journal.commit_phase_done(txid, attempt_id, rows_received(result), result.spent_s, result.late)
 
     def rolled_back(self, txid: int, attempt_id: int) -> None:
         self._journal.rolled_back(txid, attempt_id)

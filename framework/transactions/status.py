@@ -18,9 +18,10 @@ class RunStatus:
     each partition. ``read_rows``: source rows that this process has processed; a replayed batch
     counts again. ``committed_rows``: source rows that it has committed. ``rows_per_second``: of
     those, over the last minute. ``bad_records``: how many of the committed ones could not be
-    decoded. ``lost_records``: offsets that were gone before they were read, and were skipped, since
-    the positions began. ``waiting_for``: what the source does not answer. ``repeating``: the
-    failure behind the present retries; None again when a transaction is committed.
+    decoded. ``late_records``: how many came behind the watermark of a committer. ``lost_records``:
+    offsets that were gone before they were read, and were skipped, since the positions began.
+    ``waiting_for``: what the source does not answer. ``repeating``: the failure behind the present
+    retries; None again when a transaction is committed.
     ``history_waiting``: why the record for good lags; None when it does not, or when there is none.
     ``pace``: the keys of the pace that are set, by the configuration or by ``ratchet set``.
     ``planned_in_s``: seconds that the next plan waits for its time; None when it does not.
@@ -37,6 +38,7 @@ class RunStatus:
     read_rows: int
     committed_rows: int
     bad_records: int
+    late_records: int
     lost_records: int
     rows_per_second: float
     attempts_failed: int
@@ -73,6 +75,8 @@ class RunStatus:
             parts.append(f"{self.attempts_failed} attempts failed")
         if self.bad_records:
             parts.append(f"{self.bad_records:,} bad records")
+        if self.late_records:
+            parts.append(f"{self.late_records:,} late records")
         if self.lost_records:
             parts.append(f"{self.lost_records:,} records lost")
         if self.planned_in_s is not None and self.planned_in_s >= 1:

@@ -14,7 +14,7 @@ from framework.operators.timestamps import check_times
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
 from framework.topology.canonical import python_values
-from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types
+from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types
 from sinks.backend import Key, Value
 from sinks.committer import Fold
 from sinks.event_time.committer import WatermarkedCommitter
@@ -22,6 +22,7 @@ from sinks.event_time.watermark import WATERMARK_FIELDS, Passing
 from sinks.states import MapState
 
 _MOMENT = pa.timestamp("us", "UTC")
+_RECORDS = "@records"
 
 
 class Closed(NamedTuple):
@@ -30,6 +31,14 @@ class Closed(NamedTuple):
     key: Key
     start: int
     end: int
+    values: Value
+
+
+class Folded(NamedTuple):
+    """What the records of a transaction make of a part of a key. ``values``: the times, and the
+    aggregates."""
+
+    records: int
     values: Value
 
 
@@ -73,7 +82,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         source.require(self._component_id, (self.on, *input_fields(self.aggregates)))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         types = {name: source.fields.type_of(name) for name in self.key}
-        types |= dict.fromkeys((*self._parts, *self._times), pa.int64())
+        types |= dict.fromkeys((*self._parts, _RECORDS, *self._times), pa.int64())
         self._partial = Fields.of({**types, **output_types(self.aggregates, source.fields)})
         self._bind_state(self._partial)
 
@@ -105,7 +114,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         """Adds the columns of time to records, and gives them to ``fold``."""
 
     def _new_fold(self, *, partial_input: bool) -> Fold:
-        aggregates = {**self._times, **self.aggregates}
+        aggregates = {_RECORDS: Count(), **self._times, **self.aggregates}
         return Fold(
             self._component_id, (*self.key, *self._parts), aggregates, self._schema(), partial_input=partial_input
         )
@@ -128,13 +137,15 @@ class AggregatingCommitter(WatermarkedCommitter):
             self._fold = self._new_fold(partial_input=True)
         self._fold.add(batch)
 
-    def _folded(self) -> list[tuple[Any, ...]]:
-        """The folded records of the transaction, in the order of their columns."""
+    def _folded(self) -> dict[Key, Folded]:
+        """The folded records of the transaction, by key and part."""
         folded, self._fold = self._fold.finish() if self._fold is not None else None, None
         if folded is None:
-            return []
+            return {}
         table = pa.Table.from_batches([folded])
-        return list(zip(*(python_values(table.column(name), name) for name in table.column_names), strict=True))
+        rows = zip(*(python_values(table.column(name), name) for name in table.column_names), strict=True)
+        width = len(self.key) + len(self._parts)
+        return {row[:width]: Folded(row[width], row[width + 1 :]) for row in rows}
 
     def _batch(self, closed: Iterable[Closed]) -> pa.RecordBatch | None:
         """The rows of a stream, in the order of their ends; None where there is none."""
@@ -149,11 +160,8 @@ class AggregatingCommitter(WatermarkedCommitter):
         ]
         return pa.RecordBatch.from_arrays(columns, names=list(types))
 
-    def _emit(self, stream: str, closed: Iterable[Closed]) -> None:
-        batch = self._batch(closed)
-        if batch is None:
-            return
-        if stream == LATE_STREAM:
-            self._emit_late(batch)
-        else:
-            self._collector.emit_arrow(batch, stream)
+    def _emit_folded(self, late: Iterable[Closed], records: int) -> None:
+        """Emit what is late. ``records``: how many they are."""
+        batch = self._batch(late)
+        if batch is not None:
+            self._emit_late(batch, LATE_STREAM, records)

@@ -102,6 +102,7 @@ class WatermarkedCommitter(ArrowBolt, Committer):
         batch_id: TransactionAttempt,
     ) -> None:
         self._collector, self._attempt, self._watermarks = collector, batch_id, None
+        self.late_records = 0
         self._tasks = context.task_index, context.task_count
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
@@ -129,12 +130,15 @@ class WatermarkedCommitter(ArrowBolt, Committer):
         """Write into the state, between ``begin_commit`` and ``commit``, and return the rows of the
         default stream."""
 
-    def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM) -> None:
-        """Emit what is late, and log it where nothing subscribes to it."""
+    def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
+        """Emit what is late, count it, and log it where nothing subscribes to it. ``records``: how
+        many records these rows are made of; None: each is one."""
+        records = rows.num_rows if records is None else records
+        self.late_records += records
         subscribed = getattr(self._collector, "subscribed", None)
         if subscribed is not None and not subscribed(stream) and self._attempt is not None:
             _log.warning(
-                "event_time.late", bolt=self._component_id, stream=stream, rows=rows.num_rows, txid=self._attempt.txid
+                "event_time.late", bolt=self._component_id, stream=stream, records=records, txid=self._attempt.txid
             )
         self._collector.emit_arrow(rows, stream)
 

@@ -16,7 +16,7 @@ from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, Max, Min, row_merger
 from sinks.backend import Key
 from sinks.committer import Fold
-from sinks.event_time.aggregation import AggregatingCommitter, Closed
+from sinks.event_time.aggregation import AggregatingCommitter, Closed, Folded
 from sinks.event_time.committer import Watermarks
 from sinks.states import MapState
 
@@ -83,10 +83,12 @@ class SessionCommitter(AggregatingCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        read, late = _Read(self.state), []
-        came = self._merged(read)
+        read, late, folded = _Read(self.state), [], self._folded()
+        came = self._merged(read, folded)
+        records = 0
         for run in self._behind(read, came, watermarks.before):
             late.append(self._closed(run, came))
+            records += sum(folded[key].records for key in run)
             for key in run:
                 read.panes[key] = None
                 del came[key]
@@ -101,17 +103,17 @@ class SessionCommitter(AggregatingCommitter):
         kept = {key: pane for key, pane in came.items() if key not in gone}
         self.state.multi_put(list(kept), [(each.first, each.due, *each.values) for each in kept.values()])
         self.state.delete(list(gone))
-        self._emit(LATE_STREAM, late)
+        self._emit_folded(late, records)
         batch = self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in sessions)
         return [batch] if batch is not None else []
 
-    def _merged(self, read: _Read) -> dict[Key, Pane]:
+    def _merged(self, read: _Read, folded: Mapping[Key, Folded]) -> dict[Key, Pane]:
         """The panes that the transaction's records change, as they are with them."""
-        merge, width = row_merger(self.aggregates), len(self.key) + 1
+        merge = row_merger(self.aggregates)
         came: dict[Key, Pane] = {}
-        for row in self._folded():
-            first, last, *values = row[width:]
-            came[row[:width]] = Pane(first, last + self.gap, tuple(values))
+        for key, each in folded.items():
+            first, last, *values = each.values
+            came[key] = Pane(first, last + self.gap, tuple(values))
         read.all(list(came))
         for key, pane in came.items():
             held = read.panes[key]

@@ -91,16 +91,15 @@ class WindowedCommitter(AggregatingCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        width = len(self.key) + len(self._parts)
-        came = {row[:width]: row[width:] for row in self._folded()}
+        came = self._folded()
         over_before = watermarks.before - self.allowed_lateness
         over_after = watermarks.after - self.allowed_lateness  # what ends later is kept
-        late = {key: values for key, values in came.items() if key[-1] <= over_before}
+        late = {key: each for key, each in came.items() if key[-1] <= over_before}
         merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
         on_time = [key for key in came if key not in late]
         changed: dict[Key, Value] = {}
         for key, held in zip(on_time, self.state.multi_get(on_time), strict=True):
-            changed[key] = merge(nothing if held is None else _row(held), came[key])
+            changed[key] = merge(nothing if held is None else _row(held), came[key].values)
         closed = {key: values for key, values in changed.items() if key[-1] <= watermarks.after}
         due = self.state.due(_END, watermarks.before, watermarks.after, self._mine)
         for key, value in due:
@@ -110,8 +109,11 @@ class WindowedCommitter(AggregatingCommitter):
         kept = {key: values for key, values in changed.items() if key[-1] > over_after}
         self.state.multi_put(list(kept), [_bare(values) for values in kept.values()])
         self.state.delete(list(dict.fromkeys(key for key in (*closed, *dict(over)) if key[-1] <= over_after)))
-        self._emit(LATE_STREAM, self._windows(late))
-        self._emit(CHANGED_STREAM, self._windows(changed))
+        self._emit_folded(
+            self._windows({key: each.values for key, each in late.items()}), sum(each.records for each in late.values())
+        )
+        if (batch := self._batch(self._windows(changed))) is not None:
+            self._collector.emit_arrow(batch, CHANGED_STREAM)
         batch = self._batch(self._windows(closed))
         if batch is None:
             return []

@@ -40,6 +40,7 @@ STATUS = RunStatus(
     read_rows=7_050,
     committed_rows=7_000,
     bad_records=0,
+    late_records=0,
     lost_records=0,
     rows_per_second=0.0,
     attempts_failed=0,

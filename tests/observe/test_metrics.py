@@ -93,7 +93,7 @@ def worked() -> Journal:
         newest_ms=now_ms - 2_000,
     )
     journal.committing(1, 2)
-    journal.commit_phase_done(1, 2, {}, {"totals": 0.5, "words": 0.125})
+    journal.commit_phase_done(1, 2, {}, {"totals": 0.5, "words": 0.125}, {"totals": 3})
     journal.committed(1)
     journal.emitted(2, 1, 3, {}, "digest")
     journal.failed(2, 1, "still down", kind="retryable", component="totals")
@@ -161,6 +161,11 @@ def test_the_time_of_each_component_is_that_of_both_phases() -> None:
     name = "ratchet_component_busy_seconds_total"
     assert found[(name, (("component", "totals"),))] == 0.75
     assert found[(name, (("component", "words"),))] == 0.125
+
+
+def test_late_records_of_committed_transactions_are_counted() -> None:
+    found = samples(RunCollector(Seen, worked().figures, KINDS))
+    assert found[("ratchet_late_records_total", (("component", "totals"),))] == 3
 
 
 def test_latency_is_the_age_of_the_oldest_and_of_the_newest_record_at_the_end() -> None:

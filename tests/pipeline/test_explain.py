@@ -141,7 +141,7 @@ def test_what_is_no_longer_recorded_one_by_one_is_one_step_for_each_batch_that_i
     built = counted(tmp_path)
     run(built, store)
     last_two = documents_module.read_history(store, built.id)[2:]
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only(last_two))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only(last_two))
     found = of(built, store, "twice")
     assert found.agrees
     assert [(each.first_txid, each.txid, each.after) for each in found.steps] == [
@@ -160,7 +160,7 @@ def test_recorded_begins_where_the_records_do_and_says_so(
     built = counted(tmp_path, data=data)
     run(built, store)
     last_two = documents_module.read_history(store, built.id)[2:]
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only(last_two))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only(last_two))
     built.spout.instance.expire("0", 20)  # type: ignore[attr-defined]
     with pytest.raises(Unverifiable, match="has lost what the sinks were made of"):
         of(built, store, "twice")
@@ -178,7 +178,7 @@ def test_input_from_before_a_reset_is_not_made_up(
     run(built, store)
     assert [each.txid for each in of(built, store, "once").steps] == [2, 6]
     last = documents_module.read_history(store, built.id)[-1:]
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only(last))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only(last))
     with pytest.raises(Unverifiable, match="its positions were reset"):
         of(built, store, "once")
 
@@ -525,7 +525,7 @@ def test_where_nothing_can_be_compared_the_command_says_why(
     store, again = MemoryStore(), counted(tmp_path / "again")
     run(again, store)
     last = documents_module.read_history(store, again.id)[-1:]
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only(last))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only(last))
     part = command(monkeypatch, store, "words", "twice", "--recorded", app=app, topology=again)
     assert part.exit_code == 0
     assert "values count from transaction 4 on: what came before is left out" in part.output

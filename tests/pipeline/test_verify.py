@@ -135,7 +135,7 @@ def test_a_doubled_and_a_lost_file_are_found(audited: Audited) -> None:
 def test_without_the_record_of_batches_the_offsets_are_enough(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only([]))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only([]))
     monkeypatch.setattr("framework.inspect.recompute.RECORDS_PER_BATCH", 100)
     report = verify(audited.topology, audited.store)
     assert report.right
@@ -149,7 +149,7 @@ def test_partitions_that_came_later_are_read_from_where_they_began(
 ) -> None:
     audited.spout.add_partition("9", [["late", 5]] * 70)
     audited.run()
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only([]))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only([]))
     report = verify(audited.topology, audited.store)
     assert report.right
     assert report.states[1].compared == 970
@@ -168,7 +168,7 @@ def test_input_read_before_a_reset_of_positions_is_unverifiable_without_a_record
     reset_positions(audited.topology, audited.store)
     audited.run()
     assert verify(audited.topology, audited.store).right  # the record holds both readings
-    monkeypatch.setattr("framework.inspect.recompute.read_transaction", only([]))
+    monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only([]))
     with pytest.raises(Unverifiable, match="its positions were reset, or first recorded, at transaction"):
         verify(audited.topology, audited.store)
 
@@ -326,7 +326,7 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     assert "'w2': the sink has (57,), the source gives (58,)" in wrong.stdout
     store: CoordinationStore = _store(servers)
     try:
-        monkeypatch.setattr("framework.inspect.recompute.read_transaction", only([]))
+        monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only([]))
         spans = verify(topology, store)
         assert (spans.recorded_batches, spans.states[0].difference_count) == (False, 1)
         assert documents_module.committed_txid(store, topology.id) == spans.txid > 0

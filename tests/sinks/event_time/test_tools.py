@@ -16,7 +16,10 @@ from framework.inspect.recompute import Unverifiable
 from framework.inspect.replay import plan_to_replay, replay
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore, documents
+from framework.transactions.documents import read_incarnation
+from framework.transactions.history_archive import Copying
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, WatermarkCommitter, WindowedCommitter
+from sinks.history import history_table
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
 
@@ -97,3 +100,16 @@ def test_what_cannot_be_recomputed_without_its_planning_times_is_named(
     topology = shop.run()
     with pytest.raises(Unverifiable, match="it goes by event time, and when its first transactions were planned"):
         verify(topology, shop.store, {})
+
+
+def test_a_table_of_records_tells_what_was_late_in_any_transaction(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = history_table(f"sqlite:{tmp_path / 'records.db'}", "shop")
+    topology = shop.run()  # all records are in the store
+    Copying(shop.store, "shop", archive, read_incarnation(shop.store, "shop"), 1).catch_up()
+    monkeypatch.setattr(documents, "RECORDS_MAX", 3)
+    with pytest.raises(Unverifiable):
+        verify(topology, shop.store, {})
+    report = verify(topology, shop.store, {}, archive=archive)
+    assert report.right and report.recorded_batches and [each.compared for each in report.states] == [1, 3, 18]

@@ -88,10 +88,10 @@ def test_what_comes_after_its_window_has_closed_is_late() -> None:
     assert [(row["total"], row["times"]) for row in done.table("sent")] == [(1, 1)]
 
 
-def test_late_records_that_nothing_takes_are_logged() -> None:
-    rows = [["a", 0, 10], ["a", 0, 130], ["a", 0, 20]]
+def test_late_records_that_nothing_takes_are_counted_and_logged() -> None:
+    rows = [["a", 0, 10], ["a", 0, 130], ["a", 0, 20], ["a", 0, 30]]
     builder = TransactionalTopologyBuilder(
-        "timed", "orders", OpaqueMemoryTransactionalSpout({0: rows}, Fields(shop=str, source=int, at=int), 1)
+        "timed", "orders", OpaqueMemoryTransactionalSpout({0: rows}, Fields(shop=str, source=int, at=int), 2)
     )
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
@@ -104,8 +104,9 @@ def test_late_records_that_nothing_takes_are_logged() -> None:
         executor = LocalExecutor(plan_execution(built), {})
         with submit(built, {}, store=MemoryStore(), executor=executor) as run:
             run.wait_until_caught_up(PATIENCE_S)
+            assert run.status().late_records == 2
     (late,) = [each for each in logs if each["event"] == "event_time.late"]
-    assert (late["bolt"], late["stream"], late["rows"], late["txid"]) == ("windows", "late", 1, 3)
+    assert (late["bolt"], late["stream"], late["records"], late["txid"]) == ("windows", "late", 2, 2)
 
 
 def test_a_window_is_corrected_within_the_allowed_lateness() -> None:
