@@ -24,6 +24,7 @@ from sinks.kafka.sink import KafkaSink
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend
 from sinks.quantile import Quantile
+from sinks.rows.mirror import Mirror
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.upsert import UpsertCommitter
 from sinks.sql.sqlite import SqliteBackend
@@ -79,6 +80,7 @@ __all__ = [
     "Mean",
     "MemoryBackend",
     "Min",
+    "Mirror",
     "MySqlBackend",
     "MySqlTable",
     "NonTransactionalMapState",

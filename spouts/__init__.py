@@ -8,6 +8,7 @@ from spouts.codecs.avro import AvroCodec
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
 from spouts.codecs.debezium import DebeziumCodec
+from spouts.codecs.debezium_changes import DebeziumChanges
 from spouts.codecs.json import JsonCodec
 from spouts.codecs.protobuf import ProtobufCodec
 from spouts.codecs.registry_avro import RegistryAvroCodec
@@ -40,6 +41,7 @@ __all__ = [
     "BulkCodec",
     "BytesCodec",
     "Codec",
+    "DebeziumChanges",
     "DebeziumCodec",
     "JsonCodec",
     "KafkaSpout",

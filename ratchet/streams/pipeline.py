@@ -21,12 +21,12 @@ from framework.topology import Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.event_time import EventTimeIn
-from ratchet.streams.formats import Format, format_of
+from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.sources import Kafka, Rows, Topics, check_options
 from ratchet.streams.tables import RowsTable, Tables, newest_rows
-from ratchet.streams.targets import Store, Topic
-from sinks import UpsertCommitter
-from spouts import BytesCodec, Codec
+from ratchet.streams.targets import Database, Store, Topic
+from sinks import Mirror, UpsertCommitter
+from spouts import BytesCodec, Codec, DebeziumChanges
 from spouts.kafka.record_format import METADATA_TYPES
 
 
@@ -124,6 +124,32 @@ class Pipeline(StreamsPipeline):
         except RatchetError as error:
             raise call.mistake(error) from None
         return stream
+
+    def mirror(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        pattern: str | None = None,
+        into: Database,
+        name: str = "mirror",
+        named: Callable[[Sequence[str]], str] | None = None,
+        unavailable: str = "__debezium_unavailable_value",
+        **options: Any,
+    ) -> None:
+        """Keep a copy of another database from the topics of its changes, which Debezium writes,
+        with schemas in the values. Tables are made when their first change comes; with ``pattern``,
+        topics join while it runs. ``into``: a database, such as ``postgres(dsn, schema="copy")``.
+        ``named``: the name of the copy from a table's database, schema and name; by default the
+        name alone. ``unavailable``: the connector's ``unavailable.value.placeholder``. ``options``:
+        of ``read_kafka``. As of ``sinks.Mirror``."""
+        call = called("mirror", *([topics] if topics is not None else []))
+        if not isinstance(into, Database):
+            raise call.mistake(f"into is {into!r}: give a database, such as postgres(dsn, schema='copy')")
+        changes = self.read_kafka(
+            topics, pattern=pattern, value=Bytes("value"), metadata=["key"], name=f"{name}-changes", **options
+        )
+        copy = Mirror(into.table_of, DebeziumChanges(unavailable=unavailable), name=named)
+        changes.into(copy, name=name)
 
     def read(
         self, rows: Iterable[Mapping[str, Any]], *, name: str = "rows", parallelism: int = 1, **types: FieldType

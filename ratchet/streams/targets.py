@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from framework.errors import TopologyError
 from framework.streams.call_site import Call, nearest
 from framework.streams.ports import Target
 from framework.topology import Bolt
@@ -52,17 +53,25 @@ class Store(Target):
 
 
 class Database(Store):
-    """A table of a database, which takes aggregates, newest rows and every row."""
+    """A table of a database, which takes aggregates, newest rows and every row. Without a table,
+    the database, which takes the copy of another one."""
 
-    def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend], table: Callable[[], RowTable]) -> None:
-        super().__init__(shown, name, backend)
-        self._table = table
+    def __init__(
+        self, shown: str, table: str | None, backend: Callable[[str], MapBackend], rows: Callable[[str], RowTable]
+    ) -> None:
+        super().__init__(shown, table if table is not None else "database", lambda: backend(self._named()))
+        self._table, self.table_of = table, rows
 
     def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:
-        return UpsertCommitter(self._table(), key, sequence_by=sequence_by)
+        return UpsertCommitter(self.table_of(self._named()), key, sequence_by=sequence_by)
 
     def append(self) -> Bolt:
-        return AppendCommitter(self._table())
+        return AppendCommitter(self.table_of(self._named()))
+
+    def _named(self) -> str:
+        if self._table is None:
+            raise TopologyError(f"{self} names no table, which only mirror(into=...) can do without: name one")
+        return self._table
 
 
 class Topic(Target):
@@ -97,46 +106,44 @@ class Files(Target):
         return self._shown
 
 
-def sqlite(path: str | os.PathLike[str], table: str) -> Database:
-    """A table of a SQLite file."""
-    return Database(
-        f"sqlite({os.fspath(path)!r}, {table!r})",
-        table,
-        lambda: SqliteBackend(path, table),
-        lambda: SqliteTable(path, table),
-    )
+def sqlite(path: str | os.PathLike[str], table: str | None = None) -> Database:
+    """A table of a SQLite file; without ``table``, all of it, for ``mirror``."""
+    named = f"sqlite({os.fspath(path)!r}{_and(table)})"
+    return Database(named, table, lambda name: SqliteBackend(path, name), lambda name: SqliteTable(path, name))
 
 
-def postgres(dsn: str, table: str, *, schema: str | None = None) -> Database:
-    """A table of a PostgreSQL database at a libpq address."""
+def postgres(dsn: str, table: str | None = None, *, schema: str | None = None) -> Database:
+    """A table of a PostgreSQL database at a libpq address; without ``table``, the schema, for
+    ``mirror``."""
 
-    def backend() -> MapBackend:
+    def backend(name: str) -> MapBackend:
         from sinks import PostgresBackend  # an extra
 
-        return PostgresBackend(dsn, table, schema=schema)
+        return PostgresBackend(dsn, name, schema=schema)
 
-    def rows() -> RowTable:
+    def rows(name: str) -> RowTable:
         from sinks import PostgresTable  # an extra
 
-        return PostgresTable(dsn, table, schema=schema)
+        return PostgresTable(dsn, name, schema=schema)
 
-    return Database(f"postgres(..., {table!r})", table, backend, rows)
+    return Database(f"postgres(...{_and(table)})", table, backend, rows)
 
 
-def mysql(dsn: str, table: str) -> Database:
-    """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``."""
+def mysql(dsn: str, table: str | None = None) -> Database:
+    """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``;
+    without ``table``, the database, for ``mirror``."""
 
-    def backend() -> MapBackend:
+    def backend(name: str) -> MapBackend:
         from sinks import MySqlBackend  # an extra
 
-        return MySqlBackend(dsn, table)
+        return MySqlBackend(dsn, name)
 
-    def rows() -> RowTable:
+    def rows(name: str) -> RowTable:
         from sinks import MySqlTable  # an extra
 
-        return MySqlTable(dsn, table)
+        return MySqlTable(dsn, name)
 
-    return Database(f"mysql(..., {table!r})", table, backend, rows)
+    return Database(f"mysql(...{_and(table)})", table, backend, rows)
 
 
 def redis(url: str, name: str) -> Store:
@@ -172,6 +179,10 @@ def dead_letters(target: Store | str, **options: Any) -> Bolt:
     """Where records go that cannot be decoded: a database, or the name of a Kafka topic, with the
     options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
     return target.dead_letters() if isinstance(target, Store) else DeadLetterTopic(target, **options)
+
+
+def _and(table: str | None) -> str:
+    return f", {table!r}" if table is not None else ""
 
 
 def _name(name: str) -> str:

@@ -53,6 +53,7 @@ class MySqlTable(MySqlStore, RowTable):
     """
 
     json = "json"
+    makes_in_sql_txn = False
 
     def __init__(self, dsn: str, name: str, *, schema: str | None = None, stamp: str | None = "_txid") -> None:
         self._table = name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,9 @@ class PostgresTable(PostgresStore, RowTable):
 
     def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
         self._within_limits("upsert", 1, partial(super().change, attempt, rounds))
+
+    def limited(self, write: Callable[[], None]) -> None:
+        self._within_limits("upsert", 1, write)
 
     def roll_back(self, header: Header) -> int:
         return self._within_limits("roll back", 1, partial(super().roll_back, header))

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
@@ -36,6 +36,8 @@ from sinks.sql.store import SqlStore
 from sinks.table import Table
 
 OnNewColumn = Literal["add", "ignore", "fail"]
+#: A value that is written in the same way in every SQL; no text with a backslash or a %.
+Default = bool | int | float | str
 
 WRITTEN_TABLE = "_ratchet_written"
 #: Columns of ours in side tables and in staged rows.
@@ -64,13 +66,25 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How an ``UpsertCommitter`` changes a table."""
+    """How an ``UpsertCommitter`` changes a table. ``defaults``: of columns that are added, what the
+    rows hold in them that are there already."""
 
     key: tuple[str, ...]
     sequence: str | None = None
     ignore_nulls: bool = False
     on_new_column: OnNewColumn = "fail"
     keep_deletes: int = 0
+    defaults: tuple[tuple[str, Default], ...] = ()
+
+
+class Members(Protocol):
+    """The tables under the header of another one."""
+
+    def changed_last(self, connection: Any) -> Iterable[RowTable]:
+        """Those that the last transaction has changed which changed any."""
+
+    def every(self, connection: Any) -> Iterable[RowTable]:
+        """All of them."""
 
 
 class RowTable(SqlStore, Table):
@@ -82,12 +96,16 @@ class RowTable(SqlStore, Table):
     #: Where a statement says ``CREATE TABLE``, after the list of columns; and for tables beside it.
     table_options: str = ""
     side_table_options: str = ""
+    #: Whether a table can be made in the sql_txn that writes its first row.
+    makes_in_sql_txn: ClassVar[bool] = True
 
     def __init__(self, name: str, stamp: str | None) -> None:
         self._table = name
         self._stamp = stamp
         self._fields: Fields | None = None
         self._changes: Changes | None = None
+        #: Other tables of the database that are written under this table's header.
+        self.members: Members | None = None
         for each in (name, *([stamp] if stamp is not None else [])):
             self._check_name(each, "")
 
@@ -201,10 +219,7 @@ class RowTable(SqlStore, Table):
         self._create_headers(connection)
         header = self._select_header(connection, self._own_header)
         self._check_found(connection, header, columns, topology_id)
-        if not columns:
-            self._create_table(connection)
-        elif self._stamp is not None and self._stamp not in {each.name for each in columns}:
-            self._add_stamp(connection, self._stamp)
+        self._create_or_stamp(connection, columns)
         self._create_side_tables(connection)
         if header is None:
             header = Header(topology_id, uuid.uuid4().hex)
@@ -234,6 +249,14 @@ class RowTable(SqlStore, Table):
                     f"{self.location} has rows with a {stamp}, and no header in {HEADERS_TABLE}: restore the header, or set "
                     f"{stamp} to null in rows that are no longer to be taken back"
                 )
+
+    def _create_or_stamp(self, connection: Any, columns: Sequence[Column]) -> None:
+        """Create the table, or the column that it lacks for the stamp. ``columns``: those that it
+        has."""
+        if not columns:
+            self._create_table(connection)
+        elif self._stamp is not None and self._stamp not in {each.name for each in columns}:
+            self._add_stamp(connection, self._stamp)
 
     def _create_table(self, connection: Any) -> None:
         key = self._changes.key if self._changes is not None else ()
@@ -350,7 +373,8 @@ class RowTable(SqlStore, Table):
         with self._writing() as connection:
             found = self._found_header(connection, self._own_header)
             header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
-            self._run(connection, f"DELETE FROM {self._at(self._table)} WHERE {self._q(self._stamp)} IS NOT NULL")
+            for each in (*(self.members.every(connection) if self.members is not None else ()), self):
+                self._run(connection, f"DELETE FROM {each._at(each._table)} WHERE {each._q(self._stamp)} IS NOT NULL")
             self._forget(connection)
             if self._changes is not None and self._changes.sequence is not None:
                 self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')}")
@@ -369,7 +393,10 @@ class RowTable(SqlStore, Table):
     def _take_back(self, connection: Any, txid: int) -> int:
         """Make the table what it was before the transaction. Returns the number of rows changed."""
         if self._changes is not None:
-            changed = self._put_back(connection, txid)
+            changed = 0
+            for each in (*self._changed_last(connection), self):  # itself last: it says which the others are
+                changed += each._put_back(connection, txid)
+                each._forget_before(connection)
         else:
             query = f"DELETE FROM {self._at(self._table)} WHERE {self._q(self._stamp or '')} = {txid:d}"
             changed = self._run(connection, query).rowcount
@@ -403,7 +430,14 @@ class RowTable(SqlStore, Table):
             connection, f"DELETE FROM {self._at(WRITTEN_TABLE)} WHERE state = {self.dialect.mark}", (self._table,)
         )
         if self._changes is not None:
-            self._run(connection, f"DELETE FROM {self._at(f'{self._table}_before')}")
+            for each in (*self._changed_last(connection), self):
+                each._forget_before(connection)
+
+    def _forget_before(self, connection: Any) -> None:
+        self._run(connection, f"DELETE FROM {self._at(f'{self._table}_before')}")
+
+    def _changed_last(self, connection: Any) -> list[RowTable]:
+        return list(self.members.changed_last(connection)) if self.members is not None else []
 
     # --- in tasks ---------------------------------------------------------------------------------
 
@@ -412,7 +446,7 @@ class RowTable(SqlStore, Table):
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
         rows = storable(pa.Table.from_batches(batches, schema=self.schema), self.location)
-        with self._commit(attempt) as (connection, first):
+        with self.committing(attempt) as (connection, first):
             if not first or not rows.num_rows:
                 return
             if self._stamp is not None:
@@ -426,17 +460,69 @@ class RowTable(SqlStore, Table):
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
         ``ROW_NEEDED`` and columns ``KEPT`` too."""
         stored = [storable(each, self.location) for each in rounds]
-        with self._commit(attempt) as (connection, first):
+        with self.committing(attempt) as (connection, first):
             if not first or not any(each.num_rows for each in stored):
                 return
-            names = self._fit(connection)
-            before = self._held_columns(connection, f"{self._table}_before")
-            copied = [each.name for each in before if each.name not in (TXID, EXISTED)]
-            for each in stored:
-                self._apply(connection, each, names, copied, attempt.txid)
+            self.apply(connection, stored, attempt.txid)
+
+    # --- under the header of another table --------------------------------------------------------
 
     @contextmanager
-    def _commit(self, attempt: TransactionAttempt) -> Iterator[tuple[Any, bool]]:
+    def reading(self) -> Iterator[Any]:
+        """A connection that is in no sql_txn."""
+        with self._reading() as connection:
+            yield connection
+
+    def limited(self, write: Callable[[], None]) -> None:
+        """Do something that writes, and again in smaller statements where a limit of the server has
+        ended it."""
+        write()
+
+    def in_schema_of(self, owner: RowTable) -> RowTable:
+        """This table, in the schema of the table that owns the header."""
+        self._home = owner._home
+        return self
+
+    def rows_where(self, connection: Any, columns: Sequence[str], condition: str, *values: Any) -> list[Any]:
+        """Columns of the rows that a condition is true of; ``?`` in it stands for a value."""
+        where = condition.replace("?", self.dialect.mark).replace("{table}", self._at(self._table))
+        query = f"SELECT {self._list(columns)} FROM {self._at(self._table)} WHERE {where}"
+        return list(self._run(connection, query, values).fetchall())
+
+    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int) -> None:
+        """Apply rounds of changes, as ``change`` does."""
+        names = self._fit(connection)
+        copied = self._copied(connection)
+        for each in rounds:
+            self._apply(connection, each, names, copied, txid)
+
+    def _copied(self, connection: Any) -> list[str]:
+        """The columns of rows from before."""
+        before = self._held_columns(connection, f"{self._table}_before")
+        return [each.name for each in before if each.name not in (TXID, EXISTED)]
+
+    def make(self, connection: Any) -> None:
+        """Create the table if there is none; else check it, and change it as ``on_new_column``
+        allows."""
+        columns = self._held_columns(connection, self._table)
+        if columns:
+            self._check_columns(connection, columns)
+        self._create_or_stamp(connection, columns)
+        self._create_side_tables(connection)
+        self._fit(connection)
+
+    def empty(self, connection: Any, txid: int) -> None:
+        """Delete all rows, and keep them as they were before the transaction."""
+        names, table = self._list(self._copied(connection)), self._at(self._table)
+        self._run(
+            connection,
+            f"INSERT INTO {self._at(f'{self._table}_before')} ({names}, {TXID}, {EXISTED}) SELECT {names}, {txid:d}, 1 "
+            f"FROM {table} WHERE TRUE {self._or_nothing(self._by_key().key[0])}",
+        )
+        self._run(connection, f"DELETE FROM {table}")
+
+    @contextmanager
+    def committing(self, attempt: TransactionAttempt) -> Iterator[tuple[Any, bool]]:
         """A sql_txn that writes rows of an attempt, and whether its task has not written yet."""
         fence = attempt.fence
         if fence is None:
@@ -492,7 +578,9 @@ class RowTable(SqlStore, Table):
 
     def _adding(self, name: str) -> str:
         """The statement that adds a declared column."""
-        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {self._declared()[name]}"
+        defaults = dict(self._changes.defaults) if self._changes is not None else {}
+        default = f" DEFAULT {_literal(defaults[name])}" if defaults.get(name) is not None else ""
+        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {self._declared()[name]}{default}"
 
     def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
         """Copy what the rows change, and change it. ``copied``: the columns to copy."""
@@ -652,3 +740,7 @@ class RowTable(SqlStore, Table):
         if self._changes is None:
             raise TopologyError(f"{self.location} has no key: use an UpsertCommitter")
         return self._changes
+
+
+def _literal(value: Default) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).upper()

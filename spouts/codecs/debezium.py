@@ -134,7 +134,7 @@ class DebeziumCodec(PerValueCodec):
         while len(rest):
             array = values if len(rest) == len(values) else values.take(pa.array(rest))
             first = next((each for each in array if each.is_valid), None)
-            prefix = _prefix(first.as_py()) if first is not None else b""
+            prefix = prefix_of(first.as_py()) if first is not None else b""
             if not prefix:
                 found = pc.invert(pc.fill_null(pc.starts_with(array, b'{"schema":{'), False))
                 found = found.to_numpy(zero_copy_only=False)
@@ -144,7 +144,7 @@ class DebeziumCodec(PerValueCodec):
                 part = array.filter(pa.array(found))
             else:
                 found = pc.fill_null(pc.starts_with(array, prefix), True).to_numpy(zero_copy_only=False)
-                columns = _columns_of_schema(prefix)
+                columns = columns_of_schema(prefix)
                 part = pc.binary_slice(array.filter(pa.array(found)), len(prefix), -1)
             yield _Part(part, rest[found], columns)
             rest = rest[~found]
@@ -294,18 +294,18 @@ def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
     return _Reader(JsonReader(schema, schema), readers)
 
 
-def _prefix(value: bytes) -> bytes | None:
+def prefix_of(value: bytes) -> bytes | None:
     """What stands before the payload of a record with a schema; nothing for one without; None if it
     cannot be told."""
     if not value.startswith(b'{"schema":{'):
         return b""
     end = value.find(_PAYLOAD)
     prefix = value[: end + len(_PAYLOAD)]
-    return prefix if end > 0 and value.endswith(b"}") and _columns_of_schema(prefix) is not None else None
+    return prefix if end > 0 and value.endswith(b"}") and columns_of_schema(prefix) is not None else None
 
 
 @functools.lru_cache(maxsize=256)
-def _columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
+def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
     """The columns, as a record's schema describes them; None if this is no schema of a record."""
     try:
         schema = json.loads(prefix[: -len(_PAYLOAD)] + b"}}")["schema"]

@@ -48,6 +48,19 @@ _UNITS = {
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _MOMENTS = {"ms": "io.debezium.time.Timestamp", "us": "io.debezium.time.MicroTimestamp"}
 _CLOCKS = {"ms": "io.debezium.time.Time", "us": "io.debezium.time.MicroTime"}
+#: Digits of a decimal whose schema has no precision.
+_DECIMAL_DIGITS = 38
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int8": pa.int16(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
 _NAMED = ("NaN", "Infinity", "-Infinity")
 _DIGITS = decimal.Context(prec=80)
 
@@ -156,6 +169,36 @@ def _name_of_number(declared: pa.DataType, settings: SourceSettings) -> str | No
     if types.is_timestamp(declared):
         return _MOMENTS.get(unit, "io.debezium.time.NanoTimestamp")
     return _CLOCKS.get(unit, "io.debezium.time.NanoTime")
+
+
+def column_type(column: Described) -> pa.DataType:
+    """The type of a column that holds every value of a described one. Raises ``ValueError`` for one
+    that no column holds."""
+    kind, name = column["type"], column.get("name")
+    if name == _DECIMAL:
+        parameters = column["parameters"]
+        scale, digits = int(parameters["scale"]), int(parameters.get("connect.decimal.precision", _DECIMAL_DIGITS))
+        digits = max(digits, scale, 1)
+        return pa.decimal128(digits, scale) if digits <= _DECIMAL_DIGITS else pa.decimal256(min(digits, 76), scale)
+    if name in _UNITS:
+        if name.endswith("Duration"):
+            return pa.duration("us")
+        return pa.timestamp("us") if name.endswith("Timestamp") else pa.time64("us")
+    if name == "io.debezium.time.ZonedTimestamp":
+        return pa.timestamp("us", "UTC")
+    if name and name.endswith(".Date"):
+        return pa.date32()
+    if name in (_VARIABLE_DECIMAL, _BITS):
+        return pa.string()
+    if kind == "array":
+        return pa.list_(column_type(column["items"]))
+    if kind == "struct":
+        if "wkb" in [each["field"] for each in column["fields"]]:
+            return pa.binary()
+        return pa.struct([(each["field"], column_type(each)) for each in column["fields"]])
+    if kind not in _PLAIN:
+        raise ValueError(f"{column.get('field', 'a column')}: a {kind}, which no column holds")
+    return _PLAIN[kind]
 
 
 def in_json(column: Described) -> pa.DataType:

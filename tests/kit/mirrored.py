@@ -1,5 +1,5 @@
-"""A table that is copied from one PostgreSQL to another: Debezium, Kafka and a topology between
-them, while rows change and all of them are killed.
+"""Tables that are copied from one PostgreSQL to another: Debezium, Kafka and a mirror between them,
+while rows and columns change and all of them are killed.
 
 ``python -m tests.kit.mirrored --kills 50`` prints what was killed and how many changes there were.
 """
@@ -21,97 +21,38 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 
-from framework import BaseTransactionalBolt, Committer, Fields, Topology, TransactionalTopologyBuilder
-from framework.errors import RetryableError, StaleWriterError
+from framework import Topology
 from integration import ConnectWorker, EmbeddedServers, PostgresServer, ServerError
 from integration.folders import open_folder
 from integration.server import Server
-from spouts import DebeziumCodec, KafkaTransactionalSpout
+from ratchet import Pipeline, postgres
 from tests.kit.debezium import change_source
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 
 KINDS = ("driver", "connect", "broker", "source", "target")
-TABLE = (
+TABLES = (
     "create table accounts (id int primary key, owner varchar(40) not null, balance numeric(12,2),"
-    " seen timestamptz, day date, active boolean, secret bytea, note text)"
+    " seen timestamptz, day date, active boolean, secret bytea, note text)",
+    "create table notes (id int, part int, body text, read int not null, primary key (id, part))",
 )
-COLUMNS = pa.schema(
-    [
-        ("id", pa.int32()),
-        ("owner", pa.string()),
-        ("balance", pa.decimal128(12, 2)),
-        ("seen", pa.timestamp("us", "UTC")),
-        ("day", pa.date32()),
-        ("active", pa.bool_()),
-        ("secret", pa.binary()),
-        ("note", pa.string()),
-    ]
-)
+_COLUMNS = ("id", "owner", "balance", "seen", "day", "active", "secret", "note")
 _KEYS = 200
-_NAMES = ", ".join(COLUMNS.names)
+_COLUMNS_MAX = 3
+_NAMES = ", ".join(_COLUMNS)
 _UPSERT = (
-    f"insert into accounts ({_NAMES}) values ({', '.join(['%s'] * len(COLUMNS))}) on conflict (id) do update set "
-    + ", ".join(f"{each} = excluded.{each}" for each in COLUMNS.names[1:])
+    f"insert into accounts ({_NAMES}) values ({', '.join(['%s'] * len(_COLUMNS))}) on conflict (id) do update set "
+    + ", ".join(f"{each} = excluded.{each}" for each in _COLUMNS[1:])
 )
-
-
-class Copied(BaseTransactionalBolt, Committer):
-    """Applies changes to the table, in their order, and notes the transaction in the same
-    commit."""
-
-    deterministic = True
-    needs_deterministic_input = True
-
-    def __init__(self, dsn: str) -> None:
-        self.dsn = dsn
-
-    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
-        self.attempt = batch_id
-        self.writer = f"{context.component_id}/{context.task_index}"
-        self.changes: list[tuple[str, list[Any]]] = []
-
-    def execute(self, tup: Any) -> None:
-        self.changes.append((tup["op"], [tup[name] for name in COLUMNS.names]))
-
-    def finish_batch(self) -> None:
-        try:
-            with psycopg.connect(self.dsn) as connection:
-                self._write(connection)
-        except psycopg.OperationalError as error:
-            raise RetryableError(f"the mirror does not answer: {error}") from error
-
-    def _write(self, connection: psycopg.Connection[Any]) -> None:
-        connection.execute("insert into progress values (%s, 0, 0) on conflict do nothing", [self.writer])
-        found = connection.execute("select txid, epoch from progress where writer = %s for update", [self.writer])
-        txid, epoch = found.fetchone() or (0, 0)
-        if epoch > self.attempt.fence.epoch:
-            raise StaleWriterError("a newer driver writes to the mirror", epoch)
-        if txid >= self.attempt.txid:
-            return
-        for op, row in self.changes:
-            if op == "d":
-                connection.execute("delete from accounts where id = %s", [row[0]])
-            else:
-                connection.execute(_UPSERT.encode(), row)
-        connection.execute(
-            "update progress set txid = %s, epoch = %s where writer = %s",
-            [self.attempt.txid, self.attempt.fence.epoch, self.writer],
-        )
+_NOTE = "insert into notes values (%s, %s, %s, 0) on conflict (id, part) do update set read = notes.read + 1"
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    spout = KafkaTransactionalSpout(
-        [app["app.topic"]],
-        bootstrap_servers=app["app.kafka"],
-        codec=DebeziumCodec(COLUMNS, metadata=["op", "lsn"]),
-    )
-    builder = TransactionalTopologyBuilder("mirror", "changes", spout, 1)
-    builder.set_bolt("table", Copied(app["app.target"]), 2).fields_grouping("changes", Fields("id"))
-    return builder.build()
+    copy = Pipeline("mirror")
+    copy.mirror(pattern=r"pg\.public\..*", into=postgres(app["app.target"]), bootstrap_servers=app["app.kafka"])
+    return copy.build()
 
 
 class Load:
@@ -149,7 +90,7 @@ class Load:
 
     def _change(self, connection: psycopg.Connection[Any]) -> None:
         chance = self._chance
-        kind = chance.choices(("upsert", "delete", "key", "many"), (80, 12, 4, 4))[0]
+        kind = chance.choices(("upsert", "delete", "key", "many", "note", "column"), (60, 12, 4, 4, 20, 0.1))[0]
         key, other = chance.randrange(_KEYS), chance.randrange(_KEYS)
         if kind == "upsert":
             connection.execute(_UPSERT.encode(), self._row(key))
@@ -157,6 +98,14 @@ class Load:
             connection.execute("delete from accounts where id = %s", [key])
         elif kind == "key":
             connection.execute("update accounts set id = %s where id = %s", [other, key])
+        elif kind == "note":  # large values are stored outside of the row, and not sent when they stay as they are
+            connection.execute(_NOTE, [key % 20, other % 3, chance.randbytes(10_000).hex()])
+        elif kind == "column":
+            if self.changes["column"] >= _COLUMNS_MAX:
+                return
+            name = f"added_{self.changes['column']}"
+            connection.execute(f"alter table accounts add column if not exists {name} int default {key}".encode())
+            connection.execute(f"update accounts set {name} = null where id = %s".encode(), [other])
         else:
             with connection.transaction():
                 for each in sorted(chance.sample(range(_KEYS), 20)):
@@ -188,16 +137,15 @@ def run(folder: Path, order: Sequence[str], seed: int) -> dict[str, Any]:
         source = stack.enter_context(PostgresServer(where / "source", settings={"wal_level": "logical"}))
         target = stack.enter_context(PostgresServer(where / "target"))
         worker = stack.enter_context(ConnectWorker(where / "connect", bootstrap_servers=servers.bootstrap_servers))
-        _execute(source.dsn, TABLE)
-        _execute(target.dsn, TABLE, "create table progress (writer text primary key, txid bigint, epoch bigint)")
+        _execute(source.dsn, *TABLES)
         # The row that does not count: with it, Debezium has something to say from the start.
         _execute(source.dsn, "insert into accounts (id, owner) values (-1, 'first')")
-        Topics(servers.bootstrap_servers).create("pg.public.accounts")
+        for table in ("accounts", "notes"):
+            Topics(servers.bootstrap_servers).create(f"pg.public.{table}")
         worker.put("source", _connector(source))
         load = stack.enter_context(Load(source.dsn, seed))
         wait_for(lambda: any("messageType" in each for each in worker.offsets("source")), what="stored offsets")
         settings = {
-            "app.topic": "pg.public.accounts",
             "app.kafka": servers.bootstrap_servers,
             "app.target": target.dsn,
             "transactional.zookeeper.servers": servers.zookeeper,
@@ -218,6 +166,14 @@ def run(folder: Path, order: Sequence[str], seed: int) -> dict[str, Any]:
             "source": lambda: _restarted(source, chance),
             "target": lambda: _restarted(target, chance),
         }
+
+        def both() -> tuple[list[Any], list[Any]]:
+            return _rows(source.dsn, source.dsn), _rows(target.dsn, source.dsn)
+
+        def same() -> bool:
+            expected, found = both()
+            return expected == found != []
+
         process.start()
         for kind in [*order, None]:
             before = _progress(target.dsn)
@@ -229,8 +185,8 @@ def run(folder: Path, order: Sequence[str], seed: int) -> dict[str, Any]:
                 kinds[kind]()
                 seen[kind] += 1
         load.stop()
-        process.wait_for(lambda: _runs(worker) and _rows(source.dsn) == _rows(target.dsn) != [], pause_s=0.5)
-        expected, found = _rows(source.dsn), _rows(target.dsn)
+        process.wait_for(lambda: _runs(worker) and same(), pause_s=0.5)
+        expected, found = both()
         process.signal(signal.SIGTERM)
         process.finish()
     wrong = [pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]]
@@ -240,8 +196,15 @@ def run(folder: Path, order: Sequence[str], seed: int) -> dict[str, Any]:
 
 
 def _connector(source: Server) -> dict[str, str]:
-    settings = change_source(source, "pg", table_include_list="public.accounts")  # type: ignore[arg-type]
-    return {**settings, "retriable.restart.connector.wait.ms": "500", "slot.retry.delay.ms": "500"}
+    settings = change_source(source, "pg", table_include_list="public.accounts,public.notes")  # type: ignore[arg-type]
+    return {
+        **settings,
+        "retriable.restart.connector.wait.ms": "500",
+        "slot.retry.delay.ms": "500",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "true",
+        "value.converter.replace.null.with.default": "false",
+    }
 
 
 def _runs(worker: ConnectWorker) -> bool:
@@ -268,18 +231,24 @@ def _execute(dsn: str, *statements: str) -> None:
 
 
 def _progress(dsn: str) -> int:
-    """The sum of the transactions that the mirror's tasks have written; 0 while it does not
-    answer."""
-    found = list(_asked(dsn, "select coalesce(sum(txid), 0) from progress"))
+    """The last transaction that changed the copy; 0 while it does not answer."""
+    found = list(_asked(dsn, "select coalesce(max(changed_in), 0) from ratchet_mirror"))
     return int(found[0][0]) if found else 0
 
 
-def _rows(dsn: str) -> list[tuple[Any, ...]]:
-    return list(_asked(dsn, f"select {_NAMES} from accounts order by id"))
+def _rows(dsn: str, source_dsn: str) -> list[tuple[Any, ...]]:
+    """The rows of all tables, each with the columns that the source has."""
+    found: list[tuple[Any, ...]] = []
+    for table in ("accounts", "notes"):
+        query = f"select column_name from information_schema.columns where table_name = '{table}' order by column_name"
+        names = ", ".join(name for (name,) in _asked(source_dsn, query)) or "*"
+        found += [(table, *row) for row in _asked(dsn, f"select {names} from {table}")]
+    return sorted(found, key=repr)
 
 
 def _asked(dsn: str, query: str) -> Iterator[tuple[Any, ...]]:
-    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn) as connection:
+    missing = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)
+    with contextlib.suppress(psycopg.OperationalError, *missing), psycopg.connect(dsn) as connection:
         yield from connection.execute(query.encode()).fetchall()
 
 

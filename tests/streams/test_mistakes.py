@@ -102,6 +102,13 @@ MISTAKES: dict[str, Mistake] = {
         s.group_by("order").agg(n=count()).append_into(FILES)
     ),
     "'orders.db' is a str: give a place such as sqlite": lambda p, s: s.append_into("orders.db"),  # type: ignore[arg-type]
+    "sqlite('shop.db') names no table, which only mirror(into=...) can do without": lambda p, s: s.append_into(
+        sqlite("shop.db")
+    ),
+    "into is 'shop.db': give a database, such as postgres(dsn, schema='copy')": lambda p, s: Pipeline("x").mirror(
+        "changes",
+        into="shop.db",  # type: ignore[arg-type]
+    ),
     "the name 'a' is that of": lambda p, s: [s.append_into(parquet(x), name="a") for x in ("a", "b")],
     "bolt id 'per hour' is not usable": lambda p, s: s.append_into(FILES, name="per hour"),
     "parallelism must be 1 to 10000, not 0": lambda p, s: s.append_into(FILES, parallelism=0),

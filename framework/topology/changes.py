@@ -1,0 +1,36 @@
+"""Changes of tables of another database, as a source gives them and a sink applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+#: In the metadata of a column of ``TableChanges``: what the rows hold in it that are older than it,
+#: as JSON.
+DEFAULT = b"default"
+
+
+class TableChanges(NamedTuple):
+    """Changes of one table with one set of columns, in their order.
+
+    ``table``: its database, its schema and its name, as far as the source has them; the name is the
+    last. ``key``: the columns of its primary key. ``rows``: a row for each change, with all of its
+    columns; None: the table is emptied. ``deleted``: which of them delete. ``unchanged``: for each,
+    the names of the columns whose values did not change and are not in the row; None: there are
+    none."""
+
+    table: tuple[str, ...]
+    key: tuple[str, ...]
+    rows: pa.Table | None
+    deleted: pa.Array | None = None
+    unchanged: pa.Array | None = None
+
+
+class ChangeReader(Protocol):
+    """Reads the change records of any tables. Can be pickled."""
+
+    def read(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Sequence[TableChanges]:
+        """The changes, those of each table in the order of the records. Raises ``BadRecordError``
+        for the first record that is none."""

@@ -1,0 +1,185 @@
+"""Change records of Debezium of any tables, with the columns that their schemas describe."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from framework.errors import BadRecordError
+from framework.topology.changes import DEFAULT, TableChanges
+from spouts.codecs.debezium import DebeziumCodec, columns_of_schema, prefix_of
+from spouts.codecs.debezium_columns import Described, column_type
+
+_OP, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE = (
+    f"_ratchet_{name}" for name in ("op", "database", "schema", "table", "unavailable")
+)
+_METADATA = {_OP: "op", _DATABASE: "database", _SCHEMA: "schema", _TABLE: "table", _UNAVAILABLE: "unavailable"}
+_PAYLOAD = b'},"payload":'
+
+
+class _Run(NamedTuple):
+    """Neighbouring changes of a table that have one schema. ``at``: the place of the first."""
+
+    at: int
+    changes: TableChanges
+
+
+class DebeziumChanges:
+    """Reads change records as JSON with schemas in the values, of any number of tables, for
+    ``sinks.Mirror``. Each table has the columns that the schema of its records describes:
+
+    | in the schema | column |
+    |---|---|
+    | ``Decimal`` | decimal of its scale and precision (38 where the schema has none) |
+    | ``VariableScaleDecimal``, ``Bits``, ``ZonedTime``, intervals, other named strings | text |
+    | ``Timestamp``, ``MicroTimestamp``, ``NanoTimestamp`` | timestamp, in microseconds |
+    | ``ZonedTimestamp`` | timestamp in UTC |
+    | ``Date``, ``Time``, ``MicroTime``, ``NanoTime`` | date, time |
+    | points and geometries | bytes (WKB) |
+    | arrays | list |
+
+    ``unavailable``: the connector's setting ``unavailable.value.placeholder``. Tombstones,
+    heartbeats, messages, and records about transactions and schemas are left out.
+
+    Source: Debezium's documentation of its connectors for PostgreSQL, MySQL and MariaDB.
+    """
+
+    def __init__(self, *, unavailable: str = "__debezium_unavailable_value") -> None:
+        self._unavailable = unavailable
+
+    def read(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Sequence[TableChanges]:
+        left_out = _any_codec().left_out(values)
+        wanted = np.flatnonzero(~left_out) if left_out is not None else np.arange(len(values))
+        by_schema: dict[tuple[bytes, tuple[str, ...]], list[int]] = defaultdict(list)
+        for place in wanted.tolist():
+            value, key = values[place].as_py(), keys[place].as_py()
+            prefix = prefix_of(value)
+            if not prefix:
+                raise BadRecordError(
+                    "a change record without the schema of its table: set value.converter.schemas.enable=true in the "
+                    "connector"
+                )
+            by_schema[prefix, _key_names(key)].append(place)
+        by_table: dict[tuple[str, ...], list[_Read]] = defaultdict(list)
+        for (prefix, key_names), places in by_schema.items():
+            for each in self._read(prefix, key_names, np.array(places), values):
+                by_table[each.table].append(each)
+        found = [run for its in by_table.values() for run in _in_order(its)]
+        return [run.changes for run in sorted(found, key=lambda run: run.at)]
+
+    def _read(
+        self, prefix: bytes, key: tuple[str, ...], places: np.ndarray[Any, Any], values: pa.BinaryArray
+    ) -> list[_Read]:
+        codec, columns = _codec(prefix, self._unavailable)
+        rows, bad = codec.decode_good_array(values.take(pa.array(places)))
+        if bad:
+            raise BadRecordError(bad[0].reason)
+        names = zip(*(rows.column(name).to_pylist() for name in (_DATABASE, _SCHEMA, _TABLE)), strict=True)
+        tables: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        operations = rows.column(_OP).to_pylist()
+        for row, (name, operation) in enumerate(zip(names, operations, strict=True)):
+            if operation == "m":
+                continue
+            if name[-1] is None:
+                raise BadRecordError("a change record that does not name its table: it has no source.table")
+            if not key and operation != "t":
+                raise BadRecordError(
+                    f"table {'.'.join(each for each in name if each)} has no primary key in its records: give it one, or name "
+                    "columns in message.key.columns of the connector"
+                )
+            tables[tuple(each for each in name if each)].append(row)
+        return [_Read(table, key, places[its], rows.take(pa.array(its)), columns) for table, its in tables.items()]
+
+
+class _Read(NamedTuple):
+    table: tuple[str, ...]
+    key: tuple[str, ...]
+    places: np.ndarray[Any, Any]
+    rows: pa.RecordBatch
+    columns: pa.Schema
+
+
+def _in_order(parts: Sequence[_Read]) -> list[_Run]:
+    """The changes of a table, apart where the schema changes and where the table is emptied."""
+    owner = np.concatenate([np.full(len(each.places), number) for number, each in enumerate(parts)])
+    place = np.concatenate([each.places for each in parts])
+    within = np.concatenate([np.arange(len(each.places)) for each in parts])
+    empties = np.concatenate([np.array([op == "t" for op in each.rows.column(_OP).to_pylist()]) for each in parts])
+    order = np.argsort(place, kind="stable")
+    owner, place, within, empties = owner[order], place[order], within[order], empties[order]
+    cuts = np.flatnonzero((owner[1:] != owner[:-1]) | empties[1:] | empties[:-1]) + 1
+    found = []
+    for its in np.split(np.arange(len(place)), cuts):
+        part = parts[owner[its[0]]]
+        if empties[its[0]]:
+            found.append(_Run(int(place[its[0]]), TableChanges(part.table, part.key, None)))
+            continue
+        rows = part.rows.take(pa.array(within[its]))
+        columns = part.columns
+        deleted = pa.array([op == "d" for op in rows.column(_OP).to_pylist()], pa.bool_())
+        changes = TableChanges(
+            part.table,
+            part.key,
+            pa.Table.from_arrays([rows.column(each) for each in columns.names], schema=columns),
+            deleted,
+            rows.column(_UNAVAILABLE) if any(rows.column(_UNAVAILABLE).to_pylist()) else None,
+        )
+        found.append(_Run(int(place[its[0]]), changes))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _any_codec() -> DebeziumCodec:
+    """One that tells which records are about something else."""
+    return DebeziumCodec(pa.schema([("any", pa.string())]), metadata=())
+
+
+@functools.lru_cache(maxsize=1_024)
+def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
+    """A codec for the columns of a schema, and these."""
+    described: Sequence[Described] = columns_of_schema(prefix) or ()
+    try:
+        columns = pa.schema([pa.field(each["field"], column_type(each), metadata=_default(each)) for each in described])
+    except ValueError as error:
+        raise BadRecordError(str(error)) from None
+    return DebeziumCodec(columns, metadata=_METADATA, unavailable=unavailable), columns
+
+
+def _default(column: Described) -> dict[bytes, bytes] | None:
+    """The default of a column, where JSON writes the value itself."""
+    value = column.get("default")
+    plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and not set(value) & set("\\%\0"))
+    if not plain or column.get("name") is not None or column["type"] == "bytes":
+        return None
+    return {DEFAULT: json.dumps(value).encode()}
+
+
+def _key_names(key: bytes | None) -> tuple[str, ...]:
+    """The columns of a record's key, with or without a schema; none without a key."""
+    if key is None:
+        return ()
+    end = key.find(_PAYLOAD)
+    if key.startswith(b'{"schema":{') and end > 0:
+        return _names_in_schema(key[:end])
+    try:
+        read = json.loads(key)
+    except (ValueError, RecursionError):
+        read = None
+    if not isinstance(read, dict):
+        raise BadRecordError("the key of a change record is no JSON object with the columns of the primary key")
+    return tuple(read)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _names_in_schema(beginning: bytes) -> tuple[str, ...]:
+    try:
+        fields = json.loads(beginning + b"}}")["schema"].get("fields") or ()
+        return tuple(str(each["field"]) for each in fields)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise BadRecordError("the key of a change record has a schema that is none") from None

@@ -1,0 +1,38 @@
+"""Change records as Debezium writes them, with their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = tuple[bytes | None, bytes | None]
+#: Kafka Connect's descriptions of columns.
+INT, TEXT = {"type": "int32"}, {"type": "string"}
+BIG = {"type": "int64"}
+UNAVAILABLE = "__debezium_unavailable_value"
+
+
+def change_record(
+    table: str,
+    columns: Mapping[str, Mapping[str, Any]],
+    op: str,
+    row: Mapping[str, Any] | None,
+    *,
+    key: Sequence[str] = ("id",),
+    schema: str = "public",
+) -> Record:
+    """``row``: after the change, or of a delete before it."""
+    described = [{"optional": True, **kind, "field": name} for name, kind in columns.items()]
+    sides = [{"type": "struct", "fields": described, "optional": True, "field": side} for side in ("before", "after")]
+    envelope = {"type": "struct", "fields": sides, "name": f"shop.{schema}.{table}.Envelope"}
+    deleted = op == "d"
+    payload = {
+        "before": row if deleted else None,
+        "after": None if deleted else row,
+        "source": {"db": "shop", "schema": schema, "table": table, "lsn": 1},
+        "op": op,
+        "ts_ms": 1,
+    }
+    of_key = json.dumps({name: (row or {}).get(name) for name in key}).encode() if key and op != "t" else None
+    return of_key, json.dumps({"schema": envelope, "payload": payload}, separators=(",", ":")).encode()

@@ -1,0 +1,282 @@
+"""A mirror holds what the source holds, whatever fails: against a plain-Python oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from framework import Fields
+from framework.errors import BadRecordError, ConfigError, TopologyError
+from framework.topology import CommitFence, Input, TransactionAttempt
+from framework.topology.groupings import ShuffleGrouping
+from ratchet import Pipeline, sqlite
+from sinks import Mirror, SqliteTable
+from spouts import DebeziumChanges
+from tests.kit.change_records import INT, TEXT, UNAVAILABLE, Record, change_record
+from tests.kit.file_tables import granted, opened
+from tests.kit.row_tables import Database, SqliteDatabase
+from tests.sinks.rows.test_kills import Killed, kill_at
+
+pytestmark = pytest.mark.rule("C41")
+FIELDS = Fields.of({"key": pa.binary(), "value": pa.binary()})
+COLUMNS = {"id": INT, "name": TEXT}
+WIDER = {**COLUMNS, "note": TEXT}
+
+
+def put(table: str, key: int, name: str | None = None, *, op: str = "u", **more: Any) -> Record:
+    columns = WIDER if more else COLUMNS
+    return change_record(table, columns, op, {"id": key, "name": name, **more})
+
+
+def delete(table: str, key: int) -> Record:
+    return change_record(table, COLUMNS, "d", {"id": key})
+
+
+def truncate(table: str) -> Record:
+    return change_record(table, COLUMNS, "t", None)
+
+
+class Writer:
+    """Commits batches as a driver and the task of a mirror do."""
+
+    def __init__(self, database: Database, **options: Any) -> None:
+        self.mirror = Mirror(database.table, DebeziumChanges(), **options)
+        self.mirror.bind("mirror", [Input("spout", "default", FIELDS, ShuffleGrouping())], 1)
+        self.table = self.mirror.table
+        self.table.prepare("topology")
+
+    def fill(self, attempt: TransactionAttempt, records: Sequence[Record]) -> None:
+        self.mirror.prepare({}, None, None, attempt)  # type: ignore[arg-type]
+        columns = [pa.array(each, pa.binary()) for each in zip(*records, strict=True)]
+        if columns:
+            self.mirror.execute_arrow(pa.RecordBatch.from_arrays(columns, names=list(FIELDS)))
+
+    def begin(self, txid: int, records: Sequence[Record], attempt: int = 1) -> Any:
+        header = opened(self.table, txid, attempt)
+        self.fill(granted(header), records)
+        self.mirror.finish_batch()
+        return header
+
+    def commit(self, txid: int, records: Sequence[Record], attempt: int = 1) -> None:
+        header = self.begin(txid, records, attempt)
+        self.table.raise_header(header, header.finished(txid))
+
+
+def rows(database: Database, table: str = "people", columns: str = "id, name") -> list[tuple[Any, ...]]:
+    return database.rows(table, columns)
+
+
+def test_tables_are_made_and_changed_as_in_the_source(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann", op="c"), put("things", 1, "pen", op="r"), put("people", 2, "bo", op="c")])
+    writer.commit(2, [delete("people", 1), put("people", 2, "bob"), (b"{}", None), put("things", 7)])
+    assert rows(database) == [(2, "bob")]
+    assert rows(database, "things") == [(1, "pen"), (7, None)]
+    found = database.rows("ratchet_mirror", "table_name, source_name, changed_in")
+    assert found == [("people", "shop.public.people", 2), ("things", "shop.public.things", 2)]
+
+
+def test_a_replay_takes_back_all_tables(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann"), put("things", 1, "pen")])
+    writer.begin(2, [put("people", 1, "x"), delete("things", 1), put("new", 5, "y"), put("people", 3, "z", note="n")])
+    assert rows(database, "new") == [(5, "y")] and rows(database, "things") == []
+    opened(writer.table, 2, 2)
+    assert rows(database) == [(1, "ann")] and rows(database, "things") == [(1, "pen")]
+    assert rows(database, "new") == [] and len(database.rows("ratchet_mirror")) == 2
+    assert database.rows("new_before") == database.rows("people_before") == []
+    header = writer.begin(2, [truncate("people"), put("people", 9, "after"), put("new", 6, "y")], 3)
+    assert rows(database) == [(9, "after")]
+    assert writer.table.roll_back(header) == 5
+    assert rows(database) == [(1, "ann")] and rows(database, "new") == []
+    writer.commit(2, [put("people", 4, "d")], 4)
+    assert rows(database) == [(1, "ann"), (4, "d")]
+
+
+def test_the_columns_follow_the_source(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann")])
+    writer.commit(2, [put("people", 2, "bo"), put("people", 1, "ann", note="tall"), put("people", 3, "cy")])
+    assert rows(database, columns="id, name, note") == [(1, "ann", "tall"), (2, "bo", None), (3, "cy", None)]
+    writer.begin(3, [put("people", 1, "ann", note="small")])
+    writer.commit(3, [], 2)
+    assert rows(database, columns="id, name, note")[0] == (1, "ann", "tall")
+
+
+def test_rows_from_before_hold_the_default_of_an_added_column(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann")])
+    added = {
+        "n": {**INT, "default": -5},
+        "word": {**TEXT, "default": "it's"},
+        "truth": {"type": "boolean", "default": True},
+    }
+    row = {"id": 2, "name": "bo", "n": None, "word": None, "truth": None}
+    writer.commit(2, [change_record("people", {**COLUMNS, **added}, "c", row)])
+    assert rows(database, columns="id, n, word, truth") == [(1, -5, "it's", True), (2, None, None, None)]
+
+
+def test_values_that_did_not_change_are_kept(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann", note="long")])
+    writer.commit(2, [put("people", 1, "anna", note=UNAVAILABLE)])
+    assert rows(database, columns="id, name, note") == [(1, "anna", "long")]
+
+
+def test_a_truncate_removes_all_rows(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [truncate("people"), put("people", 1, "ann"), put("things", 1, "pen")])
+    writer.commit(2, [put("people", 2, "bo"), truncate("people"), put("people", 3, "cy")])
+    assert rows(database) == [(3, "cy")] and rows(database, "things") == [(1, "pen")]
+
+
+def test_one_step_is_a_whole_commit(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann")])
+    for txid, records in ((2, [put("people", 1, "anna"), put("things", 1, "pen")]), (3, [])):
+        before = writer.table.read_header()
+        fence = CommitFence("topology", 1, "digest", "mirror:0", opens_from=before)
+        writer.fill(TransactionAttempt(txid, 1, fence), records)
+        writer.mirror.finish_batch()
+        assert writer.table.read_header().done == txid
+    assert rows(database) == [(1, "anna")] and rows(database, "things") == [(1, "pen")]
+
+
+def test_a_kill_before_any_statement_is_repaired_by_the_replay(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann"), put("things", 1, "pen")])
+    expected, attempt = (rows(database), rows(database, "things")), 1
+    changes = [put("people", 1, "x", note="n"), delete("things", 1), put("new", 1, "y"), put("things", 2, "z")]
+    while True:
+        with monkeypatch.context() as patched:
+            kill_at(patched, attempt)
+            try:
+                writer.begin(2, changes, attempt)
+                break
+            except Killed:
+                found = rows(database), rows(database, "things")
+                assert found in (expected, ([(1, "x")], [(2, "z")]))
+        attempt += 1
+    assert attempt > 30
+    writer.commit(2, [put("people", 5, "e")], attempt + 1)
+    assert rows(database) == [(1, "ann"), (5, "e")] and rows(database, "things") == [(1, "pen")]
+    assert [name for (name,) in database.rows("ratchet_mirror", "table_name")] == ["people", "things"]
+
+
+KEYS, TABLES = st.integers(0, 3), st.sampled_from(["people", "things"])
+CHANGES = st.lists(
+    st.one_of(
+        st.builds(put, TABLES, KEYS, st.sampled_from(["a", "b", None])),
+        st.builds(put, TABLES, KEYS, st.sampled_from(["a", "b"]), note=st.sampled_from(["n", None])),
+        st.builds(delete, TABLES, KEYS),
+        st.builds(truncate, TABLES),
+    ),
+    max_size=6,
+)
+
+
+def copied(batches: Iterable[Sequence[Record]]) -> dict[str, dict[int, tuple[Any, ...]]]:
+    """What the tables hold after these batches."""
+    held: dict[str, dict[int, tuple[Any, ...]]] = {"people": {}, "things": {}}
+    for _, value in (record for batch in batches for record in batch):
+        payload = json.loads(value or b"")["payload"]
+        table, row = held[payload["source"]["table"]], payload["after"] or payload["before"] or {}
+        if payload["op"] == "t":
+            table.clear()
+        elif payload["op"] == "d":
+            table.pop(row["id"], None)
+        else:
+            held_note = table.get(row["id"], (None,))[-1]
+            table[row["id"]] = row["id"], row["name"], row.get("note", held_note)
+    return held
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(CHANGES, st.none() | CHANGES), min_size=1, max_size=5), st.booleans())
+def test_the_mirror_holds_what_the_source_holds(tmp_path_factory: Any, drawn: Any, stamped: bool) -> None:
+    """Each transaction has an attempt before it that is lost, where one is drawn."""
+    database = SqliteDatabase(tmp_path_factory.mktemp("mirror") / "copy.db")
+    options = {} if stamped else {"stamp": None}
+    mirror = Writer(database)
+    if not stamped:
+        mirror.mirror = Mirror(lambda name: database.table(name, **options), DebeziumChanges(), catalog="unstamped")
+        mirror.mirror.bind("mirror", [Input("spout", "default", FIELDS, ShuffleGrouping())], 1)
+        mirror.table = mirror.mirror.table
+        mirror.table.prepare("topology")
+    for txid, (changes, lost) in enumerate(drawn, 1):
+        if lost is not None:
+            mirror.begin(txid, lost, 1)
+        mirror.commit(txid, changes, 2)
+        expected = copied(each for each, _ in drawn[:txid])
+        for table, held in expected.items():
+            made = database.run("SELECT name FROM sqlite_master WHERE name = ?", table)
+            columns = [name for _, name, *_ in database.run(f"PRAGMA table_info({table})")] if made else []
+            names = f"id, name, {'note' if 'note' in columns else 'NULL'}"
+            assert (rows(database, table, names) if made else []) == sorted(held.values(), key=repr)
+
+
+def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    writer = Writer(database)
+    attempt = TransactionAttempt(1, 1)
+    for record, message in (
+        ((b"{}", b'{"before": null, "after": {"id": 1}, "op": "c"}'), "without the schema of its table"),
+        (change_record("people", COLUMNS, "c", {"id": 1}, key=()), "shop.public.people has no primary key"),
+        (change_record("people", COLUMNS, "c", {"id": None}), "the key 'id' is null"),
+        (change_record("people", COLUMNS, "c", {"id": 1}, key=["no"]), "'no', which is no column"),
+        (change_record("people", {**COLUMNS, "pairs": {"type": "map"}}, "c", {"id": 1}), "pairs: a map"),
+        ((b"1", change_record("people", COLUMNS, "c", {"id": 1})[1]), "the key of a change record is no JSON object"),
+    ):
+        with pytest.raises(BadRecordError, match=message):
+            writer.fill(attempt, [record])
+    writer.commit(1, [put("people", 1, "ann")])
+    for record, message in (
+        (change_record("people", COLUMNS, "c", {"id": 1}, schema="other"), "would both be table 'people'"),
+        (put("people_before", 1), "cannot be called 'people_before'"),
+        (put("ratchet_mirror", 1), "cannot be called 'ratchet_mirror'"),
+        (change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, key=["id", "name"]), "ADD PRIMARY KEY"),
+    ):
+        header = opened(writer.table, 2, writer.table.read_header().open.attempt_id + 1)  # type: ignore[union-attr]
+        writer.fill(granted(header), [record])
+        with pytest.raises(ConfigError, match=message):
+            writer.mirror.finish_batch()
+    with pytest.raises(TopologyError, match="give a function from a name to a table"):
+        Mirror(lambda name: name, DebeziumChanges())  # type: ignore[arg-type,return-value]
+    with pytest.raises(TopologyError, match="give it parallelism 1"):
+        writer.mirror.bind("mirror", [Input("spout", "default", FIELDS, ShuffleGrouping())], 2)
+
+
+def test_tables_may_have_other_names(tmp_path: Any) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    writer = Writer(database, name=lambda table: "_".join(table[1:]))
+    writer.commit(
+        1, [put("people", 1, "ann"), change_record("people", COLUMNS, "c", {"id": 2, "name": "b"}, schema="old")]
+    )
+    assert rows(database, "public_people") == [(1, "ann")] and rows(database, "old_people") == [(2, "b")]
+
+
+def test_only_one_topology_writes_a_mirror(tmp_path: Any) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    Writer(database)
+    other = Mirror(lambda name: SqliteTable(database.path, name), DebeziumChanges())
+    with pytest.raises(ConfigError, match="belongs to topology 'topology'"):
+        other.table.prepare("another")
+
+
+def test_a_pipeline_mirrors_topics(tmp_path: Any) -> None:
+    copy = Pipeline("copy")
+    copy.mirror(pattern=r"shop\..*", into=sqlite(tmp_path / "copy.db"), bootstrap_servers="broker:9092")
+    (mirror,) = [each for each in copy.build().components if each.id == "mirror"]
+    committer: Any = mirror.instance
+    assert isinstance(committer, Mirror) and committer.table.location.endswith("copy.db")
+    key, value = put("people", 1, "ann")
+    assert copy.test({"mirror-changes": [{"key": key, "value": value}]})["mirror"]
+    assert not (tmp_path / "copy.db").exists()
