@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 #: The stream of tuples that come when their window has closed.
 LATE_STREAM = "late"
+#: The stream of what changed in open windows.
+CHANGED_STREAM = "changed"
 #: Before every time.
 NEVER = -(1 << 62)
 #: After every time.

@@ -12,7 +12,7 @@ from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
-from framework.streams.plan import Joined, Node, Placed, Read, builder_of, ways_to
+from framework.streams.plan import Joined, Node, Placed, Read, builder_of, name_of, ways_to
 from framework.streams.ports import EventTime, GivenSpout, Reading, Target
 from framework.streams.stream import Stream
 from framework.topology import (
@@ -103,7 +103,7 @@ class Pipeline(TopologyMaker):
         try:
             inputs = [
                 Input(
-                    ", ".join(dict.fromkeys(_name(way[0]) for way in ways_to(each))),
+                    ", ".join(dict.fromkeys(name_of(way[0]) for way in ways_to(each))),
                     DEFAULT_STREAM,
                     Fields.of_schema(each.schema),
                     placed.grouping,
@@ -114,9 +114,8 @@ class Pipeline(TopologyMaker):
             placed.bolt.declare_output_fields(declarer)
         except RatchetError as error:
             raise placed.call.mistake(error) from None
-        found = declarer.streams.get(DEFAULT_STREAM)
-        schema = found.schema() if found is not None else None
-        complete = replace(placed, schema=schema if schema is not None else pa.schema([]))
+        schemas = {stream: fields.schema() or pa.schema([]) for stream, fields in declarer.streams.items()}
+        complete = replace(placed, schema=schemas.pop(DEFAULT_STREAM, pa.schema([])), side_schemas=schemas)
         self._placed.append(complete)
         return complete
 
@@ -200,7 +199,3 @@ class Pipeline(TopologyMaker):
                 f"pipeline {self.name!r} writes nothing: end a stream with append_into(...), upsert_into(...) or into(...)"
             )
         return builder_of(self.name, self._reading, self._placed, self._sources, prune=prune)
-
-
-def _name(component: Read | Placed) -> str:
-    return component.source if isinstance(component, Read) else component.id

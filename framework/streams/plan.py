@@ -7,6 +7,7 @@
 
 ``Read`` and ``Placed`` are components. All steps between a component and those below it become one
 ``StepsBolt``, called after the component: ``orders-steps``. Where there is no step, there is none.
+The steps below a side output are called after it, too: ``closed-late-steps``.
 
 Invariants:
 
@@ -86,6 +87,8 @@ class Placed:
     uses: tuple[str, ...] | None = None
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     stream: str = DEFAULT_STREAM
+    #: What it emits on other streams.
+    side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     #: Whether it gets the planning times of the spout, and whose watermark it gets.
     takes_clock: bool = False
     watermark: Placed | None = None
@@ -95,8 +98,20 @@ class Placed:
         return frozenset(self.uses if self.uses is not None else self.above.schema.names)
 
 
-Component: TypeAlias = Union[Read, Placed]
-Node: TypeAlias = Union[Read, Stepped, Merged, Joined, Placed]
+@dataclass(frozen=True, slots=True)
+class SideOutput:
+    """What a bolt emits on a stream other than its default one."""
+
+    of: Placed
+    stream: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.of.side_schemas[self.stream]
+
+
+Component: TypeAlias = Union[Read, Placed, SideOutput]
+Node: TypeAlias = Union[Read, Stepped, Merged, Joined, Placed, SideOutput]
 #: The steps from a component to another one below it.
 _Steps: TypeAlias = tuple[Stepped, ...]
 _Way: TypeAlias = tuple[Component, _Steps]
@@ -128,7 +143,10 @@ class _Compilation:
         self._sources = sources
         self._prune = prune
         self._inputs = {each: _inputs_of(each.above) for each in placed}
-        every: list[Component] = [*sources, *placed]
+        self._side_outputs = list(
+            dict.fromkeys(each for its in self._inputs.values() for each, _ in its if isinstance(each, SideOutput))
+        )
+        every: list[Component] = [*sources, *placed, *self._side_outputs]
         self._outputs: dict[Component, list[_Output]] = {each: [] for each in every}
         self._direct: dict[Component, list[Placed]] = {each: [] for each in every}
         for each in placed:
@@ -168,6 +186,9 @@ class _Compilation:
             if each.watermark is not None:
                 declarer.all_grouping(each.watermark.id)
             self._add_steps(builder, each)
+            for side in self._side_outputs:
+                if side.of is each:
+                    self._add_steps(builder, side)
         return builder
 
     def _used(self, source: Read) -> tuple[str, ...]:
@@ -186,7 +207,7 @@ class _Compilation:
             return
         upstream, stream = self._place(component)
         bolt = StepsBolt(self._tree(outputs), {each.stream: self._columns(each) for each in outputs})
-        parallelism = component.parallelism if isinstance(component, Placed) else self._reading.parallelism
+        parallelism = self._reading.parallelism if isinstance(component, Read) else emitter_of(component).parallelism
         builder.set_bolt(self._steps_id(component), bolt, parallelism).local_or_shuffle_grouping(upstream, stream)
 
     def _columns(self, output: _Output) -> pa.Schema:
@@ -215,12 +236,23 @@ class _Compilation:
 
     def _place(self, component: Component) -> tuple[str, str]:
         """The id of a component, and the stream of its rows."""
-        if isinstance(component, Placed):
-            return component.id, component.stream
-        return self._reading.spout_id, self._reading.streams()[component.source]
+        if isinstance(component, Read):
+            return self._reading.spout_id, self._reading.streams()[component.source]
+        return emitter_of(component).id, component.stream
 
     def _steps_id(self, component: Component) -> str:
-        return f"{component.id if isinstance(component, Placed) else component.source}-steps"
+        side = f"-{component.stream}" if isinstance(component, SideOutput) else ""
+        return f"{name_of(component)}{side}-steps"
+
+
+def emitter_of(component: Placed | SideOutput) -> Placed:
+    """The bolt that emits these rows."""
+    return component.of if isinstance(component, SideOutput) else component
+
+
+def name_of(component: Component) -> str:
+    """The source, or the id of the bolt."""
+    return component.source if isinstance(component, Read) else emitter_of(component).id
 
 
 def ways_to(node: Node) -> list[_Way]:

@@ -64,9 +64,17 @@ class EventTime(ABC):
 
     @abstractmethod
     def windows(
-        self, name: str, windows: EventWindows, on: str, key: Sequence[str], aggregates: Mapping[str, Any]
+        self,
+        name: str,
+        windows: EventWindows,
+        *,
+        on: str,
+        key: Sequence[str],
+        aggregates: Mapping[str, Any],
+        allowed_lateness: Duration,
     ) -> Bolt:
-        """The committer that sends each window when it closes."""
+        """The committer that sends each window when it closes, and its changes before on the stream
+        ``changed``."""
 
     @abstractmethod
     def sessions(self, name: str, gap: Duration, on: str, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:

@@ -13,6 +13,7 @@ from framework.durations import Duration
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.operators.sessions import Sessions
+from framework.operators.watermarks import LATE_STREAM
 from framework.streams.call_site import Call, called
 from framework.streams.expressions import (
     Expression,
@@ -21,7 +22,7 @@ from framework.streams.expressions import (
     column_or_expression,
     parsed,
 )
-from framework.streams.plan import Joined, Merged, Node, Placed, Stepped, check_once
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once
 from framework.streams.ports import JoinHow, Target
 from framework.streams.steps import (
     MOMENT,
@@ -381,6 +382,27 @@ class Stream:
             call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
         )
 
+    def late(self, side: Literal["left", "right"] | None = None) -> Stream:
+        """The rows that came too late for the step that this stream comes from: ``when_closed``,
+        ``deduplicate`` or ``join``. Of windows and sessions, they are aggregated per window and
+        transaction, in the columns of the step; else they are as they came. ``side``: of a join,
+        those of this stream or those of the other."""
+        call = called("late", *([side] if side is not None else []))
+        stream = LATE_STREAM if side is None else f"{LATE_STREAM}_{side}"
+        node = self._node
+        if not isinstance(node, Placed) or not any(each.startswith(LATE_STREAM) for each in node.side_schemas):
+            raise call.mistake(
+                "only a step that goes by event time has late rows: call it on what when_closed(...), deduplicate(...) or "
+                "join(...) returned"
+            )
+        if stream not in node.side_schemas:
+            raise call.mistake(
+                "a join has late rows of two sides: late('left') or late('right')"
+                if side is None
+                else "only the late rows of a join have a side: late()"
+            )
+        return self._of(SideOutput(node, stream))
+
     # --- out of the stream ------------------------------------------------------------------------
 
     def append_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
@@ -520,6 +542,21 @@ class Stream:
         uses: tuple[str, ...] | None = None,
         watermark: Placed | None = None,
     ) -> Stream:
+        return self._of(
+            self._component(call, bolt, name, grouping, parallelism=parallelism, uses=uses, watermark=watermark)
+        )
+
+    def _component(
+        self,
+        call: Call,
+        bolt: Bolt,
+        name: str,
+        grouping: Grouping,
+        *,
+        parallelism: int,
+        uses: tuple[str, ...] | None = None,
+        watermark: Placed | None = None,
+    ) -> Placed:
         if _in_windows(self._node, Sessions):
             raise call.mistake("a session is known when it closes: group_by(...).agg(...).when_closed(name=...)")
         placed = Placed(
@@ -532,7 +569,11 @@ class Stream:
             uses=uses,
             watermark=watermark,
         )
-        return Stream(self._pipeline, self._pipeline.place(placed))
+        return self._pipeline.place(placed)
+
+    def _of(self, node: Node) -> Stream:
+        """The rows of another node of the same pipeline."""
+        return Stream(self._pipeline, node)
 
 
 def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:

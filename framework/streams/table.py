@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
+from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.operators.sessions import Sessions
+from framework.operators.watermarks import CHANGED_STREAM
 from framework.streams.call_site import Call, called
 from framework.streams.expressions import column_or_expression
-from framework.streams.plan import Node, Stepped
+from framework.streams.plan import Node, Placed, SideOutput, Stepped
 from framework.streams.ports import Target
 from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.topology import Bolt, Fields, FieldsGrouping
@@ -101,16 +103,40 @@ class AggregatesTable(Table):
     def __init__(self, stream: Stream, key: tuple[str, ...], aggregates: Mapping[str, Any]) -> None:
         super().__init__(stream, key)
         self._aggregates = aggregates
+        #: The steps that keep the open windows: name -> its options, and the step.
+        self._closing: dict[str, tuple[tuple[Duration, int], Placed]] = {}
 
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
 
-    def when_closed(self, *, name: str, parallelism: int = 1) -> Stream:
+    def when_closed(self, *, name: str, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
         ``window_end`` (of sessions: ``session_start``, ``session_end``) and the aggregates. Rows
-        that are too late for their window are left out. ``name``: the id, which the state
-        follows."""
+        that are too late for their window are left out: ``late()`` of this stream has them.
+
+        ``allowed_lateness``: how long after its end a window still takes rows; it is then sent
+        again, and the column ``correction`` is true. ``name``: the id, which the state follows."""
         call = called("when_closed", name=name)
+        return self._stream._of(self._windows(call, name, allowed_lateness, parallelism))
+
+    def when_changed(self, *, name: str, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
+        """Each change of a window that is open, with its values so far, in the columns of
+        ``when_closed``: one row per window and transaction. Of one table, ``when_changed`` and
+        ``when_closed`` with the same ``name`` are two streams of one step."""
+        call = called("when_changed", name=name)
+        placed = self._windows(call, name, allowed_lateness, parallelism)
+        if CHANGED_STREAM not in placed.side_schemas:
+            raise call.mistake("a session is known when it closes: use when_closed(name=...)")
+        return self._stream._of(SideOutput(placed, CHANGED_STREAM))
+
+    def _windows(self, call: Call, name: str, allowed_lateness: Duration, parallelism: int) -> Placed:
+        """The step that keeps the open windows."""
+        options = (allowed_lateness, parallelism)
+        if name in self._closing:
+            made_with, placed = self._closing[name]
+            if made_with != options:
+                raise call.mistake(f"{placed.call} has other options: give both the same")
+            return placed
         found = _before_windows(self._stream._node)
         if found is None:
             raise call.mistake("only windows close, and the steps after them must not use their start and end")
@@ -122,17 +148,28 @@ class AggregatesTable(Table):
         try:
             committers, kind = pipeline.event_time(call), windows.windows
             if isinstance(kind, Sessions):
+                if allowed_lateness:
+                    raise call.mistake("a session that is over stays over: leave allowed_lateness out")
                 gap = datetime.timedelta(microseconds=kind.gap)
                 bolt = committers.sessions(name, gap, windows.on, key, self._aggregates)
             else:
-                bolt = committers.windows(name, kind, windows.on, key, self._aggregates)
+                bolt = committers.windows(
+                    name,
+                    kind,
+                    on=windows.on,
+                    key=key,
+                    aggregates=self._aggregates,
+                    allowed_lateness=allowed_lateness,
+                )
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
         watermark = pipeline.watermark(call, name, node, windows.on, windows.late)
         uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
-        stream = type(self._stream)(pipeline, node)
-        grouping = FieldsGrouping(Fields(*key))
-        return stream._placed(call, bolt, name, grouping, parallelism=parallelism, uses=uses, watermark=watermark)
+        placed = self._stream._of(node)._component(
+            call, bolt, name, FieldsGrouping(Fields(*key)), parallelism=parallelism, uses=uses, watermark=watermark
+        )
+        self._closing[name] = options, placed
+        return placed
 
     def _committer(self, target: Target) -> Bolt:
         return target.aggregates(self._key, self._aggregates)

@@ -25,9 +25,18 @@ class EventTimeIn(EventTime):
         return WatermarkCommitter(self._of(name), on, partition=partition, out_of_orderness=late)
 
     def windows(
-        self, name: str, windows: EventWindows, on: str, key: Sequence[str], aggregates: Mapping[str, Any]
+        self,
+        name: str,
+        windows: EventWindows,
+        *,
+        on: str,
+        key: Sequence[str],
+        aggregates: Mapping[str, Any],
+        allowed_lateness: Duration,
     ) -> Bolt:
-        return WindowedCommitter(self._of(name), windows, on=on, key=key, aggregates=aggregates)
+        return WindowedCommitter(
+            self._of(name), windows, on=on, key=key, aggregates=aggregates, allowed_lateness=allowed_lateness
+        )
 
     def sessions(self, name: str, gap: Duration, on: str, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         return SessionCommitter(self._of(name), gap, on=on, key=key, aggregates=aggregates)

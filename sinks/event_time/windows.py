@@ -12,7 +12,7 @@ from framework.durations import Duration, micros_of
 from framework.errors import TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.operators.timestamps import times_of
-from framework.operators.watermarks import LATE_STREAM, NEVER
+from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, Value
@@ -21,8 +21,6 @@ from sinks.event_time.aggregation import AggregatingCommitter, Closed
 from sinks.event_time.committer import Watermarks
 from sinks.states import MapState
 
-#: What changed in open windows.
-CHANGED_STREAM = "changed"
 _START, _END = "window_start", "window_end"
 _AT_START, _AT_END = "@start", "@end"
 _CORRECTION = "correction"
