@@ -23,6 +23,7 @@ from framework.extensions import added, summaries
 #: Command -> where it is, and what it does in a line.
 COMMANDS = {
     "run": ("framework.commands.run:app", "Run a topology."),
+    "ingest": ("ratchet.ingest:app", "Bring a topic into a table, without code."),
     "check": ("framework.commands.check:app", "Find what is wrong before a topology runs."),
     "describe": ("framework.commands.describe:app", "Show the components of a topology."),
     "list": ("framework.commands.topologies:list_app", "Show all topologies: what runs, where it stands."),

@@ -1,0 +1,387 @@
+"""``ratchet ingest TOPIC --into URL``: brings a topic into a table, without code.
+
+It writes a pipeline, shows it, and runs it. ``--eject`` writes it into a file, to go on from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import typer
+
+from framework.commands.exits import exit_codes
+from framework.commands.options import AsJson, ConfigFile, Overrides
+from framework.commands.run import main as run
+from framework.config import Config
+from framework.errors import ConfigError, TopologyError
+from framework.execution.choice import SPARK
+from framework.topology import ReadCounts, TransactionalTopologyBuilder
+from framework.transactions.first_records import first_rows
+from spouts import BytesCodec, OpaqueKafkaTransactionalSpout
+from spouts.codecs.json_schema import schema_of_sample
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+#: So many records of a topic tell which columns it has.
+SAMPLE = 1_000
+#: Where the password of an address is, in the environment.
+PASSWORD = "RATCHET_INTO_PASSWORD"
+#: What no name of a topic has, so that a name with it is a pattern.
+_PATTERN = re.compile(r"[^a-zA-Z0-9._-]")
+_FILES = ("parquet", "delta")
+_PLACES = {
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+    "parquet": "parquet",
+    "delta": "delta",
+}
+_TYPES: Mapping[str, pa.DataType] = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "bytes": pa.binary(),
+    "date": pa.date32(),
+    "datetime": pa.timestamp("us", "UTC"),
+}
+#: As which a column is declared by a keyword.
+_KEYWORDS = {kind: name for name, kind in _TYPES.items()}
+
+
+class Mode(StrEnum):
+    """What becomes of a record."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+    MIRROR = "mirror"
+
+
+class Codec(StrEnum):
+    """How the bytes of a value are read."""
+
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json-schema"
+    TEXT = "text"
+    BYTES = "bytes"
+    DEBEZIUM = "debezium"
+
+
+class Job(NamedTuple):
+    """What was asked for. ``columns``: of JSON values."""
+
+    topic: str
+    into: str
+    table: str
+    mode: Mode
+    codec: Codec
+    key: Sequence[str] = ()
+    key_field: str | None = None
+    registry: str | None = None
+    subject: str | None = None
+    columns: pa.Schema | None = None
+    sequence_by: str | None = None
+    delete_when: str | None = None
+    on_bad_record: str = "fail"
+    start: str | None = None
+    name: str = ""
+
+
+@app.command()
+def main(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; with --mode mirror, also a pattern.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where --eject writes the pipeline.")] = None,
+    *,
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into",
+            metavar="URL",
+            help="postgresql://USER@HOST/DB, mysql://USER@HOST/DB, sqlite:PATH, parquet:FOLDER or delta:FOLDER. Give a "
+            "password as ${NAME} from the environment.",
+        ),
+    ],
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="Each record a row; the newest row of each key; or a copy of a database.")
+    ] = Mode.APPEND,
+    key: Annotated[list[str] | None, typer.Option("--key", help="A field of the key, or several with commas.")] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option(
+            "--key-from-record", metavar="NAME", help="The record's key is text: read it into this field, the key."
+        ),
+    ] = None,
+    table: Annotated[str | None, typer.Option("--table", help="The table; by default named as the topic.")] = None,
+    codec: Annotated[Codec | None, typer.Option("--codec", help="How values are read; by default JSON.")] = None,
+    registry: Annotated[str | None, typer.Option("--registry", metavar="URL", help="Of the Schema Registry.")] = None,
+    subject: Annotated[str | None, typer.Option("--subject", help="By default TOPIC-value.")] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME=TYPE",
+            help=f"A field of JSON, instead of what a sample says: {', '.join(_TYPES)}. May be repeated.",
+        ),
+    ] = None,
+    sequence_by: Annotated[
+        str | None, typer.Option("--sequence-by", help="With upsert: a field that rises with each change of a key.")
+    ] = None,
+    delete_when: Annotated[
+        str | None, typer.Option("--delete-when", help="With upsert: a row is deleted where this is true.")
+    ] = None,
+    on_bad_record: Annotated[str, typer.Option("--on-bad-record", help="fail, or skip.")] = "fail",
+    start: Annotated[str | None, typer.Option("--start", help="Where to begin: earliest or latest.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The pipeline's name; by default of the topic.")] = None,
+    eject: Annotated[
+        bool, typer.Option("--eject", help="Write the pipeline to FILE, or print it. Do nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run it; without this, only show it.")] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="Stop when all that the topic held at the start is committed.")
+    ] = False,
+    executor: Annotated[str, typer.Option("--executor", help="spark, or local, in this process.")] = SPARK,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a topic into a table, exactly once, without code. Shows the pipeline that does it;
+    --yes runs it. The columns are those of the registry, or of the first records of the topic."""
+    with exit_codes(as_json=as_json):
+        if file is not None and not eject:
+            raise ConfigError(f"{file}: a file is for --eject")
+        settings = Config.load(config, overrides or ())
+        chosen = codec or (Codec.DEBEZIUM if mode is Mode.MIRROR else Codec.JSON)
+        job = Job(
+            topic=topic,
+            into=into,
+            table=table or re.sub(r"\W+", "_", topic).strip("_"),
+            mode=mode,
+            codec=chosen,
+            key=[each for part in key or ([key_field] if key_field else []) for each in part.split(",") if each],
+            key_field=key_field,
+            registry=registry,
+            subject=subject or f"{topic}-value",
+            sequence_by=sequence_by,
+            delete_when=delete_when,
+            on_bad_record=on_bad_record,
+            start=start,
+            name=name or f"ingest-{re.sub(r'[^A-Za-z0-9_-]+', '-', topic).strip('-')}",
+        )
+        check(job)
+        if chosen is Codec.JSON:
+            job = job._replace(columns=_columns(job, field or [], settings))
+        elif field:
+            raise ConfigError(f"--field is for --codec json: {chosen.value} says itself which fields there are")
+        text = program(job)
+        if eject and file is not None:
+            file.write_text(text, encoding="utf-8")
+            typer.echo(f"{file} is written: ratchet run {file.stem}:pipeline", err=True)
+            return
+        typer.echo(text, err=as_json, nl=False)
+        if eject:
+            return
+        if not yes:
+            typer.echo("\n--yes runs this pipeline; --eject FILE writes it", err=True)
+            return
+    _run(job, text, config, overrides, until_caught_up=until_caught_up, executor=executor, as_json=as_json)
+
+
+def check(job: Job) -> None:
+    """Raise ``ConfigError`` for options that do not fit together."""
+    place = _PLACES.get(urlsplit(job.into).scheme)
+    if place is None:
+        known = "postgresql://..., mysql://..., sqlite:PATH, parquet:FOLDER, delta:FOLDER"
+        raise ConfigError(f"--into {_without_password(job.into)}: write one of {known}")
+    if place in _FILES and job.mode is not Mode.APPEND:
+        raise ConfigError(f"--mode {job.mode.value} changes rows, and {place} takes new ones only: use a database")
+    if (job.codec is Codec.DEBEZIUM) != (job.mode is Mode.MIRROR):
+        raise ConfigError("--codec debezium and --mode mirror go together: use both or neither")
+    if job.mode is Mode.UPSERT and not job.key:
+        raise ConfigError("--mode upsert needs --key, the field of which each value has one row")
+    if job.mode is not Mode.UPSERT:
+        for option, given in (
+            ("--key", job.key),
+            ("--sequence-by", job.sequence_by),
+            ("--delete-when", job.delete_when),
+        ):
+            if given and not (option == "--key" and job.key_field):
+                raise ConfigError(f"{option} is for --mode upsert")
+    if _PATTERN.search(job.topic) and job.mode is not Mode.MIRROR:
+        raise ConfigError(f"{job.topic!r} is no name of a topic; only --mode mirror takes a pattern")
+    if job.codec in (Codec.AVRO, Codec.PROTOBUF, Codec.JSON_SCHEMA) and job.registry is None:
+        raise ConfigError(f"--codec {job.codec.value} needs --registry, the address of the Schema Registry")
+    if job.on_bad_record not in ("fail", "skip"):
+        raise ConfigError(
+            f"--on-bad-record {job.on_bad_record}: give fail or skip; --eject shows where dead letters are named"
+        )
+
+
+def program(job: Job) -> str:
+    """The pipeline as Python."""
+    imports = {"Pipeline", _PLACES[urlsplit(job.into).scheme]}
+    others: list[str] = []
+    place = _place(job, imports)
+    lines = [f"pipeline = Pipeline({job.name!r})"]
+    if job.mode is Mode.MIRROR:
+        topics = f"pattern={job.topic!r}" if _PATTERN.search(job.topic) else repr(job.topic)
+        options = [topics, f"into={place}", *_options(job)]
+        lines.append(_call("pipeline.mirror", options))
+    else:
+        value = _value(job, imports, others)
+        options = [repr(job.topic), f"value={value}"]
+        if job.key_field is not None:
+            imports.add("Text")
+            options.append(f"key=Text({job.key_field!r})")
+            if job.mode is Mode.UPSERT:
+                options.append('metadata=["tombstone"]')
+        lines.append(_call("rows = pipeline.read_kafka", [*options, *_options(job)]))
+        if job.mode is Mode.APPEND:
+            lines.append(f'rows.append_into({place}, name="rows")')
+        else:
+            latest = [*map(repr, job.key)]
+            latest += [f"sequence_by={job.sequence_by!r}"] if job.sequence_by is not None else []
+            latest += [f"delete_when={job.delete_when!r}"] if job.delete_when is not None else []
+            lines.append(f'rows.latest_by({", ".join(latest)}).upsert_into({place}, name="rows")')
+    head = [*others, *([""] if others else []), f"from ratchet import {', '.join(sorted(imports, key=str.casefold))}"]
+    return "\n".join([*head, "", *lines, ""])
+
+
+def _options(job: Job) -> list[str]:
+    found = [f"start={job.start!r}"] if job.start is not None else []
+    return [*found, *([f"on_bad_record={job.on_bad_record!r}"] if job.on_bad_record != "fail" else [])]
+
+
+def _call(function: str, arguments: Sequence[str]) -> str:
+    line = f"{function}({', '.join(arguments)})"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{function}(", *(f"    {each}," for each in arguments), ")"])
+
+
+def _place(job: Job, imports: set[str]) -> str:
+    scheme, _, rest = job.into.partition(":")
+    place = _PLACES[scheme]
+    if place in _FILES:
+        return f"{place}({rest!r})"
+    address = re.sub(r"^//(?=/)", "", rest) if place == "sqlite" else _without_password(job.into)
+    if place == "mysql":
+        address = re.sub(r"^mariadb:", "mysql:", address)
+    return f"{place}({address!r})" if job.mode is Mode.MIRROR else f"{place}({address!r}, {job.table!r})"
+
+
+def _without_password(url: str) -> str:
+    """The address with the name of a variable in the place of a password."""
+    password = urlsplit(url).password
+    if password is None or password.startswith("${"):
+        return url
+    return url.replace(f":{password}@", f":${{{PASSWORD}}}@", 1)
+
+
+def _value(job: Job, imports: set[str], others: list[str]) -> str:
+    if job.codec in (Codec.TEXT, Codec.BYTES):
+        kind = "Text" if job.codec is Codec.TEXT else "Bytes"
+        imports.add(kind)
+        return f'{kind}("value")'
+    if job.codec is not Codec.JSON or job.columns is None:
+        kind = {Codec.AVRO: "RegistryAvro", Codec.PROTOBUF: "RegistryProtobuf"}.get(job.codec, "RegistryJson")
+        imports.add(kind)
+        return f"{kind}({job.subject!r}, {job.registry!r})"
+    imports.add("Json")
+    if all(each.name.isidentifier() and each.type in _KEYWORDS for each in job.columns):
+        names = {each.name: _KEYWORDS[each.type] for each in job.columns}
+        times = sorted({"date", "datetime"}.intersection(names.values()))
+        others += [f"from datetime import {', '.join(times)}"] if times else []
+        return f"Json({', '.join(f'{name}={kind}' for name, kind in names.items())})"
+    others.append("import pyarrow as pa")
+    columns = "".join(f"\n            ({each.name!r}, {_code(each.type)})," for each in job.columns)
+    return f"Json(\n        pa.schema([{columns}\n        ])\n    )"
+
+
+def _code(kind: pa.DataType) -> str:
+    """A type as Python."""
+    types = pa.types
+    if types.is_list(kind):
+        return f"pa.list_({_code(kind.value_type)})"
+    if types.is_struct(kind):
+        parts = ", ".join(f"({each.name!r}, {_code(each.type)})" for each in kind)
+        return f"pa.struct([{parts}])"
+    if types.is_timestamp(kind):
+        return f"pa.timestamp({kind.unit!r}{f', {kind.tz!r}' if kind.tz is not None else ''})"
+    plain = {"double": "float64", "bool": "bool_", "date32[day]": "date32"}
+    return f"pa.{plain.get(str(kind), str(kind))}()"
+
+
+def _columns(job: Job, given: Sequence[str], settings: Config) -> pa.Schema:
+    """The fields of a JSON topic: those of its first records, and those that were given."""
+    declared: dict[str, pa.DataType] = {}
+    for each in given:
+        name, _, kind = each.partition("=")
+        if kind not in _TYPES:
+            raise ConfigError(f"--field {each}: write NAME=TYPE, with one of {', '.join(_TYPES)}")
+        declared[name] = _TYPES[kind]
+    values = _sampled(job, settings)
+    if not values and not declared:
+        raise ConfigError(
+            f"topic {job.topic!r} has no record that would tell its columns: give --field NAME=TYPE for each of them"
+        )
+    columns = {**_inferred(job.topic, values, declared), **declared}
+    if job.key_field is not None:
+        columns.pop(job.key_field, None)  # it comes from the record's key
+    missing = [name for name in job.key if name not in columns and name != job.key_field]
+    if missing:
+        raise ConfigError(f"--key {missing[0]}: the records have no such field; they have {', '.join(columns)}")
+    return pa.schema(list(columns.items()))
+
+
+def _inferred(topic: str, values: Sequence[bytes], declared: Collection[str]) -> dict[str, pa.DataType]:
+    """The fields of the values that are not declared."""
+    others = []
+    for each in values:
+        try:
+            read = json.loads(each)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            raise ConfigError(f"topic {topic!r} has a value that is no JSON object: give another --codec")
+        if rest := {name: value for name, value in read.items() if name not in declared}:
+            others.append(json.dumps(rest).encode())
+    try:
+        return {each.name: each.type for each in schema_of_sample(others)} if others else {}
+    except TopologyError as error:
+        raise ConfigError(f"topic {topic!r}: {error}; give --field NAME=TYPE for it") from None
+
+
+def _sampled(job: Job, settings: Config) -> list[bytes]:
+    spout = OpaqueKafkaTransactionalSpout([job.topic], codec=BytesCodec("value"), start="earliest")
+    builder = TransactionalTopologyBuilder(job.name, "kafka", spout)
+    counts = ReadCounts()
+    values: list[bytes] = []
+    for _, _, rows in first_rows(builder.build(), settings.for_components(), SAMPLE, counts):
+        values += [each for each in rows.column("value").to_pylist() if each is not None]
+    return values[:SAMPLE]
+
+
+def _run(job: Job, text: str, config: Path | None, overrides: list[str] | None, **options: Any) -> None:
+    """Run the pipeline as ``ratchet run`` does a module of the user's."""
+    password = urlsplit(job.into).password
+    if password is not None and not password.startswith("${"):
+        os.environ[PASSWORD] = password
+    with tempfile.TemporaryDirectory(prefix="ratchet-ingest-") as folder:
+        module = "ratchet_" + re.sub(r"\W+", "_", job.name)
+        (Path(folder) / f"{module}.py").write_text(text, encoding="utf-8")
+        sys.path.insert(0, folder)
+        run(f"{module}:pipeline", config=config, overrides=overrides, **options)
