@@ -154,8 +154,8 @@ class BadRecordError(RatchetError):
     """A record of the source cannot be decoded, or the value of one is refused: by a state, by a
     sink, or by a bolt of yours, which may raise it.
 
-    In a transactional topology, the record goes the way that its spout's ``on_bad_record`` says. It
-    is found by halving the batch, so the error need not name it.
+    In a transactional topology, the record goes the way that ``on_bad_record`` says, of the bolt or
+    of the spout. It is found by halving the batch, so the error need not name it.
 
     ``message``: as of ``reason_of``. ``about``: the beginning of the record, for the user's eyes;
     it is in no log and no document. ``advice``: what can be done about it, where the message does

@@ -10,6 +10,7 @@ from framework.errors import TopologyError
 from framework.topology import (
     Input,
 )
+from framework.topology.bolts import OnBadRecord
 from sinks.table import Table
 from sinks.table_committer import TableCommitter
 
@@ -23,11 +24,15 @@ class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
     together. An empty batch appends nothing.
 
     ``columns``: the fields to write, in this order; by default all fields. The rows of one task
-    keep their order.
+    keep their order. ``on_bad_record``: what becomes of a record that the table refuses. "skip": it
+    is left out and counted. "dead_letter": it goes to the ``dead_letters`` of the spout. "fail":
+    the ``on_bad_record`` of the spout decides.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str] | None = None) -> None:
-        super().__init__(table, columns)
+    def __init__(
+        self, table: Table, columns: Sequence[str] | None = None, *, on_bad_record: OnBadRecord = "fail"
+    ) -> None:
+        super().__init__(table, columns, on_bad_record)
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         self._fields = self._common_fields(component_id, inputs)

@@ -17,6 +17,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.bolts import OnBadRecord
 from sinks.table import Table
 
 T = TypeVar("T", bound=Table)
@@ -24,13 +25,15 @@ Rows = TypeVar("Rows")
 
 
 class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
-    """``columns``: the fields to write; None: those that ``_chosen`` gives then."""
+    """``columns``: the fields to write; None: those that ``_chosen`` gives then. ``on_bad_record``:
+    as of ``Bolt``."""
 
     deterministic = True
     commits_on_driver = True
 
-    def __init__(self, table: T, columns: Sequence[str] | None) -> None:
+    def __init__(self, table: T, columns: Sequence[str] | None, on_bad_record: OnBadRecord = "fail") -> None:
         self.table = table
+        self.on_bad_record = on_bad_record
         self._columns = tuple(columns) if columns is not None else None
         self._batches: list[Rows] = []
         self._attempt: TransactionAttempt | None = None

@@ -59,7 +59,7 @@ class TopologyConfig(Section):
         False,
         alias="topology.bad.record.errors",
         description="Whether any error of a bolt that one record causes makes it a bad record, after topology.max.attempts "
-        "(transactional topologies, where the spout has on_bad_record='skip' or 'dead_letter').",
+        "(transactional topologies, where on_bad_record is 'skip' or 'dead_letter').",
     )
     commit_interval_s: Annotated[float, Field(gt=0, le=604_800, strict=False)] | None = Field(
         None,

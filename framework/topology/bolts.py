@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -32,6 +32,8 @@ from framework.topology.tuples import Tuple
 from framework.topology.written_topics import WrittenTopic
 
 DEFAULT_STREAM = "default"
+#: What becomes of a record that is refused.
+OnBadRecord = Literal["fail", "skip", "dead_letter"]
 
 
 class OutputCollector(Protocol):
@@ -159,6 +161,11 @@ class Bolt(ABC):
     #: tasks that have committed. This bolt and every bolt above must then be ``deterministic``, so
     #: that each task sees the same rows again (C11).
     needs_deterministic_input: bool = False
+
+    #: In a transactional topology: what becomes of a record whose value this bolt refuses by a
+    #: ``BadRecordError``. "skip": it is left out and counted. "dead_letter": it goes to the
+    #: ``dead_letters`` of the spout. "fail": the ``on_bad_record`` of the spout decides.
+    on_bad_record: OnBadRecord = "fail"
 
     #: In a core topology: seconds from one tick to the next. Each task gets ticks among its other
     #: tuples, and also when no other tuple comes; ``tup.is_tick`` tells them apart. None: use

@@ -191,8 +191,31 @@ class TransactionalTopologyBuilder:
         topology = Topology(
             self._topology_id, in_order((spout, *self._bolts.components())), at_least_once=self._at_least_once
         )
+        _check_refusals(topology, self._given_spout)
         _check_states(topology)
         return topology
+
+
+def _check_refusals(topology: Topology, spout: Spout) -> None:
+    """Check that what a bolt says about the records that it refuses can be done, and that some
+    records may come to the committer of the dead letters."""
+    bolts = {each.id: each.instance for each in topology.components if isinstance(each.instance, Bolt)}
+    for name, bolt in bolts.items():
+        if bolt.on_bad_record not in ("fail", "skip", "dead_letter"):
+            raise TopologyError(
+                f"bolt {name!r}: on_bad_record must be 'fail', 'skip' or 'dead_letter', not {bolt.on_bad_record!r}"
+            )
+        if bolt.on_bad_record == "dead_letter" and spout.dead_letters() is None:
+            raise TopologyError(
+                f"bolt {name!r} makes dead letters of the records that it refuses, and spout {topology.spout.id!r} names no "
+                "committer for them: give it dead_letters="
+            )
+    wanted = spout.has_dead_letters or any(bolt.on_bad_record == "dead_letter" for bolt in bolts.values())
+    if spout.dead_letters() is not None and not wanted:
+        raise TopologyError(
+            f"spout {topology.spout.id!r} has dead_letters=, and no record comes there: say on_bad_record='dead_letter' to it, "
+            "or to a bolt"
+        )
 
 
 def _check_states(topology: Topology) -> None:

@@ -159,6 +159,12 @@ class Spout(ABC):
         """
         return None
 
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether records that this spout cannot decode become dead letters. False where those of
+        ``dead_letters()`` are of bolts alone, which say so by their ``on_bad_record``."""
+        return self.dead_letters() is not None
+
     def release(self) -> None:
         """Called in the driver's process when a run has ended. Close what readers in this process
         have kept open."""
@@ -252,6 +258,9 @@ LEFT_OUT = "left_out"
 #: In an entry of a plan: offset, as text, -> reason, of those records of its own range whose values
 #: were refused. Not carried to the next plan.
 REFUSED = "refused"
+#: In an entry of a plan with ``REFUSED``: the ``on_bad_record`` of the bolt that refused them, if
+#: that is not "fail". Without it, that of the spout counts.
+ON_REFUSED = "on_refused"
 
 
 def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:

@@ -10,12 +10,14 @@ leader that dies in between costs a few attempts more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 from framework.errors import reason_of
 from framework.execution.failures import TaskFailure
-from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, PartitionPlanner, leaving_out_too
+from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, PartitionPlanner, leaving_out_too
 from framework.transactions.plans import Plan
 
 #: Plans list every record that was ever left out, for ``verify``, and must fit into a znode. Where
@@ -25,22 +27,26 @@ LEFT_OUT_MAX = 10_000
 
 class Narrowing:
     """Plans made of a plan, without I/O. ``on_refused`` is called with partition, offset and reason
-    of each record that is taken out."""
+    of each record that is taken out. ``policies``: component -> its ``on_bad_record``; a component
+    that is not in it, or says "fail", leaves that to the spout."""
 
     def __init__(
         self,
         planner: PartitionPlanner,
         spout_id: str,
         on_refused: Callable[[str, int, str], None] = lambda partition, offset, reason: None,
+        policies: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._planner = planner
         self._spout_id = spout_id
         self._on_refused = on_refused
+        self._policies = {each: policy for each, policy in policies.items() if policy != "fail"}
 
     def applies(self, plan: Plan, failure: TaskFailure) -> bool:
         """Whether a record of this plan may be taken out for a failure. What the spout itself
         refuses, it has decided about."""
-        return failure.component_id != self._spout_id and any(map(self._planner.ranges.takes_out, self._suspects(plan)))
+        takes_out = partial(self._takes_out, failure)
+        return failure.component_id != self._spout_id and any(map(takes_out, self._suspects(plan)))
 
     def narrowed(self, plan: Plan, failure: TaskFailure) -> tuple[Plan, bool] | TaskFailure:
         """The plan of the next attempt, and whether it is a half; else the failure that ends the
@@ -54,7 +60,7 @@ class Narrowing:
         ((partition, meta),) = suspects.items()
         offset = self._offsets(meta)[0]
         named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
-        if not self._planner.ranges.takes_out(partition):
+        if not self._takes_out(failure, partition):
             return named
         if sum(len(each.get(LEFT_OUT, ())) for each in plan.values()) >= LEFT_OUT_MAX:
             return replace(
@@ -64,7 +70,9 @@ class Narrowing:
             )
         reason = reason_of(f"{failure.component_id}: {failure.message}")
         self._on_refused(partition, offset, reason)
-        return {**plan, partition: _refusing(meta, offset, reason)}, False
+        entry = _refusing(meta, offset, reason)
+        policy = self._policies.get(failure.component_id)
+        return {**plan, partition: entry if policy is None else {**entry, ON_REFUSED: policy}}, False
 
     def rest(self, suspects: Plan, committed: Plan | None) -> Plan | None:
         """The next batch within ``suspects``, of which a part is committed: half of what is left.
@@ -79,6 +87,9 @@ class Narrowing:
         if not any(map(self._offsets, left.values())):
             return None
         return self._half(left) or left
+
+    def _takes_out(self, failure: TaskFailure, partition: str) -> bool:
+        return failure.component_id in self._policies or self._planner.ranges.takes_out(partition)
 
     def _half(self, plan: Plan) -> Plan | None:
         """The batch with the first half of the records; None for one record, or where the source

@@ -25,6 +25,8 @@ from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
+from framework.topology.bolts import Bolt
+from framework.topology.builder import Topology
 from framework.topology.fencing import Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit_pace import CommitPace
@@ -119,7 +121,7 @@ class Term:
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
             records_open=bool(topology.headerless()),
-            narrowing=Narrowing(planner, topology.spout.id, self._report.refused),
+            narrowing=Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology)),
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,
         )
@@ -421,6 +423,11 @@ class Term:
             pace=self._planning.pace.document(),
             planned_in_s=self._planning.planned_in_s,
         )
+
+
+def _policies(topology: Topology) -> dict[str, str]:
+    """What becomes of the records that each bolt refuses."""
+    return {each.id: each.instance.on_bad_record for each in topology.components if isinstance(each.instance, Bolt)}
 
 
 def _pace(context: DriverContext) -> CommitPace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +11,7 @@ from framework.errors import BadRecordError, TopologyError
 from framework.topology import (
     Input,
 )
+from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical import canonical_column
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
@@ -48,8 +48,9 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     ``columns``: the fields to write; by default all but ``tombstone`` and ``unavailable``. The key
     and the sequence are always written. ``on_new_column``: what to do about a field that the table
     lacks: "add" a nullable column, in the transaction that first writes it (and widen columns where
-    nothing is lost), "ignore" the field, or "fail" at the start. ``on_bad_record``: "fail" leaves a
-    record that the table refuses to the ``on_bad_record`` of the spout, which names it.
+    nothing is lost), "ignore" the field, or "fail" at the start. ``on_bad_record``: what becomes of
+    a record that the table refuses. "skip": it is left out and counted. "dead_letter": it goes to
+    the ``dead_letters`` of the spout. "fail": the ``on_bad_record`` of the spout decides.
 
     One key must have one writer: give the committer parallelism 1, or group its input by fields of
     the key.
@@ -65,22 +66,18 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         columns: Sequence[str] | None = None,
         ignore_nulls: bool = False,
         on_new_column: OnNewColumn = "fail",
-        on_bad_record: Literal["fail"] = "fail",
+        on_bad_record: OnBadRecord = "fail",
         keep_deletes: int = KEEP_DELETES,
     ) -> None:
         if isinstance(key, str) or not key:
             raise TopologyError(f"UpsertCommitter needs a list of key fields, as in key=['id'], not {key!r}")
         if on_new_column not in ("add", "ignore", "fail"):
             raise TopologyError(f"on_new_column must be 'add', 'ignore' or 'fail', not {on_new_column!r}")
-        if on_bad_record != "fail":
-            raise TopologyError(
-                f"on_bad_record={on_bad_record!r} is not known here: give it to the spout, which leaves out what a table refuses"
-            )
         if not isinstance(table, RowTable):
             raise TopologyError(
                 f"UpsertCommitter needs a table of a database, such as PostgresTable(...), not a {type(table).__name__}"
             )
-        super().__init__(table, columns)
+        super().__init__(table, columns, on_bad_record)
         self.key, self.sequence_by = tuple(key), sequence_by
         self._changes = Changes(tuple(key), sequence_by, ignore_nulls, on_new_column, keep_deletes)
         self._delete_when = Condition(delete_when) if delete_when is not None else None

@@ -68,11 +68,16 @@ class RecordDecoder:
                 codec.decode([None])
 
     def left_out(
-        self, chunk: C, reason: Callable[[Place], str], topic_ids: Mapping[str, str | None]
+        self,
+        chunk: C,
+        reason: Callable[[Place], str],
+        topic_ids: Mapping[str, str | None],
+        policy: OnBadRecord | None = None,
     ) -> Iterator[Decoded[C]]:
-        """These records, for a reason each, as dead letters where those are wanted."""
+        """These records, for a reason each, as dead letters where those are wanted. ``policy``: of
+        the bolt that refused them, in place of that of their stream."""
         for its, of_stream in self._by_stream(chunk):
-            wanted = its.on_bad_record is OnBadRecord.DEAD_LETTER
+            wanted = (policy or its.on_bad_record) is OnBadRecord.DEAD_LETTER
             for part in of_stream.parts():
                 reasons = [reason(place) for place in places_of(part)] if wanted else []
                 letters = dead_letters("value", part, reasons, topic_ids) if wanted else None

@@ -7,8 +7,8 @@ of dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from framework.topology import (
     ReadCounts,
     TransactionAttempt,
 )
-from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, Rows
+from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
+from spouts.codecs.bad_records import OnBadRecord
 from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.range_consumer import Range
@@ -66,10 +67,10 @@ class KafkaReader(PartitionReader):
                 if chunk.sampled_ms is not None:
                     self._counts.sampled(*chunk.sampled_ms)
                 if left_out:
-                    chunk, *gone = _parts(chunk, left_out)
-                    for part in filter(len, gone):
-                        for each in self._decoder.left_out(part, lambda at: left_out[at] or LEFT_OUT_REASON, topic_ids):
-                            if part is gone[0]:
+                    chunk, gone = _parts(chunk, left_out)
+                    for (is_refused, policy), part in gone.items():
+                        for each in self._decoder.left_out(part, lambda at: left_out[at].reason, topic_ids, policy):
+                            if is_refused:  # somebody has decided about the others
                                 self._count(each)
                             if each.rows is not None:
                                 yield OnStream(DEAD_LETTER_STREAM, each.rows)
@@ -92,22 +93,39 @@ class KafkaReader(PartitionReader):
         self._decoder.warm_up()
 
 
-def _parts(chunk: C, left_out: Mapping[Place, str]) -> Sequence[C]:
-    """The records that are not left out; those whose values were refused; and the others, which do
-    not count as bad: somebody has decided about them."""
-    gone: tuple[list[int], list[int]] = [], []
+class _LeftOut(NamedTuple):
+    """Why a record is left out. ``is_refused``: because of its value. ``policy``: of the bolt that
+    refused it; None: that of its stream counts."""
+
+    reason: str
+    is_refused: bool
+    policy: OnBadRecord | None
+
+
+def _parts(chunk: C, left_out: Mapping[Place, _LeftOut]) -> tuple[C, Mapping[tuple[bool, OnBadRecord | None], C]]:
+    """The records that are not left out, and the others by whether they are refused, and the
+    policy."""
+    gone: dict[tuple[bool, OnBadRecord | None], list[int]] = {}
     for row, place in enumerate(places_of(chunk)):
         if place in left_out:
-            gone[not left_out[place]].append(row)
-    kept = chunk.take(np.delete(np.arange(len(chunk)), [*gone[0], *gone[1]]).tolist()) if any(gone) else chunk
-    return kept, chunk.take(gone[0]), chunk.take(gone[1])
+            gone.setdefault(left_out[place][1:], []).append(row)
+    if not gone:
+        return chunk, {}
+    kept = chunk.take(np.delete(np.arange(len(chunk)), [row for rows in gone.values() for row in rows]).tolist())
+    return kept, {each: chunk.take(rows) for each, rows in gone.items()}
 
 
-def _left_out(ranges: Mapping[str, Meta]) -> Mapping[Place, str]:
-    """The records of these ranges that are left out, each with the reason why its value was
-    refused; empty where it was not."""
+def _left_out(ranges: Mapping[str, Meta]) -> Mapping[Place, _LeftOut]:
+    """The records of these ranges that are left out."""
+
+    def of(meta: Meta, offset: int) -> _LeftOut:
+        reason, policy = meta.get(REFUSED, {}).get(str(offset)), meta.get(ON_REFUSED)
+        if reason is None:
+            return _LeftOut(LEFT_OUT_REASON, False, None)
+        return _LeftOut(str(reason), True, OnBadRecord(policy) if policy is not None else None)
+
     return {
-        (*topic_and_number(partition), offset): str(meta.get(REFUSED, {}).get(str(offset), ""))
+        (*topic_and_number(partition), offset): of(meta, offset)
         for partition, meta in ranges.items()
         for offset in meta.get(LEFT_OUT, ())
         if int(meta["first_offset"]) <= offset < int(meta["next_offset"])

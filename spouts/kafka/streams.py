@@ -57,16 +57,23 @@ class StreamFormat:
 @dataclass(frozen=True, slots=True)
 class Streams:
     """All streams of a spout. ``by_topic``: topic -> its stream. Without it, all topics are on
-    ``one``."""
+    ``one``. ``bolts_letters``: whether records that bolts refuse may become dead letters, whatever
+    their stream says."""
 
     one: StreamFormat | None
     by_topic: Mapping[str, StreamFormat]
+    bolts_letters: bool = False
 
     def __iter__(self) -> Iterator[StreamFormat]:
         return iter(self.by_topic.values() if self.one is None else (self.one,))
 
     @property
     def want_dead_letters(self) -> bool:
+        """Whether a bad record may become a row of the stream of dead letters."""
+        return self.bolts_letters or self.have_dead_letters
+
+    @property
+    def have_dead_letters(self) -> bool:
         """Whether records that cannot be decoded become rows, on one of the streams at least."""
         return any(each.on_bad_record is OnBadRecord.DEAD_LETTER for each in self)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from framework.clients.kafka import KafkaSettings
@@ -72,8 +73,9 @@ class _KafkaSpout:
     truncated log, a topic that was created again, another cluster) stop the topology ("fail"), or
     are skipped and counted ("skip"). ``on_bad_record``: a record that cannot be decoded stops the
     topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters`` under the same
-    txid ("dead_letter"). So does one whose value a bolt or a sink refuses by a ``BadRecordError``.
-    ``dead_letters``: a committer such as ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. A
+    txid ("dead_letter"). So does one whose value a bolt or a sink refuses by a ``BadRecordError``,
+    if that bolt has no ``on_bad_record`` of its own. ``dead_letters``: a committer such as
+    ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. A
     share of bad records above ``bad_record_share_max``, of each stream, stops the topology in any
     case (None: never). A value of more than ``record_bytes_max`` bytes is a bad record: compressed,
     it may have been a few bytes on the broker.
@@ -123,7 +125,7 @@ class _KafkaSpout:
             read_first=checked_read_first(read_first, names),
         )
         self._settings = KafkaSettings(bootstrap_servers, settings)
-        self._streams = checked_streams(
+        checked = checked_streams(
             streams,
             codec=codec,
             key_codec=key_codec,
@@ -132,6 +134,7 @@ class _KafkaSpout:
             on_bad_record=on_bad_record,
             record_bytes_max=record_bytes_max,
         )
+        self._streams = replace(checked, bolts_letters=dead_letters is not None)
         self._limits = KafkaLimits(
             at_least_1("batch_records_max", batch_records_max),
             at_least_1("partition_records_max", partition_records_max) if partition_records_max is not None else None,
@@ -139,10 +142,10 @@ class _KafkaSpout:
             above_0("batch_time_max_s", batch_time_max_s) if batch_time_max_s is not None else None,
         )
         self._dead_letters = dead_letters
-        if (dead_letters is not None) != self._streams.want_dead_letters:
+        if dead_letters is None and self._streams.have_dead_letters:
             raise ConfigError(
-                "on_bad_record='dead_letter' and dead_letters= belong together: name the committer that takes the records, "
-                "such as sinks.DeadLetterTable or sinks.DeadLetterTopic"
+                "on_bad_record='dead_letter' needs dead_letters=: name the committer that takes the records, such as "
+                "sinks.DeadLetterTable or sinks.DeadLetterTopic"
             )
         BadRecordShare(bad_record_share_max)  # checks the value; each leader creates its own
         self._bad_record_share_max = bad_record_share_max
@@ -161,6 +164,10 @@ class _KafkaSpout:
 
     def dead_letters(self) -> Bolt | None:
         return self._dead_letters
+
+    @property
+    def has_dead_letters(self) -> bool:
+        return self._streams.have_dead_letters
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         reader_of(self._settings.with_conf(conf))
