@@ -244,10 +244,7 @@ class _Catalog(Members):
 
     def _known(self, connection: Any, parts: Sequence[_Part]) -> dict[str, _Entry]:
         """What the catalog has, or will have, of the tables that change."""
-        names = list(dict.fromkeys(each.name for each in parts))
-        marks = ", ".join("?" * len(names))
-        rows = self._own.rows_where(connection, [_NAME, _SOURCE, _KEY, _COLUMNS], f"{_NAME} IN ({marks})", *names)
-        known = {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
+        known = self._entries(connection, parts)
         for each in parts:
             if (held := known.get(each.name)) is not None and held.source != each.source:
                 raise ConfigError(
@@ -258,30 +255,39 @@ class _Catalog(Members):
                 known[each.name] = _Entry(each.source, each.key, _shown(each.columns))
         return known
 
+    def _entries(self, connection: Any, parts: Sequence[_Part]) -> dict[str, _Entry]:
+        names = list(dict.fromkeys(each.name for each in parts))
+        marks = ", ".join("?" * len(names))
+        rows = self._own.rows_where(connection, [_NAME, _SOURCE, _KEY, _COLUMNS], f"{_NAME} IN ({marks})", *names)
+        return {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
+
     def _make(self, connection: Any, parts: Sequence[_Part]) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
-        found = self._own.rows_where(connection, [_NAME, _KEY, _COLUMNS], f"{_NAME} IS NOT NULL")
-        held = {name: (key, columns) for name, key, columns in found}
-        known = self._known(connection, parts)
+        held, known = self._entries(connection, parts), self._known(connection, parts)
         for each in parts:
             if each.columns is None:
                 continue
-            wanted = json.dumps(each.key), _shown(each.columns)
-            if held.get(each.name) == wanted:
+            wanted, before = _Entry(each.source, each.key, _shown(each.columns)), held.get(each.name)
+            if before == wanted:
                 continue
-            if each.name not in held:
-                self._check_name(each, held)
-            self._table(each.name, each.key, each.columns).make(connection)
+            if before is None:
+                names = self._own.rows_where(connection, [_NAME], f"{_NAME} IS NOT NULL")
+                self._check_name(each, {*held, *(name for (name,) in names)})
+            types = dict(json.loads(before.columns)) if before is not None else {}
+            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name, kind) != kind]
+            self._table(each.name, each.key, each.columns).make(connection, changed)
             held[each.name] = wanted
         return known
 
     def _check_name(self, part: _Part, held: Collection[str]) -> None:
-        beside = {f"{name}{end}" for name in (*held, part.name) for end in _BESIDE}
-        taken = part.name in beside or any(f"{part.name}{end}" in held for end in _BESIDE)
-        if taken or part.name == CATALOG or part.name.startswith("_ratchet_"):
+        name = part.name.casefold()  # some databases tell names apart by it, some do not
+        others = {each.casefold() for each in held}
+        beside = {f"{each}{end}" for each in (*others, name) for end in _BESIDE}
+        taken = name in others or name in beside or any(f"{name}{end}" in others for end in _BESIDE)
+        if taken or name == self._own.name.casefold() or name.startswith("_ratchet_"):
             raise ConfigError(
-                f"{self._own.location}: table {part.source} cannot be called {part.name!r}, as a table beside another one is: "
-                "give it another name, with Mirror(name=...)"
+                f"{self._own.location}: table {part.source} cannot be called {part.name!r}, which is the name of another table, "
+                "or of one beside it: give it another name, with Mirror(name=...)"
             )
 
 

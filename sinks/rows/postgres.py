@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+_NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
 _WIDENINGS = (
     (pa.types.is_integer, ("smallint", "integer"), "bigint"),
@@ -101,6 +103,12 @@ class PostgresTable(PostgresStore, RowTable):
 
     def _widened(self, held: str, declared: pa.DataType) -> str | None:
         bare = held.partition("(")[0]
+        if (known := _NUMERIC.fullmatch(held)) is not None and pa.types.is_decimal(declared):
+            digits, scale = map(int, known.groups())
+            wide_scale = max(scale, declared.scale)
+            whole = max(digits - scale, declared.precision - declared.scale)
+            widened = f"numeric({whole + wide_scale},{wide_scale})"
+            return widened if widened != held else None
         found = (wide for fits, kinds, wide in _WIDENINGS if bare in kinds and fits(declared))
         wide = next(found, None)
         return None if wide == "bigint" and declared.bit_width < 32 else wide

@@ -19,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
 from sinks.sql.store import SqlStore
 from sinks.table import Table
 
+_DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),(\d+)\)")
 OnNewColumn = Literal["add", "ignore", "fail"]
 #: A value that is written in the same way in every SQL; no text with a backslash or a %.
 Default = bool | int | float | str
@@ -467,6 +469,10 @@ class RowTable(SqlStore, Table):
 
     # --- under the header of another table --------------------------------------------------------
 
+    @property
+    def name(self) -> str:
+        return self._table
+
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """A connection that is in no sql_txn."""
@@ -501,15 +507,24 @@ class RowTable(SqlStore, Table):
         before = self._held_columns(connection, f"{self._table}_before")
         return [each.name for each in before if each.name not in (TXID, EXISTED)]
 
-    def make(self, connection: Any) -> None:
+    def make(self, connection: Any, changed: Iterable[str] = ()) -> None:
         """Create the table if there is none; else check it, and change it as ``on_new_column``
-        allows."""
+        allows. ``changed``: the columns whose declared type is another one than before. Raises
+        ``ConfigError`` for one that the table does not hold."""
         columns = self._held_columns(connection, self._table)
         if columns:
             self._check_columns(connection, columns)
         self._create_or_stamp(connection, columns)
         self._create_side_tables(connection)
         self._fit(connection)
+        kinds = {each.name: each.kind for each in self._held_columns(connection, self._table)}
+        for name in changed:
+            declared = self._declared()[name]
+            if not _holds(kinds[name].casefold(), declared.casefold()):
+                raise ConfigError(
+                    f"{self.location}: column {name!r} of the source is {declared} now, and that of the table is "
+                    f"{kinds[name]}: change it there, too"
+                )
 
     def empty(self, connection: Any, txid: int) -> None:
         """Delete all rows, and keep them as they were before the transaction."""
@@ -740,6 +755,16 @@ class RowTable(SqlStore, Table):
         if self._changes is None:
             raise TopologyError(f"{self.location} has no key: use an UpsertCommitter")
         return self._changes
+
+
+def _holds(held: str, declared: str) -> bool:
+    """Whether a column of one type holds all values of another one."""
+    one, other = _DECIMAL.fullmatch(held), _DECIMAL.fullmatch(declared)
+    if one is not None and other is not None:
+        digits, scale = map(int, one.groups())
+        wanted, wanted_scale = map(int, other.groups())
+        return scale >= wanted_scale and digits - scale >= wanted - wanted_scale
+    return held.startswith(declared)  # what follows is a collation
 
 
 def _literal(value: Default) -> str:

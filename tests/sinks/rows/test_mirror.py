@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from sinks import Mirror, SqliteTable
 from spouts import DebeziumChanges
 from tests.kit.change_records import INT, TEXT, UNAVAILABLE, Record, change_record
 from tests.kit.file_tables import granted, opened
-from tests.kit.row_tables import Database, SqliteDatabase
+from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.sinks.rows.test_kills import Killed, kill_at
 
 pytestmark = pytest.mark.rule("C41")
@@ -120,6 +121,22 @@ def test_rows_from_before_hold_the_default_of_an_added_column(database: Database
     row = {"id": 2, "name": "bo", "n": None, "word": None, "truth": None}
     writer.commit(2, [change_record("people", {**COLUMNS, **added}, "c", row)])
     assert rows(database, columns="id, n, word, truth") == [(1, -5, "it's", True), (2, None, None, None)]
+
+
+def test_decimals_become_longer_as_in_the_source(database: Database) -> None:
+    def price(digits: int, value: str) -> Record:
+        kind = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+        kind = {**kind, "parameters": {"scale": "2", "connect.decimal.precision": str(digits)}}
+        return change_record("prices", {"id": INT, "price": kind}, "c", {"id": digits, "price": value})
+
+    writer = Writer(database)
+    writer.commit(1, [price(4, "BNI=")])
+    if isinstance(database, PostgresDatabase):
+        writer.commit(2, [price(12, "SZYC0g=="), price(4, "BNI=")])
+        assert database.rows("prices", "id, price") == [(12, Decimal("12345678.90")), (4, Decimal("12.34"))]
+    elif isinstance(database, MySqlDatabase):
+        with pytest.raises(ConfigError, match=r"is decimal\(12,2\) now, and that of the table is decimal\(4,2\)"):
+            writer.commit(2, [price(12, "SZYC0g==")])
 
 
 def test_values_that_did_not_change_are_kept(database: Database) -> None:
@@ -241,6 +258,11 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
     for record, message in (
         (change_record("people", COLUMNS, "c", {"id": 1}, schema="other"), "would both be table 'people'"),
         (put("people_before", 1), "cannot be called 'people_before'"),
+        (put("People", 1), "cannot be called 'People', which is the name of another table"),
+        (
+            change_record("people", {"id": INT, "name": INT}, "c", {"id": 1, "name": 1}),
+            "column 'name' of the source is",
+        ),
         (put("ratchet_mirror", 1), "cannot be called 'ratchet_mirror'"),
         (change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, key=["id", "name"]), "ADD PRIMARY KEY"),
     ):
