@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Fields, Input, TransactionAttempt
+from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical import canonical_column
 from framework.topology.changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
@@ -49,7 +50,8 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
     statement that would help.
 
     The table ``catalog`` has a row for each table: its source, key and columns, and the txid that
-    changed it last.
+    changed it last. ``on_bad_record``: as of an ``UpsertCommitter``. A change that is left out is
+    missing in the copy.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
         *,
         name: Callable[[Sequence[str]], str] | None = None,
         catalog: str = CATALOG,
+        on_bad_record: OnBadRecord = "fail",
     ) -> None:
         made = into(catalog)
         if not isinstance(made, RowTable):
@@ -66,7 +69,7 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
                 f"Mirror: into gives a {type(made).__name__}: give a function from a name to a table of a database, such as "
                 "lambda name: PostgresTable(dsn, name)"
             )
-        super().__init__(made, None)
+        super().__init__(made, None, on_bad_record)
         self._into, self._reader, self._named = into, changes, name or _last
         self._component_id = ""
         made.bind_changes(_CATALOG, Changes((_NAME,)))
