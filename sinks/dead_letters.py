@@ -2,13 +2,12 @@
 
 Both take the hidden stream of a spout with ``on_bad_record="dead_letter"``. The builder adds them
 to the topology. A dead letter is identified by (topic id, partition, offset), and written exactly
-once, under the txid of its batch (C20).
+once, under the txid of its batch (C20). One that is replayed or dropped ends under the txid that
+does so, and one that comes back keeps its coordinates (C48).
 """
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from framework.topology import (
     DEAD_LETTER_FIELDS,
     ArrowBolt,
     Committer,
-    Fields,
     Input,
     OutputCollector,
     Standing,
@@ -28,23 +26,14 @@ from framework.topology import (
     TransactionAttempt,
     WrittenTopic,
 )
+from framework.topology.letters import LetterReader
 from sinks.kafka.delivery import KafkaRecord
+from sinks.kafka.letters import HEADER, TopicLetters
 from sinks.kafka.markers import Marker, marker_of, markers_topic
 from sinks.kafka.record_size import fitted
 from sinks.kafka.writer import check_markers, renew_markers, writers
+from sinks.letter_table import LETTER_KEY, LETTER_VALUE, TableLetters, row_of
 from sinks.states import MapState, checked_state
-
-_KEY = ("topic_id", "partition", "offset")
-_VALUE = Fields.of(
-    {
-        "topic": pa.string(),
-        "timestamp_ms": pa.int64(),
-        "error": pa.string(),
-        "record_key": pa.binary(),
-        "record_value": pa.binary(),
-        "headers": pa.string(),
-    }
-)
 
 
 class _DeadLetters(ArrowBolt, Committer):
@@ -88,8 +77,9 @@ class DeadLetterTable(_DeadLetters):
     """Dead letters as rows of a state.
 
     Key: ``topic_id``, ``partition``, ``offset``. Columns: ``topic``, ``timestamp_ms``, ``error``,
-    ``record_key`` and ``record_value`` (the raw bytes), and ``headers`` (JSON: a list of [name,
-    value in base64 or null]).
+    ``record_key`` and ``record_value`` (the raw bytes), ``headers`` (JSON: a list of [name, value
+    in base64 or null]), and ``attempts``: how often the letter was replayed and came back. A letter
+    that is replayed or dropped is deleted.
 
     ::
 
@@ -104,32 +94,31 @@ class DeadLetterTable(_DeadLetters):
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         super().bind(component_id, inputs, parallelism)
-        self.state.bind(DEAD_LETTER_FIELDS.select(_KEY), _VALUE)
+        self.state.bind(DEAD_LETTER_FIELDS.select(LETTER_KEY), LETTER_VALUE)
 
     def finish_batch(self) -> None:
         attempt, _, letters = self._taken()
         if not letters:
             return
+        kept = [row_of(letter) for letter in letters if letter["settled"] is None]
+        ended = [tuple(letter[name] for name in LETTER_KEY) for letter in letters if letter["settled"] is not None]
         self.state.begin_commit(attempt)
-        self.state.multi_put(
-            [tuple(letter[name] for name in _KEY) for letter in letters],
-            [
-                (
-                    *(letter[name] for name in ("topic", "timestamp_ms", "error", "key", "value")),
-                    json.dumps([[each["key"], _text(each["value"])] for each in letter["headers"]]),
-                )
-                for letter in letters
-            ],
-        )
+        self.state.delete(ended)
+        self.state.multi_put([key for key, _ in kept], [value for _, value in kept])
         self.state.commit(attempt)
+
+    def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
+        return TableLetters(self.state, topology_id)
 
 
 class DeadLetterTopic(_DeadLetters):
     """Dead letters as records of a Kafka topic.
 
     Key, value and headers are those of the original record. These headers are added:
-    ``ratchet.topology``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``, ``.offset``,
-    ``.timestamp_ms``, ``.error``.
+    ``ratchet.topology``, ``.incarnation``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``,
+    ``.offset``, ``.timestamp_ms``, ``.error``, and ``.attempts``: how often the letter was replayed
+    and came back. When a letter is replayed or dropped, another record says so, by
+    ``ratchet.settled``: it has the coordinates, and no value.
 
     If they do not fit into ``message.max.bytes`` of the client and ``max.message.bytes`` of the
     topic, the largest of value, key and headers are cut. The header ``ratchet.cut`` names them and
@@ -187,17 +176,20 @@ class DeadLetterTopic(_DeadLetters):
         marked = writers.marked(self._merged, context, self._marker_topic)
         marked.write(self._topic, [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
 
+    def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
+        return TopicLetters(self._settings.with_conf(conf), self._topic, topology_id, incarnation)
+
+
+_ADDED = ("topic", "topic_id", "partition", "offset", "timestamp_ms", "error", "attempts", "settled")
+
 
 def _record(letter: Mapping[str, Any], marker: Marker) -> KafkaRecord:
     added = {
         "topology": marker.topology_id,
+        "incarnation": marker.incarnation,
         "txid": marker.txid,
-        **{name: letter[name] for name in ("topic", "topic_id", "partition", "offset", "timestamp_ms", "error")},
+        **{name: letter[name] for name in _ADDED},
     }
-    headers = [(each["key"], each["value"]) for each in letter["headers"]]
-    headers += [(f"ratchet.{name}", str(value).encode()) for name, value in added.items() if value is not None]
+    headers = [(each["key"], each["value"]) for each in letter["headers"] or ()]
+    headers += [(f"{HEADER}{name}", str(value).encode()) for name, value in added.items() if value is not None]
     return KafkaRecord(letter["key"], letter["value"], headers)
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode()

@@ -39,7 +39,8 @@ DEAD_LETTER_STREAM = "dead_letters"
 
 #: A dead letter: the record's coordinates, the error, and its raw bytes. ``topic_id`` tells a topic
 #: from an earlier one of the same name. ``key``, ``value`` and the values of ``headers`` are as the
-#: source holds them.
+#: source holds them. ``attempts``: how often it was replayed and came back. ``settled``: null for a
+#: letter; else the row ends the letter of these coordinates, and says how.
 DEAD_LETTER_FIELDS = Fields.of(
     {
         "topic_id": pa.string(),
@@ -51,8 +52,12 @@ DEAD_LETTER_FIELDS = Fields.of(
         "key": pa.binary(),
         "value": pa.binary(),
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        "attempts": pa.int32(),
+        "settled": pa.string(),
     }
 )
+#: How a letter ends.
+REPLAYED, DROPPED = "replayed", "dropped"
 
 
 @dataclass(slots=True)

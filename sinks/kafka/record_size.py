@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from framework.topology.letters import CUT_HEADER
 from sinks.kafka.delivery import KafkaRecord
 
-#: The header that names the parts of a record that were cut, with their sizes before.
-CUT_HEADER = "ratchet.cut"
 #: What the protocol adds to a record and its batch, at most, and to each header.
 _OVERHEAD_BYTES, _HEADER_BYTES = 256, 10
 #: Smaller parts are not cut. So much of a header's name is shown, and so many headers are cut.

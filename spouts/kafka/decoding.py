@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
+from framework.topology.letters import CUT_HEADER
 from spouts.codecs.absent_fields import absent_fields
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
@@ -205,11 +206,25 @@ def dead_letters(
     }
     columns["topic_id"] = [topic_ids.get(topic) or "" for topic in columns["topic"].to_pylist()]
     columns["value"] = _beginnings(rejected.raw("value"), value_bytes_max)
+    if value_bytes_max is not None:
+        values = _listed(rejected.raw("value"))
+        columns["headers"] = [
+            [*headers, *_cut(value, value_bytes_max)]
+            for headers, value in zip(columns["headers"].to_pylist(), values, strict=True)
+        ]
     columns["error"] = [_reason(what, each) for each in reasons]
+    columns["attempts"], columns["settled"] = [0] * len(rejected), [None] * len(rejected)
     return pa.RecordBatch.from_arrays(
         [_typed(columns[name], DEAD_LETTER_FIELDS.type_of(name)) for name in DEAD_LETTER_FIELDS],
         names=list(DEAD_LETTER_FIELDS),
     )
+
+
+def _cut(value: bytes | None, size: int) -> list[dict[str, Any]]:
+    """The header of a value that is cut to so many bytes."""
+    if value is None or len(value) <= size:
+        return []
+    return [{"key": CUT_HEADER, "value": f"value of {len(value)} bytes".encode()}]
 
 
 def _beginnings(values: Values | pa.BinaryArray, size: int | None) -> Values | pa.BinaryArray:

@@ -1,0 +1,35 @@
+"""Where the dead letters of a topology's spout are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from framework.topology.builder import Topology
+from framework.topology.graph import Component
+from framework.topology.letters import LetterKeeper, LetterReader
+from framework.topology.spouts import DEAD_LETTER_STREAM
+
+
+def letter_component(topology: Topology) -> Component | None:
+    """The component that keeps the dead letters of a topology's spout; None: none does so that they
+    can be read."""
+    for each in topology.components:
+        takes = any(
+            (sub.component_id, sub.stream) == (topology.spout.id, DEAD_LETTER_STREAM) for sub in each.subscriptions
+        )
+        keeper: object = each.instance
+        if takes and isinstance(keeper, LetterKeeper):
+            return each
+    return None
+
+
+def letter_reader_of(topology: Topology, conf: Mapping[str, Any], incarnation: str) -> LetterReader | None:
+    """A reader with connections of its own; None where no letters are kept."""
+    component = letter_component(topology)
+    if component is None:
+        return None
+    keeper: LetterKeeper = cloudpickle.loads(cloudpickle.dumps(component.instance))
+    return keeper.letter_reader(conf, topology.id, incarnation)

@@ -1,0 +1,170 @@
+"""Dead letters as records of a Kafka topic, and how they are read.
+
+The topic is a log: a letter is written, and another record of the same coordinates says later that
+it has ended, or that it came back. The record of the highest txid counts. Records of another
+topology, and of an incarnation before a ``reset --everything``, are passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_consumer import Consumer
+from framework.errors import ConfigError, RetryableError
+from framework.topology.letters import Letter, LetterReader
+
+#: What the names of the added headers begin with.
+HEADER = "ratchet."
+_ANSWER_S = 15.0
+_POLL_S = 0.5
+#: A topic that gives nothing for so long does not answer.
+_SILENCE_S = 30.0
+
+
+class TopicLetters(LetterReader):
+    """The letters of one incarnation of a topology."""
+
+    def __init__(self, settings: KafkaSettings, topic: str, topology_id: str, incarnation: str) -> None:
+        self._settings, self._topic = settings, topic
+        self._owner = (topology_id, incarnation)
+        self._errors = ConnectionErrors(settings.bootstrap_servers)
+        self._client: Consumer | None = None
+
+    def letters(self) -> Iterator[Letter]:
+        newest: dict[tuple[str, str, str], tuple[int, Letter | None]] = {}
+        for message in self._messages():
+            added = _added(message)
+            if (added.get("topology"), added.get("incarnation")) != self._owner or "offset" not in added:
+                continue
+            place = added.get("topic_id", ""), added["partition"], added["offset"]
+            txid = int(added["txid"])
+            if place not in newest or newest[place][0] < txid:
+                newest[place] = txid, None if "settled" in added else _letter(message, added)
+        for _, letter in newest.values():
+            if letter is not None:
+                yield letter
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _messages(self) -> Iterator[Any]:
+        """Every committed record up to where the topic ends now."""
+        try:
+            consumer = self._consumer()
+            left = self._bounds()
+            consumer.assign([TopicPartition(self._topic, number, first) for number, (first, _) in left.items()])
+            heard_s = time.monotonic()
+            while any(first < end for first, end in left.values()):
+                for message in consumer.consume(1_000, _POLL_S):
+                    heard_s = time.monotonic()
+                    number, error = message.partition(), message.error()
+                    if error is None:
+                        if message.offset() < left[number][1]:
+                            yield message
+                        left[number] = message.offset() + 1, left[number][1]
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        left[number] = left[number][1], left[number][1]
+                    else:
+                        raise KafkaException(error)
+                if time.monotonic() - heard_s > _SILENCE_S:
+                    raise RetryableError(
+                        f"topic {self._topic!r} gave nothing for {_SILENCE_S:g} s{self._errors.reason()}"
+                    )
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+
+    def _consumer(self) -> Consumer:
+        if self._client is None:
+            settings = {
+                **self._settings.consumer(f"ratchet-letters-{self._owner[0]}"),
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "error_cb": self._errors.on_error,
+            }
+            self._client = self._errors.made(lambda: Consumer(settings))
+        return self._client
+
+    def _bounds(self) -> dict[int, tuple[int, int]]:
+        """Of each partition, its beginning and its last stable offset."""
+        admin = self._errors.made(lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.on_error}))
+        known = admin.list_topics(timeout=_ANSWER_S).topics.get(self._topic)
+        if known is None:
+            raise ConfigError(f"topic {self._topic!r} does not exist at {self._settings.bootstrap_servers}: create it")
+        where = [TopicPartition(self._topic, number) for number in known.partitions]
+
+        def asked(spec: OffsetSpec) -> dict[int, int]:
+            answers = admin.list_offsets(
+                dict.fromkeys(where, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_ANSWER_S
+            )
+            return {each.partition: int(answer.result().offset) for each, answer in answers.items()}
+
+        firsts, ends = asked(OffsetSpec.earliest()), asked(OffsetSpec.latest())
+        return {number: (firsts[number], ends[number]) for number in ends}
+
+
+def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
+    return message.headers() or ()
+
+
+def _added(message: Any) -> dict[str, str]:
+    """The headers that Ratchet has added. A record may have some of the same names: the last
+    counts."""
+    return {
+        name.removeprefix(HEADER): (value or b"").decode(errors="replace")
+        for name, value in _headers(message)
+        if name.startswith(HEADER)
+    }
+
+
+#: The headers that are taken off again.
+_OURS = {
+    f"{HEADER}{name}"
+    for name in (
+        *("topology", "incarnation", "txid", "topic", "topic_id", "partition", "offset", "timestamp_ms", "error"),
+        *("attempts", "settled"),
+    )
+}
+
+
+def _own(headers: Sequence[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+    """The headers of the record. Those that were added are the last of their names."""
+    kept, added = [], set(_OURS)
+    for name, value in reversed(headers):
+        if name in added:
+            added.remove(name)
+        else:
+            kept.append((name, value))
+    return kept[::-1]
+
+
+def _letter(message: Any, added: dict[str, str]) -> Letter:
+    stamp = added.get("timestamp_ms")
+    return Letter(
+        added.get("topic_id", ""),
+        int(added["partition"]),
+        int(added["offset"]),
+        added.get("topic", ""),
+        int(stamp) if stamp is not None else None,
+        added.get("error", ""),
+        message.key(),
+        message.value(),
+        _own(_headers(message)),
+        int(added.get("attempts", "0")),
+        ref=[
+            added.get("topic_id", ""),
+            int(added["partition"]),
+            int(added["offset"]),
+            message.partition(),
+            message.offset(),
+        ],
+    )

@@ -1,0 +1,88 @@
+"""Dead letters as rows of a state: their columns, and how they are read."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from framework.errors import MovedOnError
+from framework.topology import Fields
+from framework.topology.letters import Letter, LetterReader
+from sinks.backend import Key, Value
+from sinks.states import MapState
+
+LETTER_KEY = ("topic_id", "partition", "offset")
+LETTER_VALUE = Fields.of(
+    {
+        "topic": pa.string(),
+        "timestamp_ms": pa.int64(),
+        "error": pa.string(),
+        "record_key": pa.binary(),
+        "record_value": pa.binary(),
+        "headers": pa.string(),
+        "attempts": pa.int32(),
+    }
+)
+#: How often the letters are read again because a driver was faster.
+_TRIES = 20
+
+
+def row_of(letter: Mapping[str, Any]) -> tuple[Key, Value]:
+    """Key and value of a row of ``DEAD_LETTER_FIELDS``."""
+    value = (
+        *(letter[name] for name in ("topic", "timestamp_ms", "error", "key", "value")),
+        json.dumps([[each["key"], _text(each["value"])] for each in letter["headers"] or ()]),
+        letter["attempts"] or 0,
+    )
+    return tuple(letter[name] for name in LETTER_KEY), value
+
+
+def letter_of(key: Key, value: Value) -> Letter:
+    """The reverse of ``row_of``."""
+    topic, timestamp_ms, error, record_key, record_value, headers, attempts = value
+    topic_id, partition, offset = key
+    return Letter(
+        topic_id,
+        partition,
+        offset,
+        topic,
+        timestamp_ms,
+        error,
+        record_key,
+        record_value,
+        [(name, None if held is None else base64.b64decode(held)) for name, held in json.loads(headers)],
+        attempts or 0,
+        ref=list(key),
+    )
+
+
+class TableLetters(LetterReader):
+    """``state``: a copy with connections of its own."""
+
+    def __init__(self, state: MapState, topology_id: str) -> None:
+        self._state, self._topology_id = state, topology_id
+
+    def letters(self) -> Iterator[Letter]:
+        for _ in range(_TRIES):
+            try:
+                with self._state.reading(self._topology_id) as reading:
+                    pages = list(reading.rows(reading.header().done))
+                break
+            except MovedOnError as error:
+                moved = error
+        else:
+            raise moved
+        for page in pages:
+            for row in zip(*(page.column(name).to_pylist() for name in page.schema.names), strict=True):
+                yield letter_of(row[: len(LETTER_KEY)], row[len(LETTER_KEY) :])
+
+    def close(self) -> None:
+        self._state.close()
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()

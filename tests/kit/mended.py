@@ -1,0 +1,122 @@
+"""A topology over Kafka that is mended after it has made dead letters, and the commands about
+them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder
+from framework.errors import BadRecordError
+from sinks import (
+    Count,
+    DeadLetterTable,
+    DeadLetterTopic,
+    OpaqueMapState,
+    SqliteBackend,
+    StateCommitter,
+    TransactionalMapState,
+)
+from spouts import Codec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+from tests.kit.command import Answer, call
+
+
+class Latin(Codec):
+    """Any bytes are text."""
+
+    def __init__(self) -> None:
+        self.fields = Fields.of({"value": pa.string()})
+
+    def decode(self, values: Any) -> pa.RecordBatch:
+        return pa.record_batch(
+            [pa.array([None if each is None else each.decode("latin-1") for each in values], pa.string())],
+            names=["value"],
+        )
+
+
+class Picky(BaseBasicBolt):
+    """Refuses what begins with a prefix."""
+
+    deterministic = True
+
+    def __init__(self, prefixes: tuple[str, ...]) -> None:
+        self._prefixes = prefixes
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        if tup["value"].startswith(self._prefixes):
+            raise BadRecordError(f"{tup['value']!r} is refused")
+        collector.emit([tup["value"]])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(value=str))
+
+
+def topology(app: Mapping[str, Any]) -> Topology:
+    """``app.topic``, ``app.file``, ``app.kind``, and ``app.letters``: "table", or a topic. With
+    ``app.mended``, what is not UTF-8 is decoded, and what begins with "bad" is taken. What begins
+    with "never" never is."""
+    opaque, mended = app["app.kind"] == "opaque", app.get("app.mended", False)
+    state = OpaqueMapState if opaque else TransactionalMapState
+    keeper: Any
+    if app["app.letters"] == "table":
+        keeper = DeadLetterTable(state(SqliteBackend(app["app.file"], "letters")))
+    else:
+        keeper = DeadLetterTopic(app["app.letters"])
+    spout = (OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout)(
+        [app["app.topic"]],
+        codec=Latin() if mended else TextCodec(),
+        metadata=["topic", "partition", "offset", "timestamp_ms"],
+        on_bad_record="dead_letter",
+        dead_letters=keeper,
+        bad_record_share_max=None,
+    )
+    builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout)
+    builder.set_bolt("picky", Picky(("never",) if mended else ("bad", "never")), 2).shuffle_grouping("spout")
+    counts = StateCommitter(state(SqliteBackend(app["app.file"], "counts")), ["value"], {"n": Count()})
+    builder.set_bolt("counts", counts).global_grouping("picky")
+    return builder.build()
+
+
+class Commands:
+    """``ratchet`` about the topology, before and after it is mended."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = dict(settings)
+
+    def mend(self) -> None:
+        self.settings["app.mended"] = True
+
+    def ask(self, *words: str, what: str = "dead-letters") -> Answer:
+        options = [part for key, value in self.settings.items() for part in ("--set", f"{key}={_text(value)}")]
+        name = "tests.kit.mended:topology"
+        command = [what, words[0], name, *words[1:]] if what == "dead-letters" else [what, name, *words]
+        return call("ratchet", *command, *options)
+
+    def documents(self, *words: str) -> list[dict[str, Any]]:
+        answer = self.ask(*words, "--json")
+        assert answer.returncode == 0, answer.stderr
+        return [json.loads(line) for line in answer.stdout.splitlines()]
+
+    def run(self) -> None:
+        """Run until caught up."""
+        answer = self.ask("--until-caught-up", "--executor", "local", what="run")
+        assert answer.returncode == 0, answer.stderr
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings_of(servers: Any, name: str, folder: Path, kind: str, letters: str) -> dict[str, Any]:
+    return {
+        "app.topic": name,
+        "app.file": folder / "x.db",
+        "app.kind": kind,
+        "app.letters": letters,
+        "kafka.bootstrap.servers": servers.bootstrap_servers,
+        "transactional.zookeeper.servers": servers.zookeeper,
+    }
