@@ -1,0 +1,179 @@
+"""Tables of rows with a pooler, a failover, locks and other writers of the same rows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+
+from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework.transactions import MemoryStore
+from integration import MariaDbServer, PgBouncerServer, PostgresServer
+from integration.folders import open_folder
+from ratchet import Pipeline
+from sinks import AppendCommitter, Mirror, MySqlTable, PostgresTable, UpsertCommitter
+from sinks.rows.table import RowTable
+from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
+from tests.faults.test_failovers import settle
+from tests.kit.mysql import client
+from tests.kit.waiting import wait_for
+from tests.sinks.rows.test_mirror import put
+
+pytestmark = [pytest.mark.integration, pytest.mark.rule("C41")]
+
+KEYS, TIMES = 10, 40
+#: Each transaction changes every key, and the sum says how often.
+CHANGES = [[key, number] for number in range(1, TIMES + 1) for key in range(KEYS)]
+
+
+def topology(name: str, table: Callable[[str], RowTable], take: int = KEYS) -> Topology:
+    spout = OpaqueMemoryTransactionalSpout({0: [list(row) for row in CHANGES]}, Fields(id=int, n=int), take)
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("newest", UpsertCommitter(table("newest"), ["id"])).global_grouping("spout")
+    builder.set_bolt("every", AppendCommitter(table("every"))).global_grouping("spout")
+    return builder.build()
+
+
+def check(rows: Callable[[str], list[tuple[Any, ...]]]) -> None:
+    assert sorted(rows("SELECT id, n FROM newest")) == [(key, TIMES) for key in range(KEYS)]
+    assert rows("SELECT count(*), sum(n) FROM every") == [(len(CHANGES), sum(n for _, n in CHANGES))]
+
+
+@pytest.fixture
+def schema(postgres: PostgresServer, name: str) -> Iterator[str]:
+    made = name.replace("-", "_")
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA {made}".encode())
+        yield made
+        admin.execute(f"DROP SCHEMA {made} CASCADE".encode())
+
+
+def asked(dsn: str, schema: str) -> Callable[[str], list[tuple[Any, ...]]]:
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(dsn, options=f"-c search_path={schema}") as connection:
+            return connection.execute(query.encode()).fetchall()
+
+    return rows
+
+
+def test_rows_through_a_pooler_with_one_session(postgres: PostgresServer, schema: str, name: str) -> None:
+    address = psycopg.conninfo.conninfo_to_dict(postgres.dsn)
+    target, settings = f"{address['host']}:{address['port']}", {"default_pool_size": "1"}
+    with open_folder() as folder, PgBouncerServer(folder, target, settings=settings) as pooler:
+        dsn = pooler.dsn
+
+        def table(of: str) -> PostgresTable:
+            return PostgresTable(dsn, of, schema=schema)
+
+        with submit(topology(name, table), {}, MemoryStore(), "local") as run:
+            run.wait_until_caught_up(240)
+        copy = Pipeline(f"{name}-copy")
+        records = [dict(zip(("key", "value"), put("people", each, f"p{each}"), strict=True)) for each in range(20)]
+        copy.read(records).into(Mirror(table, DebeziumChanges()), name="mirror")
+        copy.run(store=MemoryStore(), executor="local", timeout_s=240)
+    rows = asked(postgres.dsn, schema)
+    check(rows)
+    assert len(rows("SELECT * FROM people")) == 20
+
+
+def test_a_database_that_is_read_only_for_seconds_is_waited_for(own_postgres: PostgresServer, name: str) -> None:
+    with submit(
+        topology(name, lambda of: PostgresTable(own_postgres.dsn, of), take=1), {}, MemoryStore(), "local"
+    ) as run:
+        run.wait_for_commit(20, 60)
+        settle(own_postgres, "SET default_transaction_read_only = on")
+        try:
+            wait_for(lambda: run.status().attempts_failed >= 3)
+        finally:
+            settle(own_postgres, "RESET default_transaction_read_only")
+        run.wait_until_caught_up(240)
+    check(asked(own_postgres.dsn, "public"))
+
+
+class Others:
+    """Change the same rows in an order of their own, in sql_txns that hold their locks a while.
+    ``done``: how many of them were committed."""
+
+    def __init__(self, change: Callable[[int, int], None]) -> None:
+        self._change, self._stop, self.done = change, threading.Event(), 0
+        self._threads = [threading.Thread(target=self._run, args=[number]) for number in range(2)]
+
+    def __enter__(self) -> Others:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        for each in self._threads:
+            each.join()
+
+    def _run(self, number: int) -> None:
+        missing = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, pymysql.err.ProgrammingError)
+        while not self._stop.wait(0.002):
+            with contextlib.suppress(psycopg.OperationalError, pymysql.err.OperationalError, *missing):
+                first = (self.done + number * 5) % KEYS
+                self._change(first, (first + 7) % KEYS)
+                self.done += 1
+
+
+def test_other_writers_of_the_same_rows_cause_no_wrong_row(postgres: PostgresServer, schema: str, name: str) -> None:
+    def change(first: int, second: int) -> None:
+        with psycopg.connect(postgres.dsn, options=f"-c search_path={schema}") as connection:
+            connection.execute("UPDATE newest SET n = n WHERE id = %s", [first])
+            time.sleep(0.002)
+            connection.execute("UPDATE newest SET n = n WHERE id = %s", [second])
+
+    with Others(change) as others:
+        built = topology(name, lambda of: PostgresTable(postgres.dsn, of, schema=schema))
+        with submit(built, {}, MemoryStore(), "local") as run:
+            run.wait_until_caught_up(240)
+    assert others.done > 0
+    check(asked(postgres.dsn, schema))
+
+
+def test_other_writers_of_the_same_rows_of_mariadb_cause_no_wrong_row(mariadb: MariaDbServer, name: str) -> None:
+    database = name.replace("-", "_")
+    with client(mariadb.dsn) as admin:
+        admin.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
+    dsn = f"{mariadb.dsn.rpartition('/')[0]}/{database}"
+
+    def change(first: int, second: int) -> None:
+        with client(dsn) as other:
+            other.execute("SET autocommit = 0")
+            other.execute("UPDATE newest SET n = n + 0 WHERE id = %s", first)
+            time.sleep(0.002)
+            other.execute("UPDATE newest SET n = n + 0 WHERE id = %s", second)
+            other.execute("COMMIT")
+
+    with (
+        Others(change) as others,
+        submit(topology(name, lambda of: MySqlTable(dsn, of)), {}, MemoryStore(), "local") as run,
+    ):
+        run.wait_until_caught_up(240)
+    assert others.done > 0
+
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        with client(dsn) as other:
+            return other.execute(query)
+
+    check(rows)
+
+
+def test_a_lock_that_another_client_holds_is_waited_for(postgres: PostgresServer, schema: str, name: str) -> None:
+    """Longer than the server lets a statement wait."""
+    dsn = psycopg.conninfo.make_conninfo(postgres.dsn, options="-c statement_timeout=600")
+    built = topology(name, lambda of: PostgresTable(dsn, of, schema=schema), take=1)
+    with submit(built, {}, MemoryStore(), "local") as run:
+        run.wait_for_commit(20, 60)
+        with psycopg.connect(postgres.dsn, options=f"-c search_path={schema}") as other:
+            other.execute("SELECT * FROM newest FOR UPDATE")
+            wait_for(lambda: run.status().attempts_failed >= 2)
+        run.wait_until_caught_up(240)
+    check(asked(postgres.dsn, schema))
