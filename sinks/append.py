@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import (
+    Bolt,
     Input,
 )
 from framework.topology.bolts import OnBadRecord
+from framework.topology.inspectable import with_scratch_states
+from sinks.rows.scratch_table import ScratchTable
+from sinks.rows.table import RowTable
 from sinks.table import Table
 from sinks.table_committer import TableCommitter
 
@@ -46,6 +51,12 @@ class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
     def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
         source.require(component_id, self._columns or ())
         return self._columns if self._columns is not None else source.fields.names
+
+    def substitute(self, folder: Path) -> Bolt:
+        if isinstance(self.table, RowTable):
+            self.table = ScratchTable.of(self.table, folder)
+            return self
+        return with_scratch_states(self, folder)
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = batch.select(list(self._fields.names)).cast(self.table.schema)

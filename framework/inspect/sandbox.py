@@ -17,7 +17,7 @@ from framework.execution import AttemptHeader, LocalExecutor, TaskFailure, plan_
 from framework.execution.plan import ExecutionPlan
 from framework.execution.ports import ProcessingJob, TaskWatcher
 from framework.topology import ArrowBolt, Bolt, Component, FencedState, Topology
-from framework.topology.inspectable import RecountedBolt, with_scratch_states
+from framework.topology.inspectable import RecountedBolt, SubstitutedBolt, with_scratch_states
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.plans import Plan, plan_digest
@@ -81,7 +81,7 @@ def shadow_of(
             why = "it is below one that is not"
         elif unseen(component):
             why = unseen(component)
-        elif isinstance(bolt, Bolt) and component.states:
+        elif isinstance(bolt, Bolt) and (component.states or isinstance(bolt, SubstitutedBolt)):
             try:
                 copy = _shadowed(bolt, component.states, shadowed, folder / component.id)
             except (ConfigError, TopologyError) as error:

@@ -32,9 +32,9 @@ from framework.testing.simulation.external_effects import outsides_of
 from framework.testing.simulation.probes import probes_below, rows_of_stream
 from framework.testing.simulation.sample import Sample, Source, sample_of, spout_over
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
-from framework.topology import ArrowBolt, Component, Topology
+from framework.topology import ArrowBolt, Bolt, Component, Topology
 from framework.topology.bolts import DEFAULT_STREAM
-from framework.topology.inspectable import with_scratch_states
+from framework.topology.inspectable import SubstitutedBolt, WrittenRows, with_scratch_states
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
 from framework.transactions.run import TopologyFailed
@@ -105,6 +105,10 @@ class Done:
         order of the transactions. Raises ``ConfigError`` for a stream that there is not."""
         return rows_of_stream(self._rows, component_id, stream)
 
+    def has_table(self, component_id: str) -> bool:
+        """Whether a component has a state, which ``table`` gives."""
+        return not isinstance(self._tables.get((component_id, 0), ""), str)
+
     def table(self, component_id: str, number: int = 0) -> list[Mapping[str, Any]]:
         """What a state of a component holds in the end: its rows, sorted, each by column.
         ``number``: which of its states, where it has several. Raises ``ConfigError`` where there is
@@ -134,8 +138,10 @@ def run_on(
     are in a batch. ``faults``: what is to go wrong, of ``fail_attempt``, ``replay`` and
     ``crash``. ``config``: the keys that the components get.
 
-    States are copies that start empty; nothing of yours is written to. A committer without a state
-    takes part when an ``Outside`` stands for what it writes to; else it is left out, and named.
+    States are copies that start empty; nothing of yours is written to. Tables of databases and
+    topics of Kafka have a table in a temporary file in their place, which their committers write to
+    exactly once, too. Another committer without a state takes part when an ``Outside`` stands for
+    what it writes to; else it is left out, and named.
 
     Raises ``TopologyFailed`` when the topology ends before its input does, ``ConfigError`` for
     records that do not fit, and ``AssertionError`` for a fault that never came, because there was
@@ -276,7 +282,7 @@ class _Kit:
         for each in topology.components:
             for outside in outsides_of(each.instance):
                 outside.clear()
-        self.shadow, self._left_out = shadow_of(over_lists, folder, with_scratch_states, strict=False, unseen=_why_not)
+        self.shadow, self._left_out = shadow_of(over_lists, folder, _substituted, strict=False, unseen=_why_not)
         self._plan = plan_execution(_with_probes(self.shadow))
         self._store = MemoryStore()
         self._life = _Life([])
@@ -332,6 +338,9 @@ class _Kit:
         tables: dict[tuple[str, int], Sequence[Mapping[str, Any]] | str] = {}
         for component in self.shadow.components:
             for number, state in enumerate(component.states):
+                if isinstance(state, WrittenRows):
+                    tables[component.id, number] = state.rows_written().to_pylist()
+                    continue
                 try:
                     with read(state, store=self._store) as found:
                         (only,) = found
@@ -348,7 +357,12 @@ def _sorted(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return sorted(rows, key=repr)
 
 
+def _substituted(bolt: Bolt, folder: Path) -> Bolt:
+    return bolt.substitute(folder) if isinstance(bolt, SubstitutedBolt) else with_scratch_states(bolt, folder)
+
+
 def _why_not(component: Component) -> str:
-    if component.committer and not component.states and not outsides_of(component.instance):
+    bolt = component.instance
+    if component.committer and not component.states and not outsides_of(bolt) and not isinstance(bolt, SubstitutedBolt):
         return "it writes outside: give it an Outside of framework.testing in place of what it writes to"
     return ""

@@ -19,6 +19,8 @@ from framework.topology.fencing import FencedState, Header
 from framework.topology.snapshots import StateReading
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from framework.topology.bolts import Bolt
 
 #: The places next to a state: of the rows that ``rebuild`` makes, and of those from before it.
@@ -203,6 +205,25 @@ class NarrowedBolt(Protocol):
 
     def narrow(self, key: tuple[Any, ...]) -> None:
         """Called by ``explain``, on the driver: only this key of the state is of interest."""
+
+
+@runtime_checkable
+class SubstitutedBolt(Protocol):
+    """A committer that writes to a place without a scratch copy, such as a table of a database or a
+    topic. It says what stands for it in a test."""
+
+    def substitute(self, folder: Path) -> Bolt:
+        """Called on a copy of this bolt, which is bound to its inputs. Return the committer of the
+        test, which writes into ``folder``, which does not exist yet, and nowhere else. Raises
+        ``ConfigError`` where nothing can stand for the place."""
+
+
+@runtime_checkable
+class WrittenRows(Protocol):
+    """A state that a test reads whole."""
+
+    def rows_written(self) -> pa.Table:
+        """The rows, in the order in which they were written."""
 
 
 def with_scratch_states(bolt: Bolt, folder: Path) -> Bolt:

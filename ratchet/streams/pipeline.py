@@ -23,9 +23,9 @@ from framework.transactions.run import Run
 from ratchet.streams.event_time import EventTimeIn
 from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.sources import Kafka, Rows, Topics, check_options
-from ratchet.streams.tables import RowsTable, Tables, newest_rows
+from ratchet.streams.tables import RowsTable, Tables
 from ratchet.streams.targets import Database, Store, Topic
-from sinks import Mirror, UpsertCommitter
+from sinks import Mirror
 from spouts import BytesCodec, Codec, DebeziumChanges
 from spouts.kafka.record_format import METADATA_TYPES
 
@@ -218,8 +218,9 @@ class Pipeline(StreamsPipeline):
         config: Mapping[str, Any] | Config | None = None,
     ) -> Tables:
         """Run the pipeline over lists, in this process, and return what each sink holds: name ->
-        its rows. Nothing of yours is written to. ``records``: source -> rows; by default those of
-        ``read(rows)``. ``faults``: of ``framework.testing``. ``take``: rows in a batch."""
+        its rows. Nothing of yours is written to: the committers write to files that are removed.
+        ``records``: source -> rows; by default those of ``read(rows)``. ``faults``: of
+        ``framework.testing``. ``take``: rows in a batch."""
         topology = self.build()
         given = self._given(records)
         fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
@@ -233,16 +234,14 @@ class Pipeline(StreamsPipeline):
         found: dict[str, RowsTable] = {}
         for each in self._sinks():
             if each.watermark is not None:
-                found[each.id] = RowsTable(done.rows(each.id))
-            elif topology[each.id].states and each.id not in done.left_out:
-                found[each.id] = RowsTable(done.table(each.id))
+                rows_of_sink = done.rows(each.id)
+            elif done.has_table(each.id):
+                rows_of_sink = done.table(each.id)
             else:
-                arrived = [
+                rows_of_sink = [
                     row for sub in topology[each.id].subscriptions for row in done.rows(sub.component_id, sub.stream)
                 ]
-                if isinstance(each.bolt, UpsertCommitter):
-                    arrived = newest_rows(arrived, each.bolt.key, each.bolt.sequence_by)
-                found[each.id] = RowsTable(arrived)
+            found[each.id] = RowsTable(rows_of_sink)
         return Tables(found)
 
     def show(self, rows: int = 5, records: Mapping[str, Iterable[Any]] | None = None) -> Tables:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from framework.streams.stream import TOMBSTONE
 
 
 class RowsTable(list[Mapping[str, Any]]):
@@ -19,23 +17,6 @@ class RowsTable(list[Mapping[str, Any]]):
             f"<tr>{''.join(f'<td>{html.escape(str(row.get(name)))}</td>' for name in names)}</tr>" for row in self
         )
         return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def newest_rows(
-    rows: Iterable[Mapping[str, Any]], key: Sequence[str], sequence_by: str | None
-) -> list[Mapping[str, Any]]:
-    """What an ``UpsertCommitter`` holds after these rows.
-
-    >>> newest_rows([{"k": 1, "n": 2}, {"k": 1, "n": 1}, {"k": 2, "n": 1}], ["k"], "n")
-    [{'k': 1, 'n': 2}, {'k': 2, 'n': 1}]
-    """
-    ordered = list(rows) if sequence_by is None else sorted(rows, key=lambda row: row[sequence_by])
-    held = {tuple(row[name] for name in key): row for row in ordered}
-    kept = [row for row in held.values() if row.get(TOMBSTONE) is not True]
-    return [
-        {name: row[name] for name in row if not isinstance(row.get(TOMBSTONE), bool) or name != TOMBSTONE}
-        for row in kept
-    ]
 
 
 class Tables(dict[str, RowsTable]):

@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Union
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.clients.kafka import KafkaSettings, checked_topic
-from framework.errors import BadRecordError, RetryableError, TopologyError
+from framework.errors import BadRecordError, ConfigError, RetryableError, TopologyError
 from framework.topology import (
     ArrowBolt,
+    Bolt,
     Committer,
     Fields,
     Input,
@@ -26,11 +28,13 @@ from framework.topology import (
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.tuples import rows_of
+from sinks.append import AppendCommitter
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import marker_of, markers_topic, writer_of
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
 from sinks.plain_values import JsonColumns
+from sinks.rows.scratch_table import ScratchTable
 
 RowDict = Mapping[str, Any]
 _BYTES = pa.large_binary()  # a batch may have more than 2 GB
@@ -154,6 +158,17 @@ class KafkaSink(ArrowBolt, Committer):
         if self.exactly_once:
             renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
 
+    # --- in tests ---------------------------------------------------------------------------------
+
+    def substitute(self, folder: Path) -> Bolt:
+        if not self.exactly_once:
+            raise ConfigError("it writes at least once, and a table in place of its topic would hold each row once")
+        return _TableForTopic(self, ScratchTable(folder, self._fields))
+
+    def check_encoding(self, batch: pa.RecordBatch) -> None:
+        """Raise ``BadRecordError`` for a row that makes no record."""
+        self._encoded(batch)
+
     # --- in tasks ---------------------------------------------------------------------------------
 
     def prepare(
@@ -235,6 +250,20 @@ class KafkaSink(ArrowBolt, Committer):
                 f"topic {self._topic!r}: the function given for key or value returned a {type(made).__name__}, not bytes"
             )
         return made
+
+
+class _TableForTopic(AppendCommitter):
+    """Writes the rows of a topic to a table, once each has been encoded."""
+
+    def __init__(self, sink: KafkaSink, table: ScratchTable) -> None:
+        super().__init__(table)
+        self._fields = Fields.of_schema(table.schema)
+        self._sink = sink
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._sink.check_encoding(batch)
+            super().execute_arrow(batch)
 
 
 class _Records:

@@ -180,7 +180,7 @@ class RowTable(SqlStore, Table):
         seen: dict[str, str] = {}
         for field in schema:
             self._check_name(field.name, "")
-            column_type(self.dialect, self.json, field.name, field.type)
+            self._column_type(field)
             folded = field.name.casefold() if self.dialect.folds_case else field.name
             if folded in seen:
                 raise TopologyError(
@@ -444,10 +444,10 @@ class RowTable(SqlStore, Table):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def check_rows(self, rows: pa.RecordBatch) -> None:
-        storable(pa.Table.from_batches([rows]), self.location)
+        self._storable(pa.Table.from_batches([rows]))
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        rows = storable(pa.Table.from_batches(batches, schema=self.schema), self.location)
+        rows = self._storable(pa.Table.from_batches(batches, schema=self.schema))
         with self.committing(attempt) as (connection, first):
             if not first or not rows.num_rows:
                 return
@@ -461,7 +461,7 @@ class RowTable(SqlStore, Table):
         those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
         ``ROW_NEEDED`` and columns ``KEPT`` too."""
-        stored = [storable(each, self.location) for each in rounds]
+        stored = [self._storable(each) for each in rounds]
         with self.committing(attempt) as (connection, first):
             if not first or not any(each.num_rows for each in stored):
                 return
@@ -749,7 +749,16 @@ class RowTable(SqlStore, Table):
         return self.dialect.compared(expression, self.schema.field(changes.sequence or "").type)
 
     def _declared(self) -> dict[str, str]:
-        return {each.name: column_type(self.dialect, self.json, each.name, each.type) for each in self.schema}
+        return {each.name: self._column_type(each) for each in self.schema}
+
+    def _column_type(self, field: pa.Field) -> str:
+        """The type of a column of our own making. Raises ``TopologyError`` for a type that the
+        database cannot hold."""
+        return column_type(self.dialect, self.json, field.name, field.type)
+
+    def _storable(self, rows: pa.Table) -> pa.Table:
+        """The rows with values that the database takes. Raises ``BadRecordError``."""
+        return storable(rows, self.location)
 
     def _by_key(self) -> Changes:
         if self._changes is None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import (
+    Bolt,
     Input,
 )
 from framework.topology.bolts import OnBadRecord
@@ -16,6 +18,7 @@ from framework.topology.canonical import canonical_column
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
+from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import Changes, OnNewColumn, RowTable
 from sinks.table_committer import TableCommitter
 
@@ -113,6 +116,10 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
             ]
             return tuple(each for each in source.fields.names if each not in marks)
         return (*self._columns, *(each for each in needed if each not in self._columns))
+
+    def substitute(self, folder: Path) -> Bolt:
+        self.table = ScratchTable.of(self.table, folder)
+        return self
 
     # --- in tasks ---------------------------------------------------------------------------------
 

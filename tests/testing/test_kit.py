@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from framework import (
+    ArrowBolt,
     BaseBasicBolt,
     BaseBatchBolt,
     BaseRichBolt,
@@ -173,16 +174,26 @@ def test_what_a_bolt_raises_comes_out_with_its_component(tmp_path: Path) -> None
         run_on(builder.build(), ORDERS)
 
 
+class Mails(ArrowBolt, Committer):
+    def execute_arrow(self, batch: Any) -> None:
+        raise AssertionError("it is left out")
+
+    def finish_batch(self) -> None:
+        raise AssertionError("it is left out")
+
+
 def test_what_writes_outside_is_left_out_and_named_and_what_is_asked_for_wrongly_too(tmp_path: Path) -> None:
     builder = TransactionalTopologyBuilder(
         "t", "spout", MemoryTransactionalSpout({0: []}, ORDER, 1), at_least_once=True
     )
-    builder.set_bolt("kafka", KafkaSink("out", key="customer", value=["cents"])).global_grouping("spout")
+    plain = KafkaSink("out", key="customer", value=["cents"], at_least_once=True)
+    builder.set_bolt("kafka", plain).global_grouping("spout")
+    builder.set_bolt("mail", Mails()).global_grouping("spout")
     state = NonTransactionalMapState(SqliteBackend(tmp_path / "x.db", "n"))
     builder.set_bolt("twice", StateCommitter(state, ["customer"], {"n": Count()})).global_grouping("spout")
     done = run_on(builder.build(), ORDERS)
-    assert list(done.left_out) == ["kafka"] and "Outside of framework.testing" in done.left_out["kafka"]
-    with pytest.raises(ConfigError, match="'kafka' has no state 0; it was left out: it writes outside.*'twice'"):
+    assert list(done.left_out) == ["kafka", "mail"] and "Outside of framework.testing" in done.left_out["mail"]
+    with pytest.raises(ConfigError, match="'kafka' has no state 0; it was left out: it writes at least once.*'twice'"):
         done.table("kafka")
     with pytest.raises(ConfigError, match="may add a batch twice"):
         done.table("twice")
