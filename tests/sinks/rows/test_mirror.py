@@ -12,16 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from framework import Fields
+from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import ShuffleGrouping
+from framework.transactions import MemoryStore
+from framework.transactions.undo import undo
 from ratchet import Pipeline, sqlite
 from sinks import Mirror, SqliteTable
-from spouts import DebeziumChanges
+from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.kit.change_records import INT, TEXT, UNAVAILABLE, Record, change_record
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
+from tests.kit.waiting import PATIENCE_S
 from tests.sinks.rows.test_kills import Killed, kill_at
 
 pytestmark = pytest.mark.rule("C41")
@@ -302,3 +305,24 @@ def test_a_pipeline_mirrors_topics(tmp_path: Any) -> None:
     key, value = put("people", 1, "ann")
     assert copy.test({"mirror-changes": [{"key": key, "value": value}]})["mirror"]
     assert not (tmp_path / "copy.db").exists()
+
+
+def test_undo_takes_back_all_tables(tmp_path: Any) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    records = [put("people", 1, "ann"), put("things", 1, "pen"), put("people", 1, "bob"), delete("things", 1)]
+    records += [truncate("people"), put("new", 4, "x")]
+    builder = TransactionalTopologyBuilder(
+        "copy", "changes", OpaqueMemoryTransactionalSpout({0: [list(each) for each in records]}, FIELDS, 2)
+    )
+    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).global_grouping("changes")
+    built, store = builder.build(), MemoryStore()
+
+    def run() -> tuple[Any, ...]:
+        with submit(built, {}, store, "local") as running:
+            running.wait_until_caught_up(PATIENCE_S)
+        return rows(database), rows(database, "things"), rows(database, "new")
+
+    assert run() == ([], [], [(4, "x")])
+    assert undo(built, store) == 3
+    assert (rows(database), rows(database, "new")) == ([(1, "bob")], [])
+    assert run() == ([], [], [(4, "x")])
