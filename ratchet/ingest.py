@@ -98,6 +98,8 @@ class Job(NamedTuple):
     delete_when: str | None = None
     on_bad_record: str = "fail"
     start: str | None = None
+    end: str | None = None
+    start_group: str | None = None
     name: str = ""
 
 
@@ -144,7 +146,17 @@ def main(
         str | None, typer.Option("--delete-when", help="With upsert: a row is deleted where this is true.")
     ] = None,
     on_bad_record: Annotated[str, typer.Option("--on-bad-record", help="fail, or skip.")] = "fail",
-    start: Annotated[str | None, typer.Option("--start", help="Where to begin: earliest or latest.")] = None,
+    start: Annotated[str | None, typer.Option("--start", help="Where to begin: earliest, latest or a time.")] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--end", help="Where to end: latest, what is there at the first start; or a time that has passed."
+        ),
+    ] = None,
+    start_group: Annotated[
+        str | None,
+        typer.Option("--start-group", metavar="GROUP", help="Begin where this consumer group has committed."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The pipeline's name; by default of the topic.")] = None,
     eject: Annotated[
         bool, typer.Option("--eject", help="Write the pipeline to FILE, or print it. Do nothing.")
@@ -179,6 +191,8 @@ def main(
             delete_when=delete_when,
             on_bad_record=on_bad_record,
             start=start,
+            end=end,
+            start_group=start_group,
             name=name or f"ingest-{re.sub(r'[^A-Za-z0-9_-]+', '-', topic).strip('-')}",
         )
         check(job)
@@ -261,7 +275,8 @@ def program(job: Job) -> str:
 
 
 def _options(job: Job) -> list[str]:
-    found = [f"start={job.start!r}"] if job.start is not None else []
+    bounds = {"start": job.start, "end": job.end, "start_group": job.start_group}
+    found = [f"{name}={value!r}" for name, value in bounds.items() if value is not None]
     return [*found, *([f"on_bad_record={job.on_bad_record!r}"] if job.on_bad_record != "fail" else [])]
 
 

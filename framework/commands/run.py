@@ -57,7 +57,8 @@ def main(
         bool,
         typer.Option(
             "--until-caught-up",
-            help="Stop when all that the source held at the start is committed; of a core topology, when its spouts give "
+            help="Stop when all that the source held at the start is committed; records behind an open Kafka transaction are "
+            "named, or waited for: --open-transactions. Of a core topology, when its spouts give "
             "nothing and every tuple is acked or failed.",
         ),
     ] = False,
@@ -65,6 +66,15 @@ def main(
         float | None,
         typer.Option(
             "--timeout", min=0.1, help="With --until-caught-up: fail when all of it takes longer, in seconds."
+        ),
+    ] = None,
+    open_transactions: Annotated[
+        str | None,
+        typer.Option(
+            "--open-transactions",
+            metavar="tell|wait",
+            help="Records behind an open Kafka transaction at the end of what is read: tell of them, or wait for them; as "
+            "topology.open.transactions.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -102,10 +112,12 @@ def main(
     ] = SPARK,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C or SIGTERM), or until it has caught up."""
+    """Run a topology until it is stopped (Ctrl-C or SIGTERM), has caught up, or, where its spout
+    has an end, is finished."""
     configure_logging(json_lines=as_json, level="debug" if verbose else "info", inherited=True)
     with exit_codes(as_json=as_json, next_command=_find_poison(topology, config, overrides)):
-        settings = Config.load(config, overrides or ())
+        told = [f"topology.open.transactions={open_transactions}"] if open_transactions is not None else []
+        settings = Config.load(config, [*(overrides or ()), *told])
         if timeout_s is not None and not until_caught_up:
             raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
         if topology is None:

@@ -64,7 +64,7 @@ def show_status(
     as_json: AsJson = False,
 ) -> None:
     """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit
-    status: 1 when nothing leads it."""
+    status: 1 when nothing leads it, and it is not finished."""
     with opened(config, overrides) as store, named_damage(topology):
         while True:
             found = read_topology(store, topology)
@@ -78,7 +78,7 @@ def show_status(
                 for line in in_columns(list(_details(found))):
                     _say(line)
             if not watch:
-                raise typer.Exit(0 if found.leader is not None else EXIT_FAILED)
+                raise typer.Exit(0 if found.leader is not None or found.state == "finished" else EXIT_FAILED)
             time.sleep(_WATCH_S)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -83,6 +83,12 @@ class TopologyConfig(Section):
         alias="topology.rate.records.per.second",
         description="The most records that are read per second, over all partitions. Not set: no limit. ratchet set changes it "
         "while the topology runs.",
+    )
+    open_transactions: Literal["tell", "wait"] = Field(
+        "tell",
+        alias="topology.open.transactions",
+        description="What is done about records behind an open Kafka transaction, by --until-caught-up and where a spout has "
+        "end='latest': tell, they are not waited for, and a warning says how many; wait, until they can be read.",
     )
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
         100,

@@ -16,6 +16,8 @@ from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
 from framework.observe.health import problem_in, waits
 from framework.observe.status_document import status_document
+from framework.topology.clock_stream import CLOCK_PARTITION
+from framework.topology.spouts import is_read_to_end
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction
 
 
@@ -50,14 +52,24 @@ class TopologyOverview:
     @property
     def state(self) -> str:
         """One word: running, waiting (what it does fails and is tried again), starting, standby,
-        led, stopped, or unreadable."""
+        led, finished (a bounded source is read to its end), stopped, or unreadable."""
         if self.unreadable is not None:
             return "unreadable"
         if waits([each.status for each in self.drivers]):
             return "waiting"
         if self.leader is not None:
             return self.leader.phase
-        return "standby" if self.drivers else "led" if self.led else "stopped"
+        if self.drivers or self.led:
+            return "standby" if self.drivers else "led"
+        return "finished" if self.is_finished else "stopped"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its source is bounded, and everything up to its end is committed, as far as the
+        record of the last transaction is kept."""
+        plan = self.last.plan if self.last is not None else {}
+        ranges = [meta for partition, meta in plan.items() if partition != CLOCK_PARTITION]
+        return bool(ranges) and all(map(is_read_to_end, ranges))
 
     @property
     def problem(self) -> str | None:

@@ -579,7 +579,7 @@ class _Scraped:
 def health_of(topology_id: str, phase: str) -> tuple[bool, bool, dict[str, str]]:
     """Whether a run in this phase is alive, whether it is ready (it leads, or stands by to take
     over), and what to say of it."""
-    alive = phase not in ("failed", "stopped")
+    alive = phase not in ("failed", "stopped", "finished")
     return alive, is_ready(phase), {"topology": topology_id, "phase": phase}
 
 

@@ -160,6 +160,12 @@ class ClockPlanner(PartitionPlanner):
     def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog | None:
         return self._planner.backlog(_without(previous))
 
+    def resume(self, plan: Plan) -> None:
+        self._planner.resume(_without(plan))
+
+    def finished(self, plan: Plan) -> bool:
+        return self._planner.finished(_without(plan))
+
     def plan(self, previous: Mapping[str, Meta | None]) -> Plan | None:
         return self._timed(previous, self._planner.plan(_without(previous)))
 
@@ -248,6 +254,9 @@ class ClockPlanner(PartitionPlanner):
 
     def end(self) -> Plan | None:
         return self._planner.end()
+
+    def hidden(self) -> Plan:
+        return self._planner.hidden()
 
     def covers(self, plan: Plan, goal: Plan) -> bool:
         return self._planner.covers(_without(plan), _without(goal))

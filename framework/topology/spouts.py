@@ -266,6 +266,13 @@ REFUSED = "refused"
 #: In an entry of a plan with ``REFUSED``: the ``on_bad_record`` of the bolt that refused them, if
 #: that is not "fail". Without it, that of the spout counts.
 ON_REFUSED = "on_refused"
+#: In an entry of a plan of a bounded source, beside ``next_offset``: where reading ends.
+END_OFFSET = "end_offset"
+
+
+def is_read_to_end(meta: Meta) -> bool:
+    """Whether an entry of a plan says that nothing is read after it."""
+    return END_OFFSET in meta and int(meta["next_offset"]) >= int(meta[END_OFFSET])
 
 
 def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
@@ -299,6 +306,17 @@ class PartitionPlanner(ABC):
     def is_ready(self) -> bool:
         """Return False to hold the next batch back."""
         return True
+
+    def resume(self, plan: Mapping[str, Meta]) -> None:
+        """Called before the first ``plan`` when a former leader has made a plan of the transaction
+        that is next to commit. That plan may be replayed, or be planned afresh: a planner that
+        fixes something in the first plan of a topology takes it from there. No I/O."""
+
+    def finished(self, plan: Mapping[str, Meta]) -> bool:
+        """Return True when nothing is ever planned after ``plan``: the source is bounded, and is
+        read to its end. The topology ends when such a plan is committed. No I/O. Called from any
+        thread."""
+        return False
 
     @abstractmethod
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
@@ -420,6 +438,11 @@ class PartitionPlanner(ABC):
         """A plan that would contain everything the source holds now, to decide when a run has
         caught up. None when this source cannot say."""
         return None
+
+    def hidden(self) -> Mapping[str, Meta]:
+        """The ranges that the source holds and that nobody may read yet, as of the last call of
+        ``end``: partition -> a range, such as the records behind an open kafka_txn. No I/O."""
+        return {}
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
         """Whether a topology that committed ``plan`` has seen everything in ``goal`` (an answer of

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class DriverStatus:
-    """A snapshot of the driver. ``phase``: starting, standby, running, stopped, failed.
+    """A snapshot of the driver. ``phase``: starting, standby, running, finished, stopped, failed.
     ``repeating``: the failure behind the present retries; None again when a transaction is
     committed. ``history_waiting``: why the record for good lags; None when it does not. ``pace``:
     the keys of the pace that are set, also by ``ratchet set``. ``planned_in_s``: how long the next

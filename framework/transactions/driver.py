@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 
 _log = get_logger()
 
+#: The phases after which nothing changes.
+_ENDED = ("finished", "stopped", "failed")
+
 
 class Driver:
-    """Runs one topology until it is stopped or fails. ``run`` blocks; the rest may be called from
-    other threads. ``standby``: leave the lead to another driver first. The rest is as of
-    ``DriverContext``."""
+    """Runs one topology until it is stopped, fails or finishes. ``run`` blocks; the rest may be
+    called from other threads. ``standby``: leave the lead to another driver first. The rest is as
+    of ``DriverContext``."""
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Driver:
         self._changed = threading.Condition()
         self._status = DriverStatus()
         self._term: Term | None = None
+        self._finished = False
         self._partitions: Mapping[str, PartitionProgress] = {}
         self.journal = Journal(lineage_of(topology))
         self.failure: TaskFailure | None = None
@@ -99,9 +103,7 @@ class Driver:
         """Wait until the status meets a condition, or the run is over. Returns whether it was
         met."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: condition(self._status) or self._status.phase in ("stopped", "failed"), timeout_s
-            )
+            self._changed.wait_for(lambda: condition(self._status) or self._status.phase in _ENDED, timeout_s)
             return condition(self._status)
 
     def call_planner(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any] | None:
@@ -168,7 +170,7 @@ class Driver:
             if self.error is not None or self.failure is not None:
                 self._update(phase="failed", last_error=str(self.error or self.failure), in_flight={})
             else:
-                self._update(phase="stopped", in_flight={})
+                self._update(phase="finished" if self._finished else "stopped", in_flight={})
 
     def _stand_by(self, error: Exception | None) -> None:
         if error is None:
@@ -178,12 +180,14 @@ class Driver:
         self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
 
     def _lead(self, leadership: Leadership) -> Steps[bool]:
-        """Run one term. Returns whether the topology has failed."""
+        """Run one term. Returns whether the topology has failed or finished."""
         try:
             recovery = yield from recovering(self._context, leadership)
             if self._context.history is not None:
                 self._context.history.begin(recovery.incarnation, leadership.epoch)
-            self.failure = yield from self._begin_term(leadership, recovery).running()
+            term = self._begin_term(leadership, recovery)
+            self.failure = yield from term.running()
+            self._finished = term.finished and self.failure is None
         finally:
             self._end_term()
             if self._context.history is not None:
@@ -191,7 +195,7 @@ class Driver:
             self.journal.forget_open()
             if self._context.traces is not None:
                 self._context.traces.forget_open()
-        return self.failure is not None
+        return self.failure is not None or self._finished
 
     def _begin_term(self, leadership: Leadership, recovery: Recovery) -> Term:
         term = self._term = Term(self._context, leadership, recovery)

@@ -102,6 +102,8 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         if isinstance(error, (ConfigError, CorruptStateError, DataLossError)):
             yield leadership.confirm  # a leader deposed while it read may have seen half of two states
         raise
+    if (known := recovered.plans.get(recovered.currtx)) is not None:
+        planner.resume(known)
     if isinstance(planner, CoordinatorPlanner):
         planner.planned = max(recovered.plans, default=0)
     return Recovery(

@@ -43,6 +43,10 @@ class TermReport:
             "ones",
         )
 
+    def finished(self, txid: int) -> None:
+        """The source is bounded, and everything up to its end is committed."""
+        _log.info("topology.finished", topology=self._topology_id, txid=txid)
+
     def closed(self, txid: int) -> None:
         """The transaction is closed in the store."""
         attempt = self._journal.committed(txid)

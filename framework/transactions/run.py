@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from functools import partial
@@ -15,10 +15,12 @@ from framework.coordination.presence import Presence
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, FailureKind, TaskFailure
 from framework.observe import TransactionEvent, TransactionRecord
+from framework.observe.logs import get_logger
 from framework.observe.run_thread import RunningThread
-from framework.topology import Topology
+from framework.topology import PartitionPlanner, Topology
 from framework.transactions.driver import Driver
 from framework.transactions.history_archive import HistoryTarget
+from framework.transactions.plans import Plan
 from framework.transactions.status import RunStatus
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 
     from framework.observe.tracing import TransactionTraces
 
+
+_log = get_logger()
+
+#: How many partitions a message names.
+_SHOWN = 5
 
 #: Serves the page of a run, and returns what ends it.
 RunPage = Callable[[Driver, CoordinationStore, Callable[[], RunStatus]], Callable[[], None]]
@@ -90,6 +97,7 @@ class Run(RunningThread):
         )
         super().__init__(topology.id)
         self._config = config
+        self._hidden: str | None = None  # what is waited for behind open kafka_txns
         presence = Presence(store, topology.id, "transactional", self._told)
         owns = [executor.close, presence.close, *(each.close for each in (traces, history) if each is not None)]
         self._begin(
@@ -115,6 +123,7 @@ class Run(RunningThread):
     def status(self) -> RunStatus:
         """Where the run stands now."""
         status, journal, partitions = self._driver.status(), self._driver.journal, self._driver.partitions()
+        status.waiting_for = status.waiting_for or self._hidden
         return RunStatus(
             topology_id=self._topology.id,
             partitions=partitions,
@@ -148,18 +157,23 @@ class Run(RunningThread):
         self._wait(lambda status: status.committed_txid >= txid, timeout_s, f"txid {txid} to be committed")
 
     def wait_until_caught_up(self, timeout_s: float | None = None) -> None:
-        """Wait until everything that the source held at the call is committed. Raises as
-        ``wait_for_commit``, and ``ConfigError`` when the spout cannot say where its source ends."""
+        """Wait until everything that the source held at the call is committed, or a bounded
+        topology has finished. What the source holds and nobody may read yet, behind an open
+        kafka_txn, is logged as a warning; it is waited for where ``topology.open.transactions`` is
+        "wait". Raises as ``wait_for_commit``, and ``ConfigError`` when the spout cannot say where
+        its source ends."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         goal: Any = None
         while goal is None:
-            self._wait(lambda status: status.phase == "running", _remaining(deadline), "the run to lead")
-            asked = self._driver.call_planner(lambda planner: planner.end())
+            self._wait(lambda status: status.phase in ("running", "finished"), _remaining(deadline), "the run to lead")
+            if self._driver.status().phase == "finished":
+                return
+            asked = self._driver.call_planner(_end_and_hidden)
             if asked is None:
                 time.sleep(0.01)
                 continue
             try:
-                goal = asked.result(_remaining(deadline))
+                goal, hidden, counts = asked.result(_remaining(deadline))
             except (RetryableError, CancelledError):
                 time.sleep(0.1)
                 continue
@@ -172,8 +186,38 @@ class Run(RunningThread):
                 ) from None
             if goal is None:
                 raise ConfigError(f"spout {self._topology.spout.id!r} cannot say where its source ends")
+        self._wait_for_goal(goal, deadline)
+        if hidden and self._tell_of_hidden(hidden, counts):
+            try:
+                self._wait_for_goal(hidden, deadline)
+            finally:
+                self._hidden = None
+
+    def _wait_for_goal(self, goal: Plan, deadline: float | None) -> None:
         with self._driver.awaited(goal):
-            self._wait(lambda status: self._driver.covers(goal), _remaining(deadline), "the run to catch up")
+            self._wait(
+                lambda status: status.phase == "finished" or self._driver.covers(goal),
+                _remaining(deadline),
+                "the run to catch up",
+            )
+
+    def _tell_of_hidden(self, hidden: Plan, counts: Mapping[str, int | None]) -> bool:
+        """Say what is behind open kafka_txns. Returns whether to wait for it."""
+        waits = self._config.open_transactions == "wait"
+        for partition in sorted(hidden):
+            _log.warning(
+                "run.hidden_records",
+                topology=self._topology.id,
+                partition=partition,
+                records=counts.get(partition),
+                waits=waits,
+                reason="a kafka_txn of their producer is open, or they come after one that is",
+            )
+        if waits:
+            shown = ", ".join(f"{counts.get(each)} of {each}" for each in sorted(hidden)[:_SHOWN])
+            more = f" and {len(hidden) - _SHOWN} more partitions" if len(hidden) > _SHOWN else ""
+            self._hidden = f"records behind open kafka_txns: {shown}{more}"
+        return waits
 
     def _request_stop(self) -> None:
         self._driver.request_stop()
@@ -182,8 +226,9 @@ class Run(RunningThread):
         if self._driver.wait_until(condition, timeout_s):
             return
         self._raise_failure()
-        if not self._thread.is_alive() or self._driver.status().phase == "stopped":
-            raise TopologyError(f"topology {self._topology.id!r} was stopped while waiting for {what}")
+        if not self._thread.is_alive() or self._driver.status().phase in ("stopped", "finished"):
+            ended = "had finished" if self._driver.status().phase == "finished" else "was stopped"
+            raise TopologyError(f"topology {self._topology.id!r} {ended} while waiting for {what}")
         status = self.status()
         raise TimeoutError(
             f"waited {timeout_s:g} s for {what}: {status.phase}, committed {status.committed_txid}, in flight "
@@ -195,6 +240,13 @@ class Run(RunningThread):
             raise self._driver.error
         if self._driver.failure is not None:
             raise TopologyFailed.of(self._driver.failure)
+
+
+def _end_and_hidden(planner: PartitionPlanner) -> tuple[Plan | None, Plan, Mapping[str, int | None]]:
+    """Where the source ends, what nobody may read yet, and how many records that are."""
+    end = planner.end()
+    hidden = planner.hidden()
+    return end, hidden, planner.record_counts(hidden)
 
 
 def _remaining(deadline: float | None) -> float | None:

@@ -13,7 +13,8 @@ from framework.topology import PartitionProgress
 class RunStatus:
     """A snapshot of a run.
 
-    ``phase``: starting, standby (another driver leads), running, stopped, failed. ``lag``: records
+    ``phase``: starting, standby (another driver leads), running, finished (a bounded source
+    is read to its end), stopped, failed. ``lag``: records
     in the source that are not committed yet, None when unknown. ``partitions``: the progress of
     each partition. ``read_rows``: source rows that this process has processed; a replayed batch
     counts again. ``committed_rows``: source rows that it has committed. ``rows_per_second``: of

@@ -90,8 +90,8 @@ _Message = Union[Event, _PhaseEnded, _PlannerFailed, _Deposed]
 
 class Term:
     """One leadership, after its recovery. ``running`` returns the failure that ended the topology,
-    or None when it was stopped. It raises ``StaleWriterError`` or ``LeadershipLostError`` when
-    another driver has the leadership now."""
+    or None when it was stopped or has finished. It raises ``StaleWriterError`` or
+    ``LeadershipLostError`` when another driver has the leadership now."""
 
     def __init__(self, context: DriverContext, leadership: Leadership, recovery: Recovery) -> None:
         topology, config, planner = context.topology, context.config, recovery.planner
@@ -107,6 +107,8 @@ class Term:
         self._incarnation = recovery.incarnation
         self._messages: queue.Queue[_Message] = self._threads.queue()
         self._failure: TaskFailure | None = None
+        self.finished = False  # whether the source is bounded, and everything up to its end is committed
+        self._looked_at: Plan | None = None  # the last committed plan that was looked at for this
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._phases: list[threading.Thread] = []
         self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
@@ -189,7 +191,20 @@ class Term:
                 last_tick_ms = self._threads.now_ms()
                 yield from self._handling(Tick())
             self._publish()
+            if self._has_finished():
+                yield from self._handling(StopRequested())
         return self._failure
+
+    def _has_finished(self) -> bool:
+        """Whether it shows now that nothing is ever read after what is committed."""
+        committed = self._plans[0]
+        if committed is self._looked_at or self.finished:
+            return False
+        self._looked_at = committed
+        self.finished = self._planner.finished(committed)
+        if self.finished:
+            self._report.finished(self._coordinator.currtx - 1)
+        return self.finished
 
     def _check_interval(self) -> None:
         """Warn of a table of files that grows by small files."""

@@ -76,7 +76,7 @@ class Pipeline(StreamsPipeline):
         default the value's bytes. ``metadata``: ``topic``, ``partition``, ``offset``,
         ``timestamp_ms``, ``headers``, ``key``, ``value``, as columns. ``on_bad_record``: "fail",
         "skip" or ``dead_letters(...)``. ``name``: by default the topic's. ``parallelism`` and
-        ``options`` (such as ``start`` and ``bootstrap_servers``) are those of
+        ``options`` (such as ``start``, ``end`` and ``bootstrap_servers``) are those of
         ``spouts.OpaqueKafkaTransactionalSpout``; give them where the first topic is read.
         """
         call = called("read_kafka", *([topics] if topics is not None else []))

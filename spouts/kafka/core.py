@@ -214,6 +214,8 @@ class KafkaSpout(ReplayableSpout):
         metadata: Sequence[str] = (),
         group: str | None = None,
         start: str | int | datetime.datetime = "earliest",
+        end: None = None,
+        start_group: None = None,
         guarantee: Literal["at_least_once", "at_most_once", "none"] = "at_least_once",
         retry: RetryPolicy | None = None,
         on_exhausted: Literal["dead_letter", "drop"] = "drop",
@@ -232,6 +234,11 @@ class KafkaSpout(ReplayableSpout):
             raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
         if retry is not None and guarantee != "at_least_once":
             raise ConfigError(f"retry= needs guarantee='at_least_once': with {guarantee!r} nothing is emitted again")
+        if end is not None or start_group is not None:
+            raise ConfigError(
+                f"{'end' if end is not None else 'start_group'}= is for the spouts of transactional topologies, such as "
+                "OpaqueKafkaTransactionalSpout; a core topology goes on until it is stopped, from the offsets of its own group="
+            )
         self._topics = checked_source(topics, pattern, streams)
         self._pattern = pattern
         self._start = checked_start(start)

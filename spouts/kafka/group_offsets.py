@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_consumer import Consumer
+from framework.errors import ConfigError
 from framework.observe.logs import get_logger
 from spouts.kafka.partitions import Position, partition_id, topic_and_number
 
@@ -35,6 +36,8 @@ ANSWER_TIMEOUT_S = 30.0
 #: Brokers forget the offsets of a group that is not used, ``offsets.retention.minutes`` after they
 #: were committed: the offsets of quiet partitions are committed again this often.
 RENEW_EVERY_S = 600.0
+#: How long to wait for what a group has committed.
+_ANSWER_S = 5.0
 #: How long to wait before a failed request is retried.
 _AGAIN_AFTER_S = 0.25
 
@@ -191,6 +194,27 @@ class GroupOffsets:
         if self._failed_at is None:
             _log.warning("group.not_published", group=self._group, reason=reason)
         self._failed_at = time.monotonic()
+
+
+def committed_positions(settings: KafkaSettings, group: str, partitions: Sequence[str]) -> dict[str, Position]:
+    """What a group has committed, of those of these partitions for which it has. Nothing is
+    committed to it. Raises ``RetryableError`` when nobody answers, and ``ConfigError`` when the
+    group has nothing for any of them."""
+    errors = ConnectionErrors(settings.bootstrap_servers)
+    offsets = GroupOffsets(settings, group, errors)
+    try:
+        found = offsets.stored([topic_and_number(each) for each in partitions], _ANSWER_S)
+    except KafkaException as error:
+        raise errors.explain(error) from error
+    finally:
+        offsets.close(publish=False)
+    if not found:
+        topics = ", ".join(sorted({topic_and_number(each)[0] for each in partitions}))
+        raise ConfigError(
+            f"start_group: group {group!r} has committed no offset of {topics}: correct its name, or leave start_group= out to "
+            "begin where start= says"
+        )
+    return {partition_id(*tp): position for tp, position in found.items()}
 
 
 def _stored(partition: str, position: Position) -> TopicPartition:

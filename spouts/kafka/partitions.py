@@ -12,6 +12,8 @@ left_out                    offsets of records that are left out, by ``undo`` or
 refused                     offset -> reason, of those of this range whose values were refused
 read_first_until            in a topic that is read first: where it ended at the first start. Other
                             topics wait until it is read up to there (absent: they do not)
+end_offset, end_asked       of a bounded spout: where reading ends in this partition, fixed when the
+                            first plan was made, and what the spout's ``end`` said then
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from framework.topology.spouts import LEFT_OUT, Meta
+from framework.topology.spouts import END_OFFSET, LEFT_OUT, Meta
 
 #: Reasons of gaps after which offsets mean the same records as before.
 SAME_LOG = frozenset({"retention", "damaged"})
@@ -48,13 +50,14 @@ def topic_and_number(partition: str) -> tuple[str, int]:
 
 
 READ_FIRST_UNTIL = "read_first_until"
+END_ASKED = "end_asked"
 
 
 @dataclass(slots=True)
 class Position:
     """Where a partition continues in the next plan. ``leader_epoch``: the epoch in which ``offset``
     was in the log. ``until``: other topics wait until this one is read up to there; None: they do
-    not."""
+    not. ``end``: where reading ends, and what was asked for; None: it does not end."""
 
     offset: int
     topic_id: str | None
@@ -65,6 +68,7 @@ class Position:
     gaps: int = 0
     left_out: tuple[int, ...] = ()
     until: int | None = None
+    end: tuple[int, str] | None = None
 
     def skip(self, reason: str, to_offset: int) -> None:
         """Continue at ``to_offset``, and record the gap in the plan."""
@@ -98,6 +102,8 @@ class Position:
             "gaps": self.gaps or None,
             LEFT_OUT: list(self.left_out) or None,
             READ_FIRST_UNTIL: self.until if self.until is not None and self.offset < self.until else None,
+            END_OFFSET: self.end[0] if self.end is not None else None,
+            END_ASKED: self.end[1] if self.end is not None else None,
         }
         present = {key: value for key, value in optional.items() if value is not None}
         return {"first_offset": self.offset, "next_offset": self.offset + taken, **present}
@@ -136,6 +142,14 @@ def position_of(meta: Meta) -> Position:
     return _position(meta, "first")
 
 
+def begun_again(meta: Meta) -> Position:
+    """The position at which ``meta`` begins, and how it came to begin there."""
+    position = position_of(meta)
+    position.gap = meta.get("gap")
+    position.lost_records, position.gaps = int(meta.get("lost_records", 0)), int(meta.get("gaps", 0))
+    return position
+
+
 def position_after(meta: Meta) -> Position:
     """The position at which the plan after ``meta`` continues."""
     position = _position(meta, "next")
@@ -143,7 +157,13 @@ def position_after(meta: Meta) -> Position:
     position.gaps = int(meta.get("gaps", 0))
     position.until = int(meta[READ_FIRST_UNTIL]) if READ_FIRST_UNTIL in meta else None
     position.left_out = tuple(map(int, meta.get(LEFT_OUT, ())))
+    position.end = end_in(meta)
     return position
+
+
+def end_in(meta: Meta) -> tuple[int, str] | None:
+    """Where reading ends, and what was asked for."""
+    return (int(meta[END_OFFSET]), str(meta.get(END_ASKED))) if END_OFFSET in meta else None
 
 
 def _position(meta: Meta, edge: str) -> Position:

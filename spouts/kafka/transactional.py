@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError
@@ -25,8 +25,9 @@ from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
 from spouts.codecs.codec import Codec
 from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.consumer.native_range_consumer import why_not_native
+from spouts.kafka.edges import checked_edges
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.options import above_0, at_least_1, checked_group, checked_start
+from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.planning.limits import KafkaLimits
 from spouts.kafka.planning.loops import OwnTopics
 from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
@@ -42,16 +43,30 @@ BAD_RECORD_SHARE_MAX = 0.1
 _TIMEOUT_SHARE = 1 / 3
 
 
+#: Where reading begins or ends. In a mapping, keys are topics, or partitions as ``"topic/0"``, and
+#: the int of a partition is an offset.
+Start = Union[str, int, datetime.datetime, Mapping[Any, Any]]
+
+
 class _KafkaSpout:
     """The parameters of both kinds.
 
     **Which records.** ``topics``: names. ``pattern``: a regular expression that whole names must
     match. Give one of the two. Topics and partitions that appear later are read from their
     beginning. ``start``: where a new topology begins: "earliest", "latest", milliseconds since
-    1970, or a ``datetime`` with a zone. A resumed topology ignores it. ``read_first``: topics that
+    1970, or a ``datetime`` with a zone; or a mapping of topics to these, or of partitions to
+    offsets, such as ``{"orders/0": 500, "orders/1": "latest"}``. A resumed topology ignores it.
+    ``start_group``: a new topology begins where this consumer group has committed; partitions of
+    which it has no offset begin at ``start``. ``read_first``: topics that
     are tables, such as customers: a new topology reads them to where they end when it starts,
     before the first record of the other topics. They begin at their beginning, whatever ``start``
     says.
+
+    **The end.** ``end``: where reading ends: "latest" (what is there at the first start), a past
+    time (the records before the first one of this time or later), or a mapping as for ``start``.
+    The ends are fixed at the first start and stored; partitions that appear later are not read. A
+    topology that has committed everything up to them ends, and says that it is finished. One that
+    is started with another ``end`` goes on to that one; without ``end``, it goes on for good.
 
     **Rows.** ``codec`` decodes values (by default: the bytes as they are); its fields come first.
     Then come the fields of ``key_codec`` and of ``header_codecs`` (header name -> codec; the last
@@ -99,7 +114,9 @@ class _KafkaSpout:
         key_codec: Codec | None = None,
         header_codecs: Mapping[str, Codec] | None = None,
         metadata: Sequence[str] = (),
-        start: str | int | datetime.datetime = "earliest",
+        start: Start = "earliest",
+        end: Start | None = None,
+        start_group: str | None = None,
         read_first: Sequence[str] = (),
         batch_records_max: int = BATCH_RECORDS_MAX,
         partition_records_max: int | None = None,
@@ -116,13 +133,16 @@ class _KafkaSpout:
         if on_data_loss not in ("fail", "skip"):
             raise ConfigError(f"on_data_loss must be 'fail' or 'skip', not {on_data_loss!r}")
         names = checked_source(topics, pattern, streams)
+        tables = checked_read_first(read_first, names)
         self._source = KafkaSource(
             names,
             pattern,
-            checked_start(start),
+            checked_edges("start", start, names, without=tables, words=("earliest", "latest")),
             on_data_loss == "skip",
             waits_for_leaders=self._waits_for_leaders,
-            read_first=checked_read_first(read_first, names),
+            read_first=tables,
+            start_group=checked_group("start_group", start_group) if start_group is not None else None,
+            end=checked_edges("end", end, names, words=("latest",)) if end is not None else None,
         )
         self._settings = KafkaSettings(bootstrap_servers, settings)
         checked = checked_streams(
@@ -180,8 +200,9 @@ class _KafkaSpout:
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         settings = self._settings.with_conf(conf)
         say_reader(settings)
+        waits_for_open = conf.get("topology.open.transactions") == "wait"
         return KafkaPlanner(
-            self._source,
+            replace(self._source, waits_for_open=waits_for_open),
             settings,
             self._limits.with_time(float(conf.get("topology.message.timeout.secs", 30.0)) * _TIMEOUT_SHARE),
             bad_records=BadRecordShares(self._bad_record_share_max),

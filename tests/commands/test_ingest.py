@@ -50,6 +50,7 @@ def test_the_program_is_what_a_person_would_write() -> None:
         {"mode": Mode.MIRROR, "codec": Codec.DEBEZIUM, "topic": r"shop\..*"},
         {"mode": Mode.UPSERT, "key": ["k"], "key_field": "k", "start": "latest", "on_bad_record": "skip"},
         {"into": "parquet:folder"},
+        {"start": "latest", "end": "2026-01-01T00:00:00Z", "start_group": "billing"},
     ],
 )
 def test_every_program_builds(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

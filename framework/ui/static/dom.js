@@ -105,7 +105,7 @@ export const clock = {
 };
 
 export const SIGNS = {
-  running: "●", waiting: "◐", starting: "○", standby: "◌", led: "○", stopped: "■", failed: "✕", unreadable: "✕",
+  running: "●", waiting: "◐", starting: "○", standby: "◌", led: "○", stopped: "■", finished: "✔", failed: "✕", unreadable: "✕",
 };
 
 /** A state as a sign and a word, so that it can be read without colour. */

@@ -64,7 +64,7 @@ const LIST = [
   { name: "committed", number: true, why: "Since the last commit, by the clock of the driver" },
   { name: "failed in 1 h", number: true, why: "Attempts that failed in the last hour" }, { name: "trouble", wide: true },
 ];
-const ORDER = ["unreadable", "failed", "waiting", "starting", "running", "standby", "led", "stopped"];
+const ORDER = ["unreadable", "failed", "waiting", "starting", "running", "standby", "led", "stopped", "finished"];
 const ILL = ["unreadable", "failed", "waiting"];
 const FILTER_FROM = 8;
 const SPARKS_MAX = 150;
@@ -94,7 +94,7 @@ class ListPage {
     this.all = [...topologies].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.topology.localeCompare(b.topology, "en", { numeric: true }));
     say(document.getElementById("where"), title);
     const ill = this.all.filter((each) => ILL.includes(each.state));
-    const stopped = this.all.filter((each) => each.state === "stopped");
+    const stopped = this.all.filter((each) => ["stopped", "finished"].includes(each.state));
     document.title = `${ill.length ? `(${ill.length}) ` : ""}${title}: Ratchet`;
     say(this.note, !this.all.length ? "No topology has run here."
       : [ill.length ? `${plural(ill.length, "topology needs", "topologies need")} a look: ${ill.slice(0, 5).map((each) => each.topology).join(", ")}${ill.length > 5 ? " and more" : ""}.`
@@ -417,6 +417,7 @@ class TopologyPage {
       case "waiting": return [status?.repeating ? `It fails and is repeated: ${status.repeating}` : `It waits: ${trouble}`, "bad"];
       case "starting": return ["It starts.", ""];
       case "standby": return ["Another driver leads. This one takes over when that is gone.", ""];
+      case "finished": return ["Its source has an end, and everything up to it is committed.", ""];
       case "stopped": return ["Nobody runs it. Nothing is lost: the next run goes on where this one stopped.", ""];
       case "led": return ["Somebody holds its leadership, and is no driver: a command such as reset.", ""];
     }

@@ -36,6 +36,11 @@ class OpenTransactions:
         end = self.ends.get(partition)
         return max(end.offset - stable, 0) if end is not None else 0
 
+    def tell(self, partition: str, stable: int) -> None:
+        """Say that records are behind the end that was just fixed, if there are any."""
+        if hidden := self.records(partition, stable):
+            _log.warning("source.hidden_records", partition=partition, stable_offset=stable, records=hidden)
+
     def look(self, metadata: KafkaMetadata, stable: Mapping[str, Offset], *, now: bool = False) -> None:
         """Look where the logs end, at most every few seconds. ``stable``: the last stable
         offsets."""

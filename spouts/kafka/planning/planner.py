@@ -15,7 +15,10 @@ Invariants:
 6. Where topics are read first, nothing of the others is read until each partition of the first is
    read to where it ended at the first start. The plans carry that offset, so it holds after a
    restart.
-7. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
+7. A bounded spout reads no partition past its end, and no partition that had no end when the ends
+   were fixed. The plans carry the ends, so they hold after a restart. Where the very first plan is
+   planned afresh, its start and its ends are those of the plan that it replaces.
+8. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
    one. So the cost of a plan is in the partitions that move; of the others, only the end of the log
    is looked at.
 """
@@ -30,29 +33,34 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import READ_ANEW, DataLossError, RetryableError
+from framework.errors import READ_ANEW, ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, WrittenTopic
-from framework.topology.spouts import Backlog, Meta
+from framework.topology.spouts import END_OFFSET, Backlog, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.consumer.damage import Damage, find_damage
 from spouts.kafka.consumer.truncation import truncated
-from spouts.kafka.group_offsets import GroupOffsets
+from spouts.kafka.edges import EARLIEST, Edge, Edges
+from spouts.kafka.group_offsets import GroupOffsets, committed_positions
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partitions import (
     READ_FIRST_UNTIL,
     SAME_LOG,
     Position,
+    begun_again,
+    end_in,
     position_after,
     reaches,
     topic_and_number,
 )
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
+from spouts.kafka.planning.edge_offsets import named_edge, offsets_at
 from spouts.kafka.planning.limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.planning.loops import OwnTopics
 from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.planning.ranges import KafkaRanges
+from spouts.kafka.planning.reading_end import ReadingEnd
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
 
@@ -68,19 +76,29 @@ _DECIDE = f"{READ_ANEW}; to go on after the gap, give the spout on_data_loss='sk
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """The topics, and where the first batch of a new topology starts: "earliest", "latest", or ms
-    since 1970. ``skips_lost_data``: the user chose ``on_data_loss="skip"``. ``waits_for_leaders``:
-    a batch of an idempotent spout waits for every partition; an opaque one leaves out those without
-    a leader. ``read_first``: topics that a new topology reads to their ends, as they are then,
-    before the others."""
+    """The topics, and where the first batch of a new topology starts. ``skips_lost_data``: the user
+    chose ``on_data_loss="skip"``. ``waits_for_leaders``: a batch of an idempotent spout waits for
+    every partition; an opaque one leaves out those without a leader. ``read_first``: topics that a
+    new topology reads to their ends, as they are then, before the others. ``start_group``: the
+    consumer group whose committed offsets a new topology begins at; partitions without one begin at
+    ``start``. ``end``: where reading ends; None: it does not. ``waits_for_open``: the end of a log
+    includes what is behind an open kafka_txn."""
 
     topics: tuple[str, ...]
     pattern: str | None
-    start: str | int
+    start: Edges
     skips_lost_data: bool
     waits_for_leaders: bool
     _: KW_ONLY
     read_first: tuple[str, ...] = ()
+    start_group: str | None = None
+    end: Edges | None = None
+    waits_for_open: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a new topology begins at the beginnings."""
+        return self.start == EARLIEST and self.start_group is None
 
 
 @dataclass(slots=True)
@@ -97,6 +115,10 @@ class _Seen:
     lost_plan: Mapping[str, Meta] = field(default_factory=dict)  # what it was reading
     damage: dict[str, tuple[Damage, ...]] = field(default_factory=dict)  # in the way of these partitions
     found_nothing: bool = False
+    first_plan: Mapping[str, Meta] = field(default_factory=dict)  # the last one after nothing
+    known_ends: Mapping[str, Meta] = field(default_factory=dict)  # the last plan, also if it is to be replaced
+    latest: Mapping[str, Meta | None] = field(default_factory=dict)  # the last plan, or what the next one comes after
+    is_released: bool = False  # whether no entry has an end, in a spout without one
 
 
 class KafkaPlanner(PartitionPlanner):
@@ -105,7 +127,7 @@ class KafkaPlanner(PartitionPlanner):
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
     readers."""
 
-    shares_entries = True  # invariant 7
+    shares_entries = True  # invariant 8
 
     def __init__(
         self,
@@ -136,6 +158,7 @@ class KafkaPlanner(PartitionPlanner):
         self._gaps_told: dict[str, int] = {}
         self._open_transactions = OpenTransactions()
         self._adopted = False  # whether what the group has of former runs is renewed
+        self._end = ReadingEnd(source.end, self._open_transactions, waits_for_open=source.waits_for_open)
         self._own_topics: OwnTopics | None = None
         self._checked: KafkaTopics | None = None  # the topics in which none is of its own
 
@@ -147,6 +170,12 @@ class KafkaPlanner(PartitionPlanner):
 
     def partitions(self) -> list[str]:
         return sorted(self._metadata.topics().leaders)
+
+    def resume(self, plan: Mapping[str, Meta]) -> None:
+        self._seen.first_plan = self._seen.known_ends = plan
+
+    def finished(self, plan: Mapping[str, Meta]) -> bool:
+        return self._end.is_over(plan)
 
     def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         return self._plan(previous, self._limits())
@@ -164,8 +193,10 @@ class KafkaPlanner(PartitionPlanner):
         records = 0
         for partition, end in self._seen.ends.items():
             meta = previous.get(partition)
+            if self._is_ignored(partition, previous):
+                continue
             begin = int(meta["next_offset"]) if meta is not None else self._seen.beginnings.get(partition, 0)
-            records += max(end.offset - begin, 0)
+            records += max(self._end.limit(meta, end.offset) - begin, 0)
         return Backlog(records, self._sizer.bytes_of(records))
 
     def watch(self, arrived: Callable[[], None]) -> bool:
@@ -232,15 +263,12 @@ class KafkaPlanner(PartitionPlanner):
             return None
         if known is not None and known[0] is ends and known[1] is open_ends and known[2] is previous:
             return known[3]
-        lag = sum(
-            (
-                max(end.offset - int(meta["next_offset"]), 0)
-                if (meta := previous.get(partition)) is not None
-                else end.offset
-            )
-            + self._open_transactions.records(partition, end.offset)
-            for partition, end in ends.items()
-        )
+        lag = 0
+        for partition, end in ends.items():
+            if (meta := previous.get(partition)) is None and self._is_ignored(partition, previous):
+                continue
+            readable, hidden = self._readable(partition, meta, end)
+            lag += (max(readable - int(meta["next_offset"]), 0) if meta is not None else readable) + hidden
         self._lag = ends, open_ends, previous, lag
         return lag
 
@@ -252,16 +280,21 @@ class KafkaPlanner(PartitionPlanner):
         if known is not None and len(known[0]) == len(of) and all(map(operator.is_, known[0], of)):
             return known[1]
         found: dict[str, PartitionProgress] = {}
+        first_known = committed or (in_flight[0] if in_flight else {})
         for partition in sorted({*ends, *committed, *(each for plan in in_flight for each in plan)}):
             done, end = committed.get(partition), ends.get(partition)
             ranges = [plan[partition] for plan in in_flight if partition in plan]
+            if not ranges and self._is_ignored(partition, first_known):
+                continue
+            entry = done if done is not None else ranges[0] if ranges else None
+            readable, hidden = self._readable(partition, entry, end) if end is not None else (None, 0)
             first = ranges[0]["first_offset"] if ranges else self._seen.beginnings.get(partition, 0)
             found[partition] = PartitionProgress(
-                end.offset if end is not None else None,
+                readable,
                 int(done["next_offset"] if done is not None else first),
                 sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in ranges),
                 int(done.get("lost_records", 0)) if done is not None else 0,
-                self._open_transactions.records(partition, end.offset) if end is not None else 0,
+                hidden,
             )
         self._progress = of, found
         return found
@@ -284,12 +317,25 @@ class KafkaPlanner(PartitionPlanner):
         begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
         self._see(ends)
         self._open_transactions.look(self._metadata, ends, now=True)
-        topic_ids = self._metadata.topics().topic_ids
+        topic_ids, latest = self._metadata.topics().topic_ids, self._seen.latest
+        if not self._end.is_fixed(latest):
+            raise RetryableError("the end of reading is not fixed yet")
         goal = {}
-        for each, (end, _) in self._seen.ends.items():
+        for each, (log_end, _) in self._seen.ends.items():
+            if self._is_ignored(each, latest):
+                continue
+            end = self._end.limit(latest.get(each), log_end)
             first = min(begins[each].offset, end) if each in begins else 0
             goal[each] = Position(first, topic_ids.get(topic_and_number(each)[0])).meta(end - first, None)
         return goal
+
+    def hidden(self) -> Mapping[str, Meta]:
+        topic_ids, latest, found = self._metadata.topics().topic_ids, self._seen.latest, {}
+        for each, end in self._seen.ends.items():
+            readable, records = self._readable(each, latest.get(each), end)
+            if records and not self._is_ignored(each, latest):
+                found[each] = Position(readable, topic_ids.get(topic_and_number(each)[0])).meta(records, None)
+        return found
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
         """Whether ``plan`` reaches ``goal`` in every partition. A partition that was never planned
@@ -322,21 +368,32 @@ class KafkaPlanner(PartitionPlanner):
                 self._adopted = True
                 self._group.adopt(previous, _GROUP_S)
             self._group.advance()
-        # A start other than the beginning, and topics that are read first, apply to every existing
-        # partition: wait for all.
-        needs_all = self._source.start != "earliest" or bool(self._source.read_first)
-        patient = self._source.waits_for_leaders or (not previous and needs_all)
+        # A start other than the beginning, topics that are read first, and ends apply to every
+        # existing partition: wait for all.
+        self._seen.latest = previous
+        fixing = not self._end.is_fixed(previous)
+        needs_all = not self._source.is_plain or bool(self._source.read_first)
+        patient = self._source.waits_for_leaders or (not previous and needs_all) or fixing
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
         self._see(ends)
         self._open_transactions.look(self._metadata, ends)
         if self._seen.reader_lost:
             self._metadata.refresh()
-            topics, moving = self._metadata.topics(), previous
-        else:
-            moving = self._moving(previous, topics, ends)
-        new = [each for each in ends if previous.get(each) is None]
+            topics = self._metadata.topics()
+        unended = self._end.unreached(previous)
+        released = self._is_to_release(previous)
+        looks_at_all = self._seen.reader_lost or fixing or released
+        moving = unended if looks_at_all else self._moving(unended, topics, ends)
+        new = [each for each in ends if previous.get(each) is None and not self._is_ignored(each, previous)]
         positions = self._positions(moving, new, topics, ends, first=not previous)
+        if self._end.is_bounded:
+            self._end.note_log_changes(positions, topics, ends, self._seen.known_ends)
+        else:
+            for position in positions.values():
+                position.end = None
+        if fixing:
+            self._end.fix(positions, ends, self._seen.known_ends, self._metadata)
         unread = self._note_tables(positions, ends, first=not previous)
         available = {}
         for partition, position in positions.items():
@@ -344,14 +401,17 @@ class KafkaPlanner(PartitionPlanner):
             if unread and not self._is_table(partition):
                 continue
             if end is not None and not self._is_short(partition, position, end):
-                available[partition] = self._readable_end(partition, position, end) - position.offset
+                readable = self._readable_end(partition, position, end)
+                if position.end is not None:
+                    readable = max(min(readable, position.end[0]), position.offset)
+                available[partition] = readable - position.offset
         turn = 0
         if len(available) > limits.batch_records_max:  # it says who comes first
             turn = sum(int(meta["next_offset"]) for meta in previous.values() if meta is not None)
         shares = fair_shares(available, limits, turn=turn)
         skipped = any(position.gap is not None for position in positions.values())
-        begins = not previous and positions and self._source.start != "earliest"  # record the start itself
-        if not (any(shares.values()) or skipped or begins):
+        begins = not previous and positions and not self._source.is_plain  # record the start itself
+        if not (any(shares.values()) or skipped or begins or (positions and fixing) or released):
             if leaderless := [each for each in unread if each not in ends]:
                 self._metadata.refresh()
                 raise RetryableError(
@@ -359,10 +419,44 @@ class KafkaPlanner(PartitionPlanner):
                 )
             return None
         plan = {each: meta for each, meta in previous.items() if meta is not None}
+        for each in previous.keys() - unended.keys() if unended is not previous else ():
+            if (ended := plan[each])["first_offset"] != ended["next_offset"] or "gap" in ended:
+                plan[each] = position_after(ended).meta(0, None)
         for each, position in positions.items():
             end = ends.get(each)
             plan[each] = position.meta(shares.get(each, 0), end.leader_epoch if end is not None else None)
-        return plan if len(plan) == len(previous) else dict(sorted(plan.items()))
+        made = plan if len(plan) == len(previous) else dict(sorted(plan.items()))
+        self._seen.latest = self._seen.known_ends = made
+        if not previous:
+            self._seen.first_plan = made
+        return made
+
+    # --- the end of reading -----------------------------------------------------------------------
+
+    def _is_ignored(self, partition: str, plan: Mapping[str, Meta | None]) -> bool:
+        """Whether a partition came after the ends were fixed (invariant 7)."""
+        if not self._end.is_bounded or partition in plan:
+            return False
+        if not plan and self._end.is_fixed(self._seen.first_plan):
+            return partition not in self._seen.first_plan
+        return bool(plan) and (self._end.is_fixed(plan) or not self._end.says(partition))
+
+    def _readable(self, partition: str, meta: Meta | None, end: Offset) -> tuple[int, int]:
+        """How far the partition may be read now, and how many records behind an open kafka_txn are
+        to be read later."""
+        hidden = self._open_transactions.records(partition, end.offset)
+        readable = self._end.limit(meta, end.offset)
+        return readable, self._end.limit(meta, end.offset + hidden) - readable
+
+    def _is_to_release(self, previous: Mapping[str, Meta | None]) -> bool:
+        """Whether entries have an end that the spout has no more."""
+        if self._end.is_bounded or self._seen.is_released:
+            return False
+        found = any(meta is not None and END_OFFSET in meta for meta in previous.values())
+        self._seen.is_released = bool(previous) and not found
+        return found
+
+    # --- topics that are read first ---------------------------------------------------------------
 
     def _is_table(self, partition: str) -> bool:
         """Whether the partition is of a topic that is read first."""
@@ -415,6 +509,9 @@ class KafkaPlanner(PartitionPlanner):
                 and (epoch is not None or end.leader_epoch is None)
                 and "gap" not in meta
                 and READ_FIRST_UNTIL not in meta
+                and (
+                    END_OFFSET not in meta or (self._end.is_bounded and not self._end.is_cut(end_in(meta), end.offset))
+                )
                 and partition not in amiss
             ):
                 continue
@@ -491,6 +588,8 @@ class KafkaPlanner(PartitionPlanner):
             self._seen.beginnings[partition] = position.offset
         position.topic_id = topic_id
         beginning_at = self._seen.beginnings.get(partition, 0)
+        if position.end is not None:
+            beginning_at = min(beginning_at, position.end[0])
         if position.offset < beginning_at and position.gap is None:
             self._lost(
                 f"partition {partition} no longer holds offsets {position.offset} to {beginning_at}, which were not read "
@@ -543,6 +642,8 @@ class KafkaPlanner(PartitionPlanner):
         unread records are lost."""
         known = self._seen.ends.get(partition)
         end = max(known.offset if known is not None else 0, position.until or 0)
+        if position.end is not None:
+            end = position.end[0]
         if end <= position.offset or not self._believed(partition):
             return
         self._lost(f"partition {partition} was deleted, and offsets {position.offset} to {end} were not read yet")
@@ -558,8 +659,17 @@ class KafkaPlanner(PartitionPlanner):
         """Whether a log ends before the position. When this is believed, the log was truncated:
         skip back to its end, or raise ``DataLossError``."""
         if end.offset >= position.offset:
-            if end.offset > position.offset or position.until is None or position.until <= position.offset:
+            is_cut = self._end.is_cut(position.end, end.offset)
+            waits = is_cut or (position.until is not None and position.until > position.offset)
+            if end.offset > position.offset or not waits:
                 self._seen.amiss_since.pop(partition, None)
+            elif is_cut and position.end is not None and self._believed(partition):
+                self._lost(
+                    f"partition {partition} ends at offset {end.offset}, and reading was to end at offset {position.end[0]}, which "
+                    "it had: the log was truncated"
+                )
+                position.skip("truncated", end.offset)
+                position.end = (end.offset, position.end[1])
             return False
         if self._believed(partition):
             self._lost(
@@ -567,6 +677,8 @@ class KafkaPlanner(PartitionPlanner):
                 "the log was truncated"
             )
             position.skip("truncated", end.offset)
+            if position.end is not None:
+                position.end = (end.offset, position.end[1])
             del self._seen.amiss_since[partition]
         return True
 
@@ -592,29 +704,33 @@ class KafkaPlanner(PartitionPlanner):
         first: bool,
     ) -> dict[str, Position]:
         """Where the partitions begin that were never planned before. Tables begin at their
-        beginnings, whatever ``start`` says."""
-        start = self._source.start if first and not self._seen.found_nothing else "earliest"
-        if start != "earliest" and (tables := [each for each in new if self._is_table(each)]):
-            rest = [each for each in new if each not in tables]
-            begun = self._begin(tables, topics, ends, first=False)
-            if len(begun) < len(tables):
-                self._metadata.refresh()
-                raise RetryableError("a partition's leader has moved; looking it up again")
-            return {**begun, **(self._begin(rest, topics, ends, first=first) if rest else {})}
-        if start == "latest":
-            found = dict(ends)
-        elif start == "earliest":
-            found = self._metadata.beginnings(new, patient=self._source.waits_for_leaders)
-        else:
-            found = self._metadata.at_timestamp(new, int(start))
-        positions = {}
-        for partition in new:
-            if partition in found:
-                offset = found[partition].offset
-                # No record at or after the timestamp: start at the end.
-                begin = offset if offset >= 0 else ends[partition].offset
-                positions[partition] = Position(begin, topics.topic_ids.get(topic_and_number(partition)[0]))
+        beginnings, whatever ``start`` says. A first plan that replaces another one begins where
+        that one did."""
+        found_late = self._seen.found_nothing and self._source.start.everywhere is not None
+        as_asked = first and not self._source.is_plain and not found_late
+        asked = [each for each in new if as_asked and not self._is_table(each)]
+        pinned = self._seen.first_plan if first else {}
+        positions = {each: begun_again(pinned[each]) for each in asked if each in pinned}
+        if (group := self._source.start_group) is not None and (unknown := [e for e in asked if e not in positions]):
+            positions.update(committed_positions(self._settings, group, unknown))
+        edges: dict[str, Edge] = {
+            each: named_edge("start", self._source.start, each) if each in asked else "earliest"
+            for each in new
+            if each not in positions
+        }
+        for partition, offset in offsets_at(
+            self._metadata, edges, ends, patient=self._source.waits_for_leaders or first
+        ).items():
+            if isinstance(edges[partition], int) and offset > ends[partition].offset:
+                raise ConfigError(
+                    f"start is offset {offset} of partition {partition}, whose log ends at offset {ends[partition].offset}"
+                )
+            positions[partition] = Position(offset, topics.topic_ids.get(topic_and_number(partition)[0]))
         if len(positions) < len(new) and (self._source.waits_for_leaders or first):
             self._metadata.refresh()
             raise RetryableError("a partition's leader has moved; looking it up again")
+        if as_asked:
+            self._look_for_beginnings(asked, now=True)
+            for partition in asked:
+                self._check(partition, positions[partition], topics)
         return positions

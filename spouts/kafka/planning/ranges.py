@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from framework.topology import SourceRanges, SourceRecord
-from framework.topology.spouts import LEFT_OUT, Meta
+from framework.topology.spouts import END_OFFSET, LEFT_OUT, Meta
 from spouts.kafka.partitions import (
+    END_ASKED,
     READ_FIRST_UNTIL,
     SAME_LOG,
     position_after,
@@ -17,6 +18,9 @@ from spouts.kafka.partitions import (
 )
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
+
+#: What a joined range has of its last part.
+_CARRIED = ("topic_id", "gaps", "lost_records", LEFT_OUT, END_OFFSET, END_ASKED)
 
 
 class KafkaRanges(SourceRanges):
@@ -31,7 +35,7 @@ class KafkaRanges(SourceRanges):
             return None  # offsets in between were skipped, or are of other records by now
         whole = {"first_offset": begin.offset, "next_offset": int(last["next_offset"])}
         epochs = {"first_leader_epoch": begin.leader_epoch, "next_leader_epoch": last.get("next_leader_epoch")}
-        known = {**epochs, **{each: last.get(each) for each in ("topic_id", "gaps", "lost_records", LEFT_OUT)}}
+        known = {**epochs, **{each: last.get(each) for each in _CARRIED}}
         known[READ_FIRST_UNTIL] = last.get(READ_FIRST_UNTIL, first.get(READ_FIRST_UNTIL))
         return {**whole, **{name: value for name, value in known.items() if value is not None}}
 

@@ -16,6 +16,7 @@ from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka import metadata
 from spouts.kafka.consumer import truncation
+from spouts.kafka.edges import EARLIEST
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.partitions import topic_and_number
 from spouts.kafka.planning import planner
@@ -32,6 +33,7 @@ class FakeLogs:
         self.leaderless: set[str] = set()
         self.ids = {topic_and_number(each)[0]: f"id-{topic_and_number(each)[0]}" for each in self.logs}
         self.asked_for_beginnings: list[str] = []
+        self.times: dict[int, dict[str, int]] = {}  # ms -> partition -> the first offset of this time or later
 
     def topics(self) -> KafkaTopics:
         return KafkaTopics("c", self.ids, {each: None if each in self.leaderless else 1 for each in self.logs})
@@ -47,6 +49,9 @@ class FakeLogs:
         self.asked_for_beginnings += wanted
         return {each: Offset(self.logs[each][0], None) for each in wanted if each not in self.leaderless}
 
+    def at_timestamp(self, partitions: Iterable[str], timestamp_ms: int, *, patient: bool = True) -> dict[str, Offset]:
+        return {each: Offset(self.times[timestamp_ms].get(each, -1), None) for each in partitions}
+
     def refresh(self) -> None:
         pass
 
@@ -55,7 +60,7 @@ class FakeLogs:
 
 
 def planner_over(logs: FakeLogs, records_max: int = 1_000, **source_options: Any) -> KafkaPlanner:
-    source = replace(KafkaSource(tuple(logs.ids), None, "earliest", True, False), **source_options)
+    source = replace(KafkaSource(tuple(logs.ids), None, EARLIEST, True, False), **source_options)
     made = KafkaPlanner(source, KafkaSettings("nowhere:9092", {}), KafkaLimits(records_max))
     made._metadata = logs  # type: ignore[assignment]
     return made

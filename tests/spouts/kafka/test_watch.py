@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from framework.clients.kafka import KafkaSettings
+from spouts.kafka.edges import EARLIEST
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
@@ -81,7 +82,7 @@ def test_a_watch_that_was_closed_says_nothing_and_none_begins_after_it(
 def test_a_planner_that_found_nothing_is_told_of_the_next_record(topics: Topics, name: str) -> None:
     topics.create(name)
     topics.send(name, [b"first"])
-    source = KafkaSource((name,), None, "earliest", skips_lost_data=False, waits_for_leaders=False)
+    source = KafkaSource((name,), None, EARLIEST, skips_lost_data=False, waits_for_leaders=False)
     planner = KafkaPlanner(source, KafkaSettings(topics.bootstrap_servers, {}), KafkaLimits(100))
     try:
         assert not planner.watch(lambda: None)  # where the logs end is not known yet

@@ -1,0 +1,142 @@
+"""The end of a bounded spout: fixed once, when the first plan is made, and carried by every plan
+after it.
+
+An end holds for what the spout's ``end`` said when it was fixed. When ``end`` says something else
+at a later start, the topology goes on from where it is to the other end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from framework.errors import RetryableError
+from framework.topology.spouts import END_OFFSET, Meta, is_read_to_end
+from spouts.kafka.edges import OFFSET, Edges, text_of_edge
+from spouts.kafka.metadata import KafkaMetadata, KafkaTopics, Offset
+from spouts.kafka.partitions import END_ASKED, SAME_LOG, Position, topic_and_number
+from spouts.kafka.planning.edge_offsets import check_is_past, named_edge, offsets_at
+from spouts.kafka.planning.open_transactions import OpenTransactions
+
+Plan = Mapping[str, Meta | None]
+
+
+class ReadingEnd:
+    """``asked``: what the spout's ``end`` says; None: reading does not end. ``waits_for_open``: the
+    end of a log includes what is behind an open kafka_txn."""
+
+    def __init__(self, asked: Edges | None, open_transactions: OpenTransactions, *, waits_for_open: bool) -> None:
+        self._asked = asked
+        self._open_transactions = open_transactions
+        self._waits_for_open = waits_for_open
+        self._fixed: Plan | None = None  # the last plan that was found to be fixed; a plan never changes
+
+    @property
+    def is_bounded(self) -> bool:
+        return self._asked is not None
+
+    def says(self, partition: str) -> bool:
+        """Whether ``end`` says anything of this partition."""
+        return self._asked is not None and self._asked.of(partition) is not None
+
+    def asked_of(self, partition: str) -> str | None:
+        """What plans say was asked for."""
+        edge = self._asked.of(partition) if self._asked is not None else None
+        return text_of_edge(edge) if edge is not None else None
+
+    def holds(self, partition: str, meta: Meta | None) -> bool:
+        """Whether this entry of a plan has the end that is asked for."""
+        return meta is not None and END_OFFSET in meta and meta.get(END_ASKED) == self.asked_of(partition)
+
+    def is_fixed(self, plan: Plan) -> bool:
+        """Whether each entry has the end that is asked for; True where none is."""
+        if self._asked is None:
+            return True
+        if plan is not self._fixed and bool(plan) and all(self.holds(each, meta) for each, meta in plan.items()):
+            self._fixed = plan
+        return plan is self._fixed
+
+    def unreached(self, plan: Plan) -> Plan:
+        """The entries after which more is to be read."""
+        if self._asked is None:
+            return plan
+        return {each: meta for each, meta in plan.items() if not self.is_reached(each, meta)}
+
+    def is_reached(self, partition: str, meta: Meta | None) -> bool:
+        """Whether nothing is read of this partition after this entry, whatever becomes of its
+        log."""
+        return self._asked is not None and meta is not None and self.holds(partition, meta) and is_read_to_end(meta)
+
+    def is_over(self, plan: Plan) -> bool:
+        """Whether nothing at all is read after this plan."""
+        return bool(plan) and self._asked is not None and all(self.is_reached(each, at) for each, at in plan.items())
+
+    def limit(self, meta: Meta | None, end: int) -> int:
+        """How far is read, of a log that ends at ``end``."""
+        if self._asked is None or meta is None or END_OFFSET not in meta:
+            return end
+        return min(end, int(meta[END_OFFSET]))
+
+    @staticmethod
+    def is_cut(end: tuple[int, str] | None, log_end: int) -> bool:
+        """Whether a log ends before the end of reading though it once ended there, or later. An end
+        that is an offset may be ahead of the log."""
+        return end is not None and log_end < end[0] and not end[1].startswith(OFFSET)
+
+    def note_log_changes(
+        self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset], known_ends: Plan
+    ) -> None:
+        """Where a log is another one than the end was fixed in, reading ends where that log ended
+        when this was seen. ``known_ends``: as of ``fix``. Raises ``RetryableError`` when it has no
+        leader."""
+        for partition, position in positions.items():
+            if position.end is None or position.gap is None or position.gap["reason"] in SAME_LOG:
+                continue
+            if partition not in ends and topic_and_number(partition)[0] in topics.topic_ids:
+                raise RetryableError(f"partition {partition} is another log, and has no leader; the batch waits for it")
+            end, asked = position.end
+            log_end = ends[partition].offset if partition in ends else position.offset
+            if (known := self._known(partition, position, known_ends)) is not None:
+                end = known
+            elif position.gap["reason"] == "recreated":
+                end = log_end
+            position.end = min(end, log_end), asked
+
+    def _known(self, partition: str, position: Position, known_ends: Plan) -> int | None:
+        """Where reading ends by a plan of the same log."""
+        known = known_ends.get(partition)
+        if known is None or not self.holds(partition, known) or known.get("topic_id") != position.topic_id:
+            return None
+        return int(known[END_OFFSET])
+
+    def fix(
+        self,
+        positions: Mapping[str, Position],
+        ends: Mapping[str, Offset],
+        known_ends: Plan,
+        metadata: KafkaMetadata,
+    ) -> None:
+        """Note where reading ends, in the partitions where that is not fixed yet. ``known_ends``: a
+        plan that the next one may replace: the ends are those that it has. Raises ``ConfigError``
+        where nothing is said of a partition, or a time is in the future."""
+        edges = {
+            each: named_edge("end", self._asked, each)
+            for each, position in positions.items()
+            if position.end is None or position.end[1] != self.asked_of(each)
+        }
+        for partition in list(edges):
+            if (known := self._known(partition, positions[partition], known_ends)) is not None:
+                positions[partition].end = known, text_of_edge(edges.pop(partition))
+        if not edges:
+            return
+        check_is_past(edges)
+        self._open_transactions.look(metadata, ends, now=True)
+        last = {**ends, **(self._open_transactions.ends if self._waits_for_open else {})}
+        found = offsets_at(metadata, {each: at for each, at in edges.items() if each in ends}, last, patient=True)
+        for partition, edge in edges.items():
+            position = positions[partition]
+            if partition in ends and partition not in found:
+                metadata.refresh()
+                raise RetryableError("a partition's leader has moved; looking it up again")
+            position.end = (found.get(partition, position.offset), text_of_edge(edge))  # of a topic that is gone: here
+            if edge == "latest" and not self._waits_for_open and partition in ends:
+                self._open_transactions.tell(partition, ends[partition].offset)
