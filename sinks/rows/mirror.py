@@ -6,16 +6,18 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from framework.errors import BadRecordError, ConfigError, TopologyError
-from framework.topology import Fields, Input, TransactionAttempt
+from framework.topology import Bolt, Fields, Input, TransactionAttempt
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical import canonical_column
 from framework.topology.changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
+from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table import Changes, Members, RowTable
 from sinks.rows.values import storable
 from sinks.table_committer import TableCommitter
@@ -70,10 +72,20 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
                 "lambda name: PostgresTable(dsn, name)"
             )
         super().__init__(made, None, on_bad_record)
-        self._into, self._reader, self._named = into, changes, name or _last
-        self._component_id = ""
-        made.bind_changes(_CATALOG, Changes((_NAME,)))
-        made.members = _Catalog(made, into)
+        self._reader, self._named, self._component_id = changes, name or _last, ""
+        self._write_to(made, into)
+
+    def _write_to(self, catalog: RowTable, into: Callable[[str], RowTable]) -> None:
+        self.table, self._into = catalog, into
+        catalog.bind_changes(_CATALOG, Changes((_NAME,)))
+        catalog.members = _Catalog(catalog, into)
+
+    def substitute(self, folder: Path) -> Bolt:
+        """In a test, the copy is a SQLite file. Its rows are ``table`` and ``row``, the row as
+        JSON."""
+        folder.mkdir(parents=True)
+        self._write_to(_ScratchCatalog(folder / "copy.db", CATALOG), partial(SqliteTable, folder / "copy.db"))
+        return self
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -129,6 +141,20 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
 
 def _last(table: Sequence[str]) -> str:
     return table[-1]
+
+
+class _ScratchCatalog(SqliteTable):
+    """The catalog of the copy of a test."""
+
+    def rows_written(self) -> pa.Table:
+        found: list[tuple[str, str]] = []
+        with self.reading() as connection:
+            for table in self.members.every(connection) if self.members is not None else ():
+                names = [each.name for each in table.columns(connection)]
+                for row in table.rows_where(connection, names, "TRUE"):
+                    found.append((table.name, json.dumps(dict(zip(names, row, strict=True)), default=bytes.hex)))
+        names_of, rows = zip(*found, strict=True) if found else ((), ())
+        return pa.table({"table": pa.array(names_of, pa.string()), "row": pa.array(rows, pa.string())})
 
 
 class _Part(NamedTuple):

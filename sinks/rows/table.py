@@ -489,6 +489,10 @@ class RowTable(SqlStore, Table):
         self._home = owner._home
         return self
 
+    def columns(self, connection: Any) -> list[Column]:
+        """The columns of the user's, as the table has them."""
+        return [each for each in self._held_columns(connection, self._table) if each.name != self._stamp]
+
     def rows_where(self, connection: Any, columns: Sequence[str], condition: str, *values: Any) -> list[Any]:
         """Columns of the rows that a condition is true of; ``?`` in it stands for a value."""
         where = condition.replace("?", self.dialect.mark).replace("{table}", self._at(self._table))

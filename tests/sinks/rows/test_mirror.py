@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, TopologyError
+from framework.testing import crash, fail_attempt, replay
 from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import ShuffleGrouping
 from framework.transactions import MemoryStore
@@ -302,8 +303,11 @@ def test_a_pipeline_mirrors_topics(tmp_path: Any) -> None:
     (mirror,) = [each for each in copy.build().components if each.id == "mirror"]
     committer: Any = mirror.instance
     assert isinstance(committer, Mirror) and committer.table.location.endswith("copy.db")
-    key, value = put("people", 1, "ann")
-    assert copy.test({"mirror-changes": [{"key": key, "value": value}]})["mirror"]
+    records = [put("people", 1, "ann"), put("things", 1, "pen"), put("people", 1, "bob"), delete("things", 1)]
+    given = {"mirror-changes": [dict(zip(("key", "value"), each, strict=True)) for each in records]}
+    for faults in ([], [replay(2)], [crash(2)], [crash(2, when="written")], [fail_attempt(2), replay(1)]):
+        found = copy.test(given, take=2, faults=faults)["mirror"]
+        assert found == [{"table": "people", "row": '{"id": 1, "name": "bob"}'}]
     assert not (tmp_path / "copy.db").exists()
 
 
