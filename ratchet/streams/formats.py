@@ -58,16 +58,18 @@ class Json(Format):
     fields of a JSON Schema or an Arrow schema.
 
     A field that the pipeline does not use is not decoded: a value of another type in it is not
-    noticed.
+    noticed. With ``extra="capture"``, a column ``extra`` has the fields that are not declared, as
+    JSON, as of ``spouts.JsonCodec``.
 
     >>> Json(order=str, cents=int).schema.names
     ['order', 'cents']
     """
 
     def __init__(
-        self, schema: Mapping[str, Any] | str | Path | pa.Schema | Fields | None = None, /, **types: FieldType
+        self, schema: Mapping[str, Any] | str | Path | pa.Schema | Fields | None = None, /, **types: FieldType | str
     ) -> None:
         call = called("Json", **types)
+        extra: Any = types.pop("extra") if isinstance(types.get("extra"), str) else "ignore"
         if (schema is None) == (not types):
             raise call.mistake("give fields, as in Json(order=str, cents=int), or one schema")
         try:
@@ -81,12 +83,15 @@ class Json(Format):
             if declared is None:
                 raise TopologyError("every field needs a type")
             self._declared = declared
-            found = JsonCodec(declared).fields.schema()
+            self._whole = JsonCodec(declared, extra=extra)
+            found = self._whole.fields.schema()
         except TopologyError as error:
             raise call.mistake(error) from None
         self.schema = pa.schema(found)
 
     def codec(self, used: Sequence[str]) -> Codec:
+        if any(name not in self._declared.names for name in used):
+            return self._whole  # which knows all names that are declared
         return JsonCodec(pa.schema([self._declared.field(name) for name in used]))
 
 

@@ -16,6 +16,7 @@ from spouts.codecs.alias import names_in_records
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, Values, all_good
 from spouts.codecs.json_arrow import nullable
+from spouts.codecs.json_extra import EXTRA, Extra, OnExtra, checked_extra
 from spouts.codecs.json_reader import JsonReader, Rows
 from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 from spouts.codecs.json_types import Conversion, in_json
@@ -24,10 +25,12 @@ from spouts.codecs.json_types import Conversion, in_json
 class JsonCodec(BulkCodec):
     """JSON objects with a declared schema: each value is one object, each field a column.
 
-    ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the objects are ignored. A
-    missing field is null. ``alias``: field -> its name in the objects, where that is another one;
-    a dot in it is a part of the name. ``spouts.codecs.json_types`` lists how values of each type
-    are written: what ``KafkaSink`` writes is read back.
+    ``fields``: typed ``Fields`` or an Arrow schema. A missing field is null. ``alias``: field ->
+    its name in the objects, where that is another one; a dot in it is a part of the name.
+    ``extra``: other keys of the objects are ignored ("ignore"), or kept ("capture"): a last field
+    ``extra`` has them as one JSON object, each value as it is written; null where there is none.
+    ``spouts.codecs.json_types`` lists how values of each type are written: what ``KafkaSink``
+    writes is read back.
 
     Errors: null, or nothing, in a field that the Arrow schema declares as not nullable (in one of a
     nested object only where that object is there), a value of another type, an integer beyond 64
@@ -45,6 +48,8 @@ class JsonCodec(BulkCodec):
     [{'word': 'a', 'amount': 7}]
     >>> JsonCodec(Fields(user=str), alias={"user": "user.name"}).decode([b'{"user.name": "ann"}']).to_pylist()
     [{'user': 'ann'}]
+    >>> JsonCodec(Fields(n=int), extra="capture").decode([b'{"n": 1, "price": 1.50}', b'{"n": 2}']).to_pylist()
+    [{'n': 1, 'extra': '{"price":1.50}'}, {'n': 2, 'extra': None}]
     """  # noqa: W505 - doctest lines are not wrapped
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -55,7 +60,9 @@ class JsonCodec(BulkCodec):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(BulkCodec, name))
 
-    def __init__(self, fields: Fields | pa.Schema, *, alias: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, fields: Fields | pa.Schema, *, alias: Mapping[str, str] | None = None, extra: OnExtra = "ignore"
+    ) -> None:
         self.fields = fields if isinstance(fields, Fields) else Fields.of_schema(fields)
         schema = self.fields.schema()
         if schema is None or not len(schema):
@@ -63,7 +70,9 @@ class JsonCodec(BulkCodec):
         declared = pa.schema(fields) if isinstance(fields, pa.Schema) else schema
         names = names_in_records(self.fields, alias)
         self._rows = nullable(declared)
-        self.fields = Fields.of_schema(self._rows)
+        self._extra = checked_extra(extra, self._rows.names, names)
+        captured = [pa.field(EXTRA, pa.string())] if self._extra is not None else []
+        self.fields = Fields.of_schema(pa.schema([*self._rows, *captured]))
         self._conversions = [Conversion(name, each.type) for name, each in zip(names, self._rows, strict=True)]
         self._as_read = names == self._rows.names and not any(each.is_needed for each in self._conversions)
         #: What the readers read. It says where null is an error: the rows have ``nullable`` of it.
@@ -127,7 +136,24 @@ class JsonCodec(BulkCodec):
 
     def _decoded(self, values: Values | pa.BinaryArray, *, only_first: bool) -> tuple[pa.RecordBatch, list[BadRecord]]:
         read = self._reader.read(values, only_first=only_first)
+        if self._extra is not None:
+            return self._with_extra(self._extra, values, read)
         return (read.batch, read.bad) if self._as_read else self._converted(read)
+
+    def _with_extra(
+        self, extra: Extra, values: Values | pa.BinaryArray, read: Rows
+    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """The rows with the undeclared fields, and the bad values."""
+        listed = values.to_pylist() if isinstance(values, (pa.Array, pa.ChunkedArray)) else values
+        batch, bad = (read.batch, read.bad) if self._as_read else self._converted(read)
+        gone = {each.index for each in bad}
+        places = [place for place in read.places.tolist() if place not in gone]
+        column, refused = extra.read(listed, places)
+        batch = pa.RecordBatch.from_arrays([*batch.columns, column], names=[*self._rows.names, EXTRA])
+        if refused:
+            gone = {each.index for each in refused}
+            batch = batch.filter(pa.array([place not in gone for place in places]))
+        return batch, sorted([*bad, *refused], key=lambda each: each.index)
 
     def _converted(self, read: Rows) -> tuple[pa.RecordBatch, list[BadRecord]]:
         """The rows in the declared types, and the bad values."""
