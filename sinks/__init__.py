@@ -20,6 +20,7 @@ from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.timers import Entry, TimerCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windows import WindowedCommitter
+from sinks.kafka.headers import Headers
 from sinks.kafka.sink import KafkaSink
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend
@@ -71,6 +72,7 @@ __all__ = [
     "DeltaLakeTable",
     "Entry",
     "First",
+    "Headers",
     "JoiningCommitter",
     "KafkaSink",
     "Last",

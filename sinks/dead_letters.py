@@ -174,7 +174,7 @@ class DeadLetterTopic(_DeadLetters):
         marker = marker_of(attempt, context)
         bytes_max = writers.limits(self._merged, self._topic).record_bytes_max
         marked = writers.marked(self._merged, context, self._marker_topic)
-        marked.write(self._topic, [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
+        marked.write([self._topic], [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
 
     def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
         return TopicLetters(self._settings.with_conf(conf), self._topic, topology_id, incarnation)

@@ -154,6 +154,11 @@ class KafkaSettings:
     def bootstrap_servers(self) -> str:
         return self._bootstrap_servers or "(unnamed)"
 
+    def share_brokers(self, other: KafkaSettings) -> bool:
+        """Whether both name a broker in the same words. If not, they may still be of one
+        cluster."""
+        return bool(_addresses(self) & _addresses(other))
+
     @property
     def reader(self) -> str:
         """The reader of spouts: "auto", "native" or "python"."""
@@ -270,6 +275,10 @@ class ConnectionErrors:
                 )
             return RetryableError(f"{what}: {why}; check the address and the security settings")
         return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
+
+
+def _addresses(settings: KafkaSettings) -> set[str]:
+    return {each.strip().lower().rpartition("://")[2] for each in settings.bootstrap_servers.split(",")}
 
 
 def _same(fixed: Any, given: Any) -> bool:

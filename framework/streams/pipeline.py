@@ -83,8 +83,8 @@ class Pipeline(TopologyMaker):
         if self._builder is not None:
             raise call.mistake("pipeline.builder was taken, so the pipeline is complete: add bolts to the builder")
 
-    def topic(self, call: Call, topic: str, options: Mapping[str, Any]) -> Target:
-        """A topic of Kafka that rows are written to."""
+    def topic(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> Target:
+        """A topic of Kafka that rows are written to; None where each row names its own."""
         raise call.mistake("this pipeline knows no Kafka: use the Pipeline of ratchet")
 
     def place(self, placed: Placed) -> Placed:

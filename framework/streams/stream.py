@@ -413,20 +413,30 @@ class Stream:
 
     def to_kafka(
         self,
-        topic: str,
+        topic: str | None = None,
         *,
+        topic_from: str | None = None,
         key: str | Sequence[str] | RowFunction | None = None,
         value: str | Sequence[str] | RowFunction | None = None,
+        headers: Any = None,
+        timestamp: str | None = None,
+        partition: str | None = None,
         name: str | None = None,
         **options: Any,
     ) -> Stream:
-        """Write every row to a topic, exactly once, by one task. ``key`` and ``value``: a column of
-        text or bytes, a list of columns for JSON, or a function of the row that returns bytes; by
-        default no key, and JSON of all columns. ``options``: of ``sinks.KafkaSink``."""
-        call = called("to_kafka", topic, **({"name": name} if name else {}))
-        given = {"key": key, "value": value, **options}
+        """Write every row to a topic, or to the topic that the column ``topic_from`` names, exactly
+        once, by one task. ``key`` and ``value``: a column of text or bytes, a list of columns for
+        JSON, or a function of the row that returns bytes; by default no key, and JSON of all
+        columns that are used for nothing else. ``headers``: a column that holds headers, a mapping
+        of those to add, or ``Headers``. ``timestamp``, ``partition``: columns. ``value_codec`` and
+        ``key_codec``: formats such as ``Json`` or ``RegistryAvro``. ``options``: the rest of
+        ``sinks.KafkaSink``."""
+        said = {"topic_from": topic_from} if topic_from else {}
+        call = called("to_kafka", *([topic] if topic else []), **said, **({"name": name} if name else {}))
+        given = {"topic_from": topic_from, "key": key, "value": value, "headers": headers}
+        given = {**given, "timestamp": timestamp, "partition": partition, **options}
         bolt = of_target(call, self._pipeline.topic(call, topic, given), lambda place: place.append())
-        return self._placed(call, bolt, name or topic, GlobalGrouping(), parallelism=1)
+        return self._placed(call, bolt, name or topic or topic_from or "kafka", GlobalGrouping(), parallelism=1)
 
     def through(
         self,

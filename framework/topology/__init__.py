@@ -70,7 +70,7 @@ from framework.topology.stateful import (
     StateSize,
 )
 from framework.topology.tuples import Tuple
-from framework.topology.written_topics import WrittenTopic
+from framework.topology.written_topics import ReadTopics, WrittenTopic
 
 __all__ = [
     "DEAD_LETTER_FIELDS",
@@ -119,6 +119,7 @@ __all__ = [
     "PartitionedTransactionalSpout",
     "Reach",
     "ReadCounts",
+    "ReadTopics",
     "RebuildableState",
     "ReplayableSpout",
     "RichOutputCollector",

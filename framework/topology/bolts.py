@@ -29,7 +29,7 @@ from framework.topology.fencing import FencedState, Standing
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
 from framework.topology.tuples import Tuple
-from framework.topology.written_topics import WrittenTopic
+from framework.topology.written_topics import ReadTopics, WrittenTopic
 
 DEFAULT_STREAM = "default"
 #: What becomes of a record that is refused.
@@ -217,6 +217,11 @@ class Bolt(ABC):
         """Return the topics that this bolt writes, those for its own use included. Called on the
         driver. The spout of the topology refuses to read them."""
         return ()
+
+    def bind_read_topics(self, read: ReadTopics | None) -> None:
+        """Called once, on the driver, by the builder, with the topics that the spout of the
+        topology reads. A bolt that learns only from its rows which topics it writes must not write
+        these."""
 
     def combiner(self) -> Combiner | None:
         """Return a combiner for the edges into this bolt, or None. Called in tasks."""

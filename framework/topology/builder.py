@@ -192,6 +192,10 @@ class TransactionalTopologyBuilder:
             self._topology_id, in_order((spout, *self._bolts.components())), at_least_once=self._at_least_once
         )
         _check_refusals(topology, self._given_spout)
+        read = self._given_spout.read_topics()
+        for component in topology.components:
+            if isinstance(component.instance, Bolt):
+                component.instance.bind_read_topics(read)
         _check_states(topology)
         return topology
 

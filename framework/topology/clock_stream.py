@@ -34,7 +34,7 @@ from framework.topology.spouts import (
     Rows,
     Spout,
 )
-from framework.topology.written_topics import WrittenTopic
+from framework.topology.written_topics import ReadTopics, WrittenTopic
 
 #: The hidden stream of planning times.
 CLOCK_STREAM = "clock"
@@ -85,6 +85,9 @@ class _Clocked(PartitionedSpout):
 
     def check_written_topics(self, conf: Mapping[str, Any], written: Sequence[WrittenTopic]) -> None:
         self.spout.check_written_topics(conf, written)
+
+    def read_topics(self) -> ReadTopics | None:
+        return self.spout.read_topics()
 
     def dead_letters(self) -> Bolt | None:
         return self.spout.dead_letters()

@@ -32,7 +32,7 @@ from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.ranges import Meta as Meta
 from framework.topology.ranges import SourceRanges
-from framework.topology.written_topics import WrittenTopic
+from framework.topology.written_topics import ReadTopics, WrittenTopic
 
 #: The hidden stream for records that a spout cannot decode, when the user asked for dead letters.
 DEAD_LETTER_STREAM = "dead_letters"
@@ -154,6 +154,11 @@ class Spout(ABC):
     def check_written_topics(self, conf: Mapping[str, Any], written: Sequence[WrittenTopic]) -> None:
         """Called by ``submit`` before anything starts, with the topics that the topology writes.
         Raises ``ConfigError`` if this spout reads one of them."""
+
+    def read_topics(self) -> ReadTopics | None:
+        """Return the topics that this spout reads, or None. Called once, on the driver, by the
+        builder. A sink that routes rows by their fields refuses to write there."""
+        return None
 
     def dead_letters(self) -> Bolt | None:
         """Return the committer of the records that this spout cannot decode, or None.

@@ -1,7 +1,9 @@
-"""Topics that a topology writes, so that its spout does not read them."""
+"""Topics that a topology writes, so that its spout does not read them, and those that it reads, so
+that no row is routed there."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,3 +17,18 @@ class WrittenTopic:
     holds: str
     settings: Any = field(repr=False)
     component_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopics:
+    """What a spout reads: ``topics``, or the topics whose whole names match ``pattern``.
+    ``settings``: those of the client that reads, for the sink that understands them."""
+
+    topics: tuple[str, ...]
+    pattern: str | None
+    settings: Any = field(repr=False)
+
+    def include(self, topic: str) -> bool:
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics

@@ -170,9 +170,9 @@ class Pipeline(StreamsPipeline):
                 raise call.unknown_column(unknown, schema.names)
         return self._read_from(call, Rows(name, given, schema, parallelism), name, schema)
 
-    def topic(self, call: Call, topic: str, options: Mapping[str, Any]) -> Target:
-        """A topic of Kafka that rows are written to. Its brokers are those of ``read_kafka``, where
-        ``options`` names no others."""
+    def topic(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> Target:
+        """A topic of Kafka that rows are written to, or several. The brokers are those of
+        ``read_kafka``, where ``options`` names no others."""
         servers = self._reading.options.get("bootstrap_servers") if isinstance(self._reading, Kafka) else None
         return Topic(call, topic, {**({"bootstrap_servers": servers} if servers is not None else {}), **options})
 

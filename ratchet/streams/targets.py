@@ -13,6 +13,7 @@ from framework.errors import TopologyError
 from framework.streams.call_site import Call, nearest
 from framework.streams.ports import Target
 from framework.topology import Bolt
+from ratchet.streams.formats import Format
 from sinks import (
     AppendCommitter,
     DeadLetterTable,
@@ -75,21 +76,26 @@ class Database(Store):
 
 
 class Topic(Target):
-    """A topic of Kafka. ``options``: of ``KafkaSink``."""
+    """A topic of Kafka, or those that rows name. ``options``: of ``KafkaSink``, with formats as
+    codecs."""
 
-    def __init__(self, call: Call, topic: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> None:
         known = [each for each in inspect.signature(KafkaSink).parameters if each not in ("topic", "at_least_once")]
         unknown = next((each for each in options if each not in known), None)
         if unknown is not None:
             raise call.mistake(f"there is no option {unknown!r}{nearest(unknown, known)}")
-        self.name = topic
-        self._options = options
+        self.name = topic or str(options.get("topic_from"))
+        self._topic = topic
+        self._options: dict[str, Any] = {
+            name: given.codec(given.schema.names) if isinstance(given, Format) else given
+            for name, given in options.items()
+        }
 
     def append(self) -> Bolt:
-        return KafkaSink(self.name, **self._options)
+        return KafkaSink(self._topic, **self._options)
 
     def __str__(self) -> str:
-        return f"topic {self.name!r}"
+        return f"topic {self.name!r}" if self._topic is not None else f"the topics of column {self.name!r}"
 
 
 class Files(Target):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial as bound
 from typing import NamedTuple
 
@@ -18,38 +18,52 @@ _POLL_S = 0.05
 _WAITING, _DELIVERED, _REFUSED = range(3)
 #: The broker refused the batch because of another record in it.
 _WITH_ANOTHER = KafkaError._INVALID_DIFFERENT_RECORD
-_ANY_PARTITION = -1
+_ANY_PARTITION, _NOW = -1, 0
+_TOPICS_SHOWN = 3
 
 
 class KafkaRecord(NamedTuple):
-    """One record to write. ``headers``: (name, value) pairs."""
+    """One record to write. ``headers``: (name, value) pairs. ``topic``: None for the only one of
+    the batch. ``partition``: -1 for the partitioner's choice. ``timestamp_ms``: None for the time
+    at which it is sent."""
 
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]] = ()
+    topic: str | None = None
+    partition: int = _ANY_PARTITION
+    timestamp_ms: int | None = None
 
 
 class Delivery:
-    """The records of one batch on their way. Used by one thread; others may poll the producer."""
+    """The records of one batch on their way. Used by one thread; others may poll the producer.
+    ``where``: the topics, for a message; after a refusal, that of the refused record."""
 
-    def __init__(self, producer: Producer, traffic: Traffic, topic: str) -> None:
+    def __init__(self, producer: Producer, traffic: Traffic, topics: Collection[str]) -> None:
         self._producer = producer
         self._traffic = traffic
-        self._topic = topic
+        self.where = shown_topics(topics)
         self._outcomes = bytearray()  # in the order of ``send``
         self._refusal: KafkaError | None = None
         self.about = ""  # what is known of the record that was refused, for a message
         self._moved_at = time.monotonic()
 
-    def send(self, topic: str, record: KafkaRecord, partition: int = _ANY_PARTITION) -> None:
-        """Hand a record to the producer, waiting for room in its queue. Raises ``KafkaException``,
-        and ``RetryableError`` when the producer does not get on."""
+    def send(self, topic: str, record: KafkaRecord) -> None:
+        """Hand a record to the producer, waiting for room in its queue. ``topic``: of a record that
+        names none. Raises ``KafkaException``, and ``RetryableError`` when the producer does not get
+        on."""
         answered = bound(self._answered, len(self._outcomes))
         self._outcomes.append(_WAITING)
         while True:
             try:
                 self._producer.produce(
-                    topic, record.value, record.key, partition, headers=list(record.headers), on_delivery=answered
+                    record.topic or topic,
+                    record.value,
+                    record.key,
+                    record.partition,
+                    headers=list(record.headers),
+                    timestamp=record.timestamp_ms if record.timestamp_ms is not None else _NOW,
+                    on_delivery=answered,
                 )
                 self._producer.poll(0)
                 return
@@ -75,8 +89,7 @@ class Delivery:
             self._moved_at = time.monotonic()
         elif time.monotonic() - self._moved_at > SILENCE_MAX_S:
             raise RetryableError(
-                f"topic {self._topic!r}: not everything was delivered, and the producer did not get on for "
-                f"{SILENCE_MAX_S:g} s"
+                f"{self.where}: not everything was delivered, and the producer did not get on for {SILENCE_MAX_S:g} s"
             )
 
     def _answered(self, index: int, error: KafkaError | None, message: Message) -> None:
@@ -86,4 +99,18 @@ class Delivery:
         if error is not None and (self._refusal is None or self._refusal.code() == _WITH_ANOTHER):
             size = len(message.key() or b"") + len(message.value() or b"")
             self._refusal = error
+            self.where = shown_topics([message.topic() or ""])
             self.about = f", a record of {size:,} bytes{' without a key' if message.key() is None else ''}"
+
+
+def shown_topics(topics: Collection[str]) -> str:
+    """Topics, for a message.
+
+    >>> shown_topics(["a"]), shown_topics(["a", "b", "c", "d", "e"])
+    ("topic 'a'", "topics 'a', 'b', 'c' and 2 more")
+    """
+    if len(topics) == 1:
+        return f"topic {next(iter(topics))!r}"
+    shown = ", ".join(map(repr, sorted(topics)[:_TOPICS_SHOWN]))
+    more = len(topics) - _TOPICS_SHOWN
+    return f"topics {shown}{f' and {more} more' if more > 0 else ''}"

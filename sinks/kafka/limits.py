@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
@@ -16,28 +17,37 @@ from sinks.kafka.compressed_size import codec_of, compressed_bytes_max
 CLIENT_BYTES_MAX, _CLIENT_ADDS = 1_000_000, 36
 #: The header of a batch of records, and the parts of a record that have one byte.
 _BATCH_ADDS, _RECORD_ADDS = 61, 4
+#: The most that the lengths of a header take.
+_HEADER_ADDS = 10
+#: A record is some time on its way before the broker looks at its timestamp.
+_ON_THE_WAY_MS = 60_000
+HeaderPairs = Sequence[tuple[str, "bytes | None"]]
 _ANSWER_S = 10.0
+_NO_BOUND = 2**62
 
 
 @dataclass(frozen=True)
 class TopicLimits:
     """``client_bytes``: ``message.max.bytes`` of the client. ``topic_bytes``: ``max.message.bytes``
     of the topic, which bounds its batches; None if it is not known. ``codec``, ``level``: how the
-    client compresses. ``needs_key``: the topic is compacted."""
+    client compresses. ``needs_key``: the topic is compacted. ``before_ms``, ``after_ms``: how far a
+    timestamp may be from the present; None if the topic does not say."""
 
     client_bytes: int
     topic_bytes: int | None = None
     codec: str | None = None
     level: int = -1
     needs_key: bool = False
+    before_ms: int | None = None
+    after_ms: int | None = None
 
     @property
     def record_bytes_max(self) -> int:
         """The size up to which a record is taken, compressed or not."""
         return self.client_bytes if self.topic_bytes is None else min(self.client_bytes, self.topic_bytes)
 
-    def refusal(self, key: bytes | None, value: bytes | None) -> str | None:
-        """Why a record without headers is refused; None if it is not.
+    def refusal(self, key: bytes | None, value: bytes | None, headers: HeaderPairs = ()) -> str | None:
+        """Why a record is refused; None if it is not.
 
         >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, bytes(130))
         >>> TopicLimits(client_bytes=1_000, topic_bytes=200).refusal(None, bytes(150)).split(":")[0]
@@ -46,17 +56,20 @@ class TopicLimits:
         """
         if key is None and self.needs_key:
             return "the topic is compacted, and takes no record without a key: give each a key, or change the topic"
-        size = len(key or b"") + len(value or b"")
+        header_bytes = headers_bytes(headers)
+        size = len(key or b"") + len(value or b"") + header_bytes
         if size + _CLIENT_ADDS > self.client_bytes:
             return (
                 f"a record of {size:,} bytes is larger than message.max.bytes of the client ({self.client_bytes:,}): raise it, "
                 "or write smaller records"
             )
-        if self.fits(None if key is None else len(key), None if value is None else len(value)):
+        if self.fits(None if key is None else len(key), None if value is None else len(value), headers):
             return None
         compressed = ""
         if self.codec is not None:
-            size_max = compressed_bytes_max(self.codec, self.level, (key or b"") + (value or b""))
+            parts = b"".join(name.encode() + (each or b"") for name, each in headers)
+            size_max = compressed_bytes_max(self.codec, self.level, (key or b"") + (value or b"") + parts)
+            size_max += len(headers) * _HEADER_ADDS
             if self.topic_bytes is None or _BATCH_ADDS + size_max <= self.topic_bytes:
                 return None
             compressed = f", compressed with {self.codec} up to {size_max:,},"
@@ -65,14 +78,33 @@ class TopicLimits:
             "raise it, or write smaller records"
         )
 
-    def fits(self, key_bytes: int | None, value_bytes: int | None) -> bool:
-        """Whether a record without headers fits, compressed or not. ``key_bytes``,
-        ``value_bytes``: the sizes of its parts; None for null."""
-        size = (key_bytes or 0) + (value_bytes or 0)
+    def fits(self, key_bytes: int | None, value_bytes: int | None, headers: HeaderPairs = ()) -> bool:
+        """Whether a record fits, compressed or not. ``key_bytes``, ``value_bytes``: the sizes of
+        its parts; None for null."""
+        size = (key_bytes or 0) + (value_bytes or 0) + headers_bytes(headers)
         if (key_bytes is None and self.needs_key) or size + _CLIENT_ADDS > self.client_bytes:
             return False
-        body = _RECORD_ADDS + size + sum(_varint(-1 if each is None else each) for each in (key_bytes, value_bytes))
+        body = _RECORD_ADDS + size + _varint(len(headers)) - 1
+        body += sum(_varint(-1 if each is None else each) for each in (key_bytes, value_bytes))
         return self.topic_bytes is None or _BATCH_ADDS + _varint(body) + body <= self.topic_bytes
+
+    def timestamp_refusal(self, timestamp_ms: int, now_ms: int) -> str | None:
+        """Why a record of this time is refused; None if it is not.
+
+        >>> TopicLimits(1_000, after_ms=60_000).timestamp_refusal(70_000, 3_000).split(" of ")[0]
+        'a timestamp'
+        >>> TopicLimits(1_000, after_ms=60_000).timestamp_refusal(63_000, 3_000)
+        """
+        if self.after_ms is not None and timestamp_ms > now_ms + self.after_ms:
+            name, bound, side = "message.timestamp.after.max.ms", self.after_ms, "after"
+        elif self.before_ms is not None and timestamp_ms < now_ms - self.before_ms + _ON_THE_WAY_MS:
+            name, bound, side = "message.timestamp.before.max.ms", self.before_ms, "before"
+        else:
+            return None
+        return (
+            f"a timestamp of {timestamp_ms} ms is {side} what {name} of the topic ({bound:,}) allows: raise it, or set "
+            "message.timestamp.type=LogAppendTime"
+        )
 
     def close(self) -> None:
         """Nothing: it is kept as writers are."""
@@ -93,7 +125,28 @@ def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
         codec=codec_of(given),
         level=int(given.get("compression.level", -1)),
         needs_key="compact" in found.get("cleanup.policy", ""),
+        **_timestamp_bounds(found),
     )
+
+
+def headers_bytes(headers: HeaderPairs) -> int:
+    """What headers take in a record, their number excepted.
+
+    >>> headers_bytes([]), headers_bytes([("a", b"bc")]), headers_bytes([("a", None)])
+    (0, 5, 3)
+    """
+    size = 0
+    for name, value in headers:
+        length = len(name.encode())
+        size += _varint(length) + length + _varint(-1 if value is None else len(value)) + len(value or b"")
+    return size
+
+
+def _timestamp_bounds(found: Mapping[str, str]) -> dict[str, int]:
+    if found.get("message.timestamp.type") == "LogAppendTime":
+        return {}
+    names = {"before_ms": "message.timestamp.before.max.ms", "after_ms": "message.timestamp.after.max.ms"}
+    return {name: int(found[each]) for name, each in names.items() if int(found.get(each, _NO_BOUND)) < _NO_BOUND}
 
 
 def topic_bytes_max(admin: AdminClient, topic: str) -> int | None:

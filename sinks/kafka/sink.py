@@ -1,19 +1,20 @@
-"""The committer that writes to a Kafka topic: each row of a batch becomes a record, exactly once or
+"""The committer that writes to Kafka topics: each row of a batch becomes a record, exactly once or
 at least once."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.clients.kafka import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, ConfigError, RetryableError, TopologyError
+from framework.observe.logs import get_logger
 from framework.topology import (
     ArrowBolt,
     Bolt,
@@ -21,39 +22,55 @@ from framework.topology import (
     Fields,
     Input,
     OutputCollector,
+    ReadTopics,
     Standing,
     TopologyContext,
     TransactionAttempt,
     WrittenTopic,
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from framework.topology.tuples import rows_of
 from sinks.append import AppendCommitter
+from sinks.kafka.content import BYTES, Content, Encoder, Part, checked_field
 from sinks.kafka.delivery import KafkaRecord
+from sinks.kafka.headers import HeaderContent, Headers, checked_headers
 from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import marker_of, markers_topic, writer_of
+from sinks.kafka.routing import Route, check_partition, check_timestamp, partition_column, timestamp_column
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
-from sinks.plain_values import JsonColumns
 from sinks.rows.scratch_table import ScratchTable
 
-RowDict = Mapping[str, Any]
-_BYTES = pa.large_binary()  # a batch may have more than 2 GB
-#: The source of a key or a value: one field as it is, several fields as a JSON object, or a
-#: function of the row.
-Content = Union[str, Sequence[str], Callable[[RowDict], "bytes | None"]]
+_log = get_logger()
 
 
 class KafkaSink(ArrowBolt, Committer):
-    """Writes its input to ``topic``, which must exist.
+    """Writes its input to ``topic``, which must exist, or to several topics.
 
-    ``value`` and ``key``: one of
+    **Which topic.** ``topic``, or ``topic_from``: the text field that names it. The topics of a
+    batch are written in one kafka_txn. What a row may name is said by ``topics``, a list, or by
+    ``pattern``, a regular expression that whole names match; without both, a row may name every
+    topic that exists. A row is a bad record if it names another topic, one that does not exist, one
+    that the spout of the topology reads, a topic of markers, or one of Kafka's own.
+
+    **Value and key.** ``value`` and ``key``: one of
 
     * the name of a text or bytes field; null becomes null (as a value: a tombstone),
     * a list of field names, written as a JSON object: timestamps are RFC 3339 text, bytes are
       base64, decimals are text,
     * a function from a row (a mapping of names to values) to bytes or None.
 
-    By default the value is a JSON object of all fields, and the key is null.
+    By default the value is a JSON object of all fields that are not used for topic, headers,
+    timestamp, partition or ``tombstone``, and the key is null. ``value_codec`` and ``key_codec``
+    encode the fields instead of JSON: a codec of ``spouts``, such as ``RegistryAvroCodec``. The
+    default key is then still null. ``tombstone``: a field of truths; where it is true, the value is
+    null, whatever ``value`` says.
+
+    **Headers, timestamp, partition.** ``headers``: a field that holds headers, such as the
+    ``headers`` of the spout's metadata, which are kept; a mapping of headers to add (name -> field,
+    bytes, or function of the row); or ``Headers``, which does both, and removes some.
+    ``timestamp``: a field of timestamps, or of milliseconds such as ``timestamp_ms`` of the spout's
+    metadata; null, and by default: the time at which the record is sent. ``partition``: an integer
+    field; null, and by default: the partitioner's choice. A partition that the topic does not have
+    makes a bad record, and so does a time at or before 1970, or one that the topic does not take.
 
     Exactly once: each commit task has a transactional producer, and writes a marker of the
     transaction in the kafka_txn of its records. Readers with ``isolation.level=read_committed`` see
@@ -70,7 +87,7 @@ class KafkaSink(ArrowBolt, Committer):
 
     A record without a key for a compacted topic is a bad record. So is one that is larger than
     ``message.max.bytes`` of the client or, compressed if the client compresses,
-    ``max.message.bytes`` of the topic. Both are found before the commit is opened.
+    ``max.message.bytes`` of the topic. All bad records are found before the commit is opened.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.
@@ -80,22 +97,40 @@ class KafkaSink(ArrowBolt, Committer):
 
     def __init__(
         self,
-        topic: str,
+        topic: str | None = None,
         *,
+        topic_from: str | None = None,
+        topics: Sequence[str] | None = None,
+        pattern: str | None = None,
         value: Content | None = None,
         key: Content | None = None,
+        headers: Headers | str | Mapping[str, HeaderContent] | None = None,
+        timestamp: str | None = None,
+        partition: str | None = None,
+        tombstone: str | None = None,
+        value_codec: Encoder | None = None,
+        key_codec: Encoder | None = None,
         bootstrap_servers: str | None = None,
         marker_topic: str | None = None,
         settings: Mapping[str, Any] | None = None,
         at_least_once: bool = False,
     ) -> None:
         self.exactly_once = not at_least_once
-        self._topic = checked_topic(topic, "KafkaSink: ")
-        self._value, self._key = value, key
+        self._route = Route(topic, topic_from, topics, pattern)
+        self._value, self._value_codec = value, value_codec
+        self._value_part = Part("value", value, value_codec)  # of named fields, when it is bound
+        self._key = Part("key", key, key_codec)
+        self._headers = checked_headers(headers)
+        self._timestamp, self._partition, self._tombstone = timestamp, partition, tombstone
         self._marker_topic = checked_topic(marker_topic, "marker_topic=") if marker_topic is not None else None
+        if self._marker_topic is not None and self._marker_topic in self._route.topics:
+            raise ConfigError(
+                f"marker_topic={marker_topic!r} is also a topic of records: keep markers in another topic"
+            )
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._fields: Fields | None = None
         self._merged: KafkaSettings | None = None
+        self._conf: Mapping[str, Any] = {}
         self._batches: list[pa.RecordBatch] = []
         self._attempt: TransactionAttempt | None = None
         self._context: TopologyContext | None = None
@@ -104,9 +139,20 @@ class KafkaSink(ArrowBolt, Committer):
         shapes = {each.fields for each in inputs}
         if len(shapes) != 1:
             raise TopologyError(f"committer {component_id!r}: its inputs have other fields; make them equal")
-        self._fields = shapes.pop()
-        for content in (self._value if self._value is not None else self._fields.names, self._key):
-            self._check(component_id, content, self._fields)
+        self._fields = fields = shapes.pop()
+        if self._value is None:
+            self._value_part = Part("value", self._other_fields(component_id, fields), self._value_codec)
+        for part in (self._value_part, self._key):
+            part.check(component_id, fields)
+        self._route.check(component_id, fields)
+        if self._headers is not None:
+            self._headers.check(component_id, fields)
+        if self._timestamp is not None:
+            check_timestamp(component_id, self._timestamp, fields)
+        if self._partition is not None:
+            check_partition(component_id, self._partition, fields)
+        if self._tombstone is not None and checked_field(component_id, self._tombstone, fields) != pa.bool_():
+            raise TopologyError(f"committer {component_id!r}: field {self._tombstone!r} is no field of truths (bool)")
         if parallelism > 1 and self.exactly_once:
             self.needs_deterministic_input = True
             for each in inputs:
@@ -117,38 +163,32 @@ class KafkaSink(ArrowBolt, Committer):
                         "global_grouping, or parallelism 1"
                     )
 
-    @staticmethod
-    def _check(component_id: str, content: Content | None, fields: Fields) -> None:
-        if content is None or callable(content):
-            return
-        for name in (content,) if isinstance(content, str) else content:
-            if name not in fields:
-                raise TopologyError(
-                    f"committer {component_id!r} needs field {name!r}, which its input does not have (it has: "
-                    f"{', '.join(fields.names)})"
-                )
-        if isinstance(content, str):
-            kind = fields.type_of(content)
-            if kind is None or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-                raise TopologyError(
-                    f"committer {component_id!r}: field {content!r} is {kind}, and a record holds text or bytes: give a list, "
-                    f"[{content!r}], for JSON, or a function"
-                )
-        else:
-            JsonColumns(fields.select(content), "JSON")
+    def _other_fields(self, component_id: str, fields: Fields) -> list[str]:
+        """The fields that are used for nothing else."""
+        field = self._headers.field if self._headers is not None else None
+        used = (self._route.field, field, self._timestamp, self._partition, self._tombstone)
+        left = [name for name in fields if name not in used]
+        if not left:
+            raise TopologyError(f"committer {component_id!r}: no field is left for the value: name one by value=")
+        return left
+
+    def bind_read_topics(self, read: ReadTopics | None) -> None:
+        self._route.bind_read_topics(read)
 
     def written_topics(self, topology_id: str) -> Sequence[WrittenTopic]:
-        records = WrittenTopic(self._topic, "records", self._settings)
+        records = [WrittenTopic(each, "records", self._settings) for each in self._route.topics]
         if not self.exactly_once:
-            return (records,)
-        return (records, WrittenTopic(markers_topic(topology_id, self._marker_topic), "markers", self._settings))
+            return records
+        return (*records, WrittenTopic(markers_topic(topology_id, self._marker_topic), "markers", self._settings))
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
+        if self._route.is_open:
+            _log.warning("kafka_sink.any_topic", field=self._route.field, advice="give topics= or pattern=")
         with suppress(RetryableError):  # the first batch waits for brokers that do not answer
-            probe(self._settings.with_conf(conf), self._topic)
+            self.check_servers(conf)
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
-        probe(self._settings.with_conf(conf), self._topic)
+        probe(self._settings.with_conf(conf), self._route.topics)
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
         if self.exactly_once:
@@ -166,8 +206,9 @@ class KafkaSink(ArrowBolt, Committer):
         return _TableForTopic(self, ScratchTable(folder, self._fields))
 
     def check_encoding(self, batch: pa.RecordBatch) -> None:
-        """Raise ``BadRecordError`` for a row that makes no record."""
-        self._encoded(batch)
+        """Raise ``BadRecordError`` for a row that makes no record, whatever the brokers hold."""
+        self._parts(batch)
+        self._route.column(batch, self._route.check_name)
 
     # --- in tasks ---------------------------------------------------------------------------------
 
@@ -178,15 +219,18 @@ class KafkaSink(ArrowBolt, Committer):
         collector: OutputCollector,
         batch_id: TransactionAttempt,
     ) -> None:
-        self._attempt, self._context = batch_id, context
+        self._attempt, self._context, self._conf = batch_id, context, conf
         self._merged = self._settings.with_conf(conf)
         self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        """Make the records, so that bad ones are found before the commit is opened."""
         if not batch.num_rows:
             return
-        records = self._encoded(batch)
-        self._check_sizes(records)
+        if self._merged is None:
+            raise TopologyError("a KafkaSink was used outside a topology")
+        records = self._encoded(self._merged, batch)
+        self._check_limits(self._merged, records)
         self._batches.append(records)
 
     def finish_batch(self) -> None:
@@ -195,61 +239,71 @@ class KafkaSink(ArrowBolt, Committer):
             raise TopologyError("a KafkaSink was used outside a topology")
         if not self._batches:
             return  # nothing to write, so a replay cannot write it twice
-        if not self.exactly_once:
-            batch = f"{attempt.txid} {marker_of(attempt, context).plan_digest}"
-            writer = f"{context.topology_id}/{writer_of(context)}"
-            writers.plain(merged).write(self._topic, _Records(self._batches), writer, batch)
-            return
+        topics = self._topics(self._batches)
         marker = marker_of(attempt, context)
-        writers.marked(merged, context, self._marker_topic).write(self._topic, _Records(self._batches), marker)
+        try:
+            if self.exactly_once:
+                writers.marked(merged, context, self._marker_topic).write(topics, _Records(self._batches), marker)
+            else:
+                batch = f"{attempt.txid} {marker.plan_digest}"
+                writer = f"{context.topology_id}/{writer_of(context)}"
+                writers.plain(merged).write(topics, _Records(self._batches), writer, batch)
+        except RetryableError:
+            writers.catalog(merged).forget()  # a topic may be gone
+            raise
 
-    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The records of a batch: a column of keys and one of values. They are made in the
-        processing phase, so that bad ones are found before the commit is opened."""
+    def _parts(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns of the records that need no question to the brokers: one for each part of a
+        record that is not everywhere the default."""
         if self._fields is None:
             raise TopologyError("a KafkaSink was used outside a topology")
-        value = self._value if self._value is not None else self._fields.names
-        columns = [self._column(content, self._fields, batch) for content in (self._key, value)]
-        return pa.RecordBatch.from_arrays(columns, ["key", "value"])
+        where = str(self._route)
+        columns = {
+            "key": self._key.column(self._fields, batch, where),
+            "value": self._value_part.column(self._fields, batch, where),
+        }
+        if self._tombstone is not None:
+            dead = pc.fill_null(batch.column(self._tombstone), False)
+            columns["value"] = pc.if_else(dead, pa.scalar(None, BYTES), columns["value"])
+        if self._headers is not None:
+            columns["headers"] = self._headers.column(batch, where)
+        if self._timestamp is not None:
+            columns["timestamp_ms"] = timestamp_column(self._timestamp, batch)
+        return columns
 
-    def _column(self, content: Content | None, fields: Fields, batch: pa.RecordBatch) -> pa.Array:
-        if content is None:
-            return pa.nulls(batch.num_rows, _BYTES)
-        if isinstance(content, str):
-            return batch.column(content).cast(pa.binary()).cast(_BYTES)
-        if callable(content):
-            rows = (dict(zip(batch.schema.names, row, strict=True)) for row in rows_of(batch))
-            return pa.array([self._called(content, row) for row in rows], _BYTES)
-        chosen = fields.select(content)
-        columns = JsonColumns(chosen, "JSON")
-        encoded = map(columns.encode, rows_of(batch.select([*chosen])))
-        return pa.array([self._json(dict(zip(chosen, row, strict=True))) for row in encoded], _BYTES)
+    def _encoded(self, merged: KafkaSettings, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of a batch."""
+        columns = self._parts(batch)
+        topic = self._route.column(batch, lambda name: self._admit(name, merged))
+        if topic is not None:
+            columns["topic"] = topic
+        if self._partition is not None:
+            topics = topic.to_pylist() if topic is not None else [*self._route.topics] * batch.num_rows
+            columns["partition"] = partition_column(self._partition, batch, topics, writers.catalog(merged))
+        return pa.RecordBatch.from_arrays([*columns.values()], [*columns])
 
-    def _check_sizes(self, records: pa.RecordBatch) -> None:
-        """Raise ``BadRecordError`` for a record that the topic or the client certainly refuses."""
-        if self._merged is None:
-            raise TopologyError("a KafkaSink was used outside a topology")
-        refusal = _refusal(records, writers.limits(self._merged, self._topic))
-        if refusal is not None:  # the topic may have been changed since it was asked
-            refusal = _refusal(records, writers.limits(self._merged, self._topic, fresh=True))
-        if refusal is not None:
-            raise BadRecordError(f"topic {self._topic!r}: {refusal}")
-
-    def _json(self, document: RowDict) -> bytes:
-        try:
-            return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-        except ValueError as error:
+    def _admit(self, topic: str, merged: KafkaSettings) -> None:
+        if self._context is not None and topic == markers_topic(self._context.topology_id, self._marker_topic):
             raise BadRecordError(
-                f"topic {self._topic!r}: {dict(document)!r} cannot be written as JSON: {error}"
-            ) from error
-
-    def _called(self, function: Callable[[RowDict], bytes | None], row: RowDict) -> bytes | None:
-        made = function(row)
-        if made is not None and not isinstance(made, bytes):
-            raise BadRecordError(
-                f"topic {self._topic!r}: the function given for key or value returned a {type(made).__name__}, not bytes"
+                f"field {self._route.field!r} names topic {topic!r}, which holds the markers of the sink"
             )
-        return made
+        self._route.admit(topic, writers.catalog(merged), merged, self._conf)
+
+    def _topics(self, batches: Sequence[pa.RecordBatch]) -> list[str]:
+        """The topics of these records, each once."""
+        if self._route.field is None:
+            return [*self._route.topics]
+        return sorted({topic for each in batches for topic in pc.unique(each.column("topic")).to_pylist()})
+
+    def _check_limits(self, merged: KafkaSettings, records: pa.RecordBatch) -> None:
+        """Raise ``BadRecordError`` for a record that its topic or the client certainly refuses."""
+        for topic in self._topics([records]):
+            rows = records if self._route.field is None else records.filter(pc.equal(records.column("topic"), topic))
+            refusal = _refusal(rows, writers.limits(merged, topic))
+            if refusal is not None:  # the topic may have been changed since it was asked
+                refusal = _refusal(rows, writers.limits(merged, topic, fresh=True))
+            if refusal is not None:
+                raise BadRecordError(f"topic {topic!r}: {refusal}")
 
 
 class _TableForTopic(AppendCommitter):
@@ -274,12 +328,35 @@ class _Records:
 
     def __iter__(self) -> Iterator[KafkaRecord]:
         for batch in self._batches:
-            yield from map(KafkaRecord, *(column.to_pylist() for column in batch.columns))
+            names = batch.schema.names
+            if names == ["key", "value"]:
+                yield from map(KafkaRecord, *(column.to_pylist() for column in batch.columns))
+                continue
+            for row in batch.to_pylist():
+                headers = row.pop("headers", ())
+                if row.get("partition", 0) is None:
+                    del row["partition"]
+                yield KafkaRecord(headers=[(each["key"], each["value"]) for each in headers], **row)
 
 
 def _refusal(records: pa.RecordBatch, limits: TopicLimits) -> str | None:
     """Why one of the records is refused; None if nothing is known against them."""
-    sizes = zip(*(pc.binary_length(column).to_pylist() for column in records.columns), strict=True)
-    unsure = [number for number, each in enumerate(sizes) if not limits.fits(*each)]
-    refusals = (limits.refusal(*(column[number].as_py() for column in records.columns)) for number in unsure)
-    return next(filter(None, refusals), None)
+    names = records.schema.names
+    keys, values = (pc.binary_length(records.column(each)).to_pylist() for each in ("key", "value"))
+    headers: list[list[tuple[str, bytes | None]]] = [[]] * records.num_rows
+    if "headers" in names:
+        headers = [[(each["key"], each["value"]) for each in row] for row in records.column("headers").to_pylist()]
+    sizes = zip(keys, values, headers, strict=True)
+    unsure = [n for n, (key, value, its) in enumerate(sizes) if not limits.fits(key, value, its)]
+    for number in unsure:
+        key, value = (records.column(each)[number].as_py() for each in ("key", "value"))
+        refusal = limits.refusal(key, value, headers[number])
+        if refusal is not None:
+            return refusal
+    if "timestamp_ms" in names:
+        now_ms = int(time.time() * 1_000)
+        for bound in pc.min_max(records.column("timestamp_ms")).as_py().values():
+            refusal = limits.timestamp_refusal(bound, now_ms) if bound is not None else None
+            if refusal is not None:
+                return refusal
+    return None

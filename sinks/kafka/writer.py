@@ -28,7 +28,7 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -40,7 +40,8 @@ from framework.clients.kafka_errors import kafka_error, passes
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Standing, TopologyContext
-from sinks.kafka.delivery import Delivery, KafkaRecord
+from sinks.kafka.catalog import TopicCatalog
+from sinks.kafka.delivery import Delivery, KafkaRecord, shown_topics
 from sinks.kafka.limits import TopicLimits, limits_of, topic_bytes_max
 from sinks.kafka.markers import (
     STEP_TIMEOUT_S,
@@ -73,8 +74,8 @@ class _ClientFailed(RetryableError):
     """The client failed without a reason. Most often its transactional id was taken over."""
 
 
-def probe(settings: KafkaSettings, topic: str) -> None:
-    """Fail before the start on what would fail in the first batch. Raises ``ConfigError`` if the
+def probe(settings: KafkaSettings, topics: Sequence[str]) -> None:
+    """Fail before the start on what would fail in the first batch. Raises ``ConfigError`` if a
     topic does not exist or the brokers refuse the client, and ``RetryableError`` if they do not
     answer."""
     errors = ConnectionErrors(settings.bootstrap_servers)
@@ -83,8 +84,17 @@ def probe(settings: KafkaSettings, topic: str) -> None:
         known = admin.list_topics(timeout=PROBE_TIMEOUT_S).topics
     except KafkaException as error:
         raise errors.explain(error, admin) from error
-    if topic not in known:
-        raise ConfigError(f"topic {topic!r} does not exist at {settings.bootstrap_servers}: create it")
+    missing = [topic for topic in topics if topic not in known]
+    if missing:
+        raise ConfigError(f"{_does_not_exist(missing)} at {settings.bootstrap_servers}: create {_it(missing)}")
+
+
+def _does_not_exist(topics: Sequence[str]) -> str:
+    return f"{shown_topics(topics)} {'does' if len(topics) == 1 else 'do'} not exist"
+
+
+def _it(topics: Sequence[str]) -> str:
+    return "it" if len(topics) == 1 else "them"
 
 
 class MarkedWriter:
@@ -99,13 +109,15 @@ class MarkedWriter:
         self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._traffic = Traffic()
         self._batch_bytes: int | None = None
+        self._known: set[str] = set()  # topics that batch_bytes takes into account
         self._producer: Producer | None = None
         self._last: Marker | None = None
         self._lock = threading.Lock()
 
-    def write(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> bool:
-        """Write all records with their marker. Returns False if they are already written. May
-        iterate ``records`` twice.
+    def write(self, topics: Sequence[str], records: Iterable[KafkaRecord], marker: Marker) -> bool:
+        """Write all records with their marker in one kafka_txn, also those of several topics.
+        Returns False if they are already written. May iterate ``records`` twice. ``topics``: all
+        topics of the records; the first is that of records that name none.
 
         Raises ``StaleWriterError`` if a newer writer is active, ``ConfigError`` if the last marker
         is of another incarnation, everything else that ``Marker.already_holds`` raises,
@@ -114,10 +126,10 @@ class MarkedWriter:
         with self._lock:
             if self._producer is not None:
                 try:
-                    return self._guarded(lambda: self._write(topic, records, marker))
+                    return self._guarded(lambda: self._write(topics, records, marker))
                 except (_LeaseLost, _ClientFailed):
                     pass  # try once with a new producer: it aborts what is open, or finds the marker
-            return self._guarded(lambda: self._write(topic, records, marker))
+            return self._guarded(lambda: self._write(topics, records, marker))
 
     def renew(self, marker: Marker) -> None:
         """Fence every other producer of this writer and write ``marker``, whatever the last marker
@@ -158,22 +170,30 @@ class MarkedWriter:
             return error.__cause__ if isinstance(error.__cause__, KafkaException) else None
         return None
 
-    def _write(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> bool:
+    def _write(self, topics: Sequence[str], records: Iterable[KafkaRecord], marker: Marker) -> bool:
+        if self._producer is not None and not self._known.issuperset(topics):
+            before = self._batch_bytes
+            self._check_topics(topics)
+            if self._batch_bytes != before:  # the producer's batches are too large for a new topic
+                self._producer = None
         if self._producer is None:
-            self._begin(topic, marker.topology_id)
+            self._begin(topics, marker.topology_id)
+        self._known.update(topics)
         if self._last is not None and self._last.already_holds(marker):
             return False
-        self._in_one_kafka_txn(topic, records, marker)
+        self._in_one_kafka_txn(topics, records, marker)
         self._last = marker
         return True
 
     def _renew(self, marker: Marker) -> None:
-        self._begin(self._marker_topic, marker.topology_id)
-        self._in_one_kafka_txn(self._marker_topic, (), marker)
+        self._begin([self._marker_topic], marker.topology_id)
+        self._in_one_kafka_txn([self._marker_topic], (), marker)
         self._last = marker
 
-    def _begin(self, topic: str, topology_id: str) -> None:
-        self._check_topics(topic)
+    def _begin(self, topics: Sequence[str], topology_id: str) -> None:
+        self._batch_bytes = None  # topics may have been changed
+        self._known.clear()
+        self._check_topics(topics)
         producer = self._initialised()
         self._last = self._last_marker(topology_id)
         self._producer = producer
@@ -188,17 +208,22 @@ class MarkedWriter:
     def _last_marker(self, topology_id: str) -> Marker | None:
         return read_markers(self._settings, self._marker_topic, topology_id).get(self._writer)
 
-    def _check_topics(self, topic: str) -> None:
+    def _check_topics(self, topics: Sequence[str]) -> None:
         settings = {**self._settings.admin(), "error_cb": self._errors.on_error}
         admin = self._errors.made(lambda: AdminClient(settings))
         try:
             known = admin.list_topics(timeout=STEP_TIMEOUT_S)
             self._errors.connected = True
-            if topic not in (*known.topics, self._marker_topic):
-                raise RetryableError(f"topic {topic!r} does not exist at {self._settings.bootstrap_servers}: create it")
+            missing = [topic for topic in topics if topic not in (*known.topics, self._marker_topic)]
+            if missing:
+                raise RetryableError(
+                    f"{_does_not_exist(missing)} at {self._settings.bootstrap_servers}: create {_it(missing)}"
+                )
         except KafkaException as error:
             raise self._errors.explain(error, admin) from error
-        self._batch_bytes = topic_bytes_max(admin, topic)
+        found = (topic_bytes_max(admin, topic) for topic in topics if topic not in self._known)
+        bounds = [each for each in (self._batch_bytes, *found) if each is not None]
+        self._batch_bytes = min(bounds) if bounds else None
         if not has_markers(known, self._marker_topic):
             self._create_markers(admin)
 
@@ -214,24 +239,24 @@ class MarkedWriter:
             what = f"the topic of markers {self._marker_topic!r} cannot be created: give the sink marker_topic="
             raise kafka_error(error, what) from error
 
-    def _in_one_kafka_txn(self, topic: str, records: Iterable[KafkaRecord], marker: Marker) -> None:
+    def _in_one_kafka_txn(self, topics: Sequence[str], records: Iterable[KafkaRecord], marker: Marker) -> None:
         producer = self._producer
         if producer is None:
             raise InvariantViolation("a kafka_txn without a producer")
-        delivery = Delivery(producer, self._traffic, topic)
+        delivery = Delivery(producer, self._traffic, topics)
         try:
             producer.begin_transaction()
             for record in records:
-                delivery.send(topic, record)
-            delivery.send(self._marker_topic, KafkaRecord(marker.key, marker.document), _MARKERS_PARTITION)
+                delivery.send(topics[0], record)
+            delivery.send(self._marker_topic, KafkaRecord(marker.key, marker.document, partition=_MARKERS_PARTITION))
             delivery.finish()
         except KafkaException as error:
-            raise self._explained(error, f"topic {topic!r}{delivery.about}") from error
+            raise self._explained(error, f"{delivery.where}{delivery.about}") from error
         try:
             self._commit(producer)
         except KafkaException as error:
             if error.args[0].retriable():
-                raise CommitOutcomeUnknown(f"topic {topic!r}: the kafka_txn of {marker.txid} has no answer") from error
+                raise CommitOutcomeUnknown(f"{delivery.where}: the kafka_txn of {marker.txid} has no answer") from error
             raise self._explained(error) from error
 
     def _commit(self, producer: Producer) -> None:
@@ -268,19 +293,20 @@ class PlainWriter:
         self._client: tuple[Producer, Traffic] | None = None
         self._written: dict[str, tuple[str, Counter[bytes]]] = {}  # writer -> (batch, records)
 
-    def write(self, topic: str, records: Iterable[KafkaRecord], writer: str, batch: str) -> None:
-        """Write the records of one batch of a task. ``batch``: the same for each repetition. May
-        iterate ``records`` twice. Raises ``RetryableError`` if it is not certain that everything
-        was written, and ``ConfigError`` for a record that the broker will never accept."""
+    def write(self, topics: Sequence[str], records: Iterable[KafkaRecord], writer: str, batch: str) -> None:
+        """Write the records of one batch of a task. ``topics``: as of ``MarkedWriter.write``.
+        ``batch``: the same for each repetition. May iterate ``records`` twice. Raises
+        ``RetryableError`` if it is not certain that everything was written, and ``ConfigError`` for
+        a record that the broker will never accept."""
         known, written = self._written.pop(writer, ("", Counter()))
         if known != batch:
             written = Counter()
         producer, traffic = self._client = self._client or self._made()
-        delivery = Delivery(producer, traffic, topic)
+        delivery = Delivery(producer, traffic, topics)
         left = list(_without(records, written)) if written else records
         try:
             for record in left:
-                delivery.send(topic, record)
+                delivery.send(topics[0], record)
             delivery.finish()
         except (KafkaException, RetryableError) as error:
             self._client = None  # drops the records it still holds
@@ -291,7 +317,7 @@ class PlainWriter:
             if isinstance(error, RetryableError):
                 raise
             if not passes(error):
-                raise kafka_error(error, f"topic {topic!r}{delivery.about}") from error
+                raise kafka_error(error, f"{delivery.where}{delivery.about}") from error
             raise self._errors.explain(error, producer) from error
 
     def _made(self) -> tuple[Producer, Traffic]:
@@ -347,6 +373,10 @@ class Writers:
             with self._lock:
                 self._kept.pop(key, None)
         return self._get(key, lambda: limits_of(settings, topic))
+
+    def catalog(self, settings: KafkaSettings) -> TopicCatalog:
+        """The topics of the cluster."""
+        return self._get((settings.fingerprint(), "catalog"), lambda: TopicCatalog(settings))
 
     def _get(self, key: tuple[str, ...], make: Callable[[], W]) -> W:
         with self._lock:

@@ -18,6 +18,7 @@ from framework.topology import (
     PartitionedTransactionalSpout,
     PartitionPlanner,
     PartitionReader,
+    ReadTopics,
     TopologyContext,
     WrittenTopic,
 )
@@ -196,6 +197,9 @@ class _KafkaSpout:
         if written:
             settings = self._settings.with_conf(conf)
             OwnTopics(settings, self._source.topics, self._source.pattern, written, conf).check_names()
+
+    def read_topics(self) -> ReadTopics:
+        return ReadTopics(tuple(self._source.topics), self._source.pattern, self._settings)
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         settings = self._settings.with_conf(conf)

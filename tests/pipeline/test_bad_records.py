@@ -325,34 +325,34 @@ class TestMarkedWriter:
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         first = written()
-        assert first.write(name, record("one"), marker(1))
-        assert not first.write(name, record("one again"), marker(1, attempt=2))
-        assert not written().write(name, record("one again"), marker(1, attempt=3, epoch=2))
+        assert first.write([name], record("one"), marker(1))
+        assert not first.write([name], record("one again"), marker(1, attempt=2))
+        assert not written().write([name], record("one again"), marker(1, attempt=3, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
     def test_a_zombie_writer_is_refused_and_the_next_attempt_goes_on(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         zombie, successor = written(), written()
-        assert zombie.write(name, record("one"), marker(1))
-        assert successor.write(name, record("two"), marker(2, epoch=2))
+        assert zombie.write([name], record("one"), marker(1))
+        assert successor.write([name], record("two"), marker(2, epoch=2))
         with pytest.raises(StaleWriterError):  # its new producer finds a marker of a later epoch
-            zombie.write(name, record("two by a zombie"), marker(2))
+            zombie.write([name], record("two by a zombie"), marker(2))
         with pytest.raises(StaleWriterError):  # its new producer finds a marker of a later txid
-            zombie.write(name, record("one by a zombie"), marker(1))
+            zombie.write([name], record("one by a zombie"), marker(1))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
-        assert written().write(name, record("three"), marker(3, epoch=2))
+        assert written().write([name], record("three"), marker(3, epoch=2))
 
     def test_a_kafka_txn_that_a_dead_writer_left_open_is_aborted(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dead = written()
-        dead.write(name, record("one"), marker(1))
+        dead.write([name], record("one"), marker(1))
         assert dead._producer is not None
         dead._producer.begin_transaction()
         dead._producer.produce(name, b"never committed")
         dead._producer.flush(PATIENCE_S)
-        assert written().write(name, record("two"), marker(2))
+        assert written().write([name], record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_a_lost_answer_is_resolved_by_the_marker(
@@ -370,12 +370,12 @@ class TestMarkedWriter:
                 return getattr(self._producer, attribute)
 
         writer = written()
-        writer.write(name, record("one"), marker(1))
+        writer.write([name], record("one"), marker(1))
         writer._producer = LosesTheAnswer(writer._producer)  # type: ignore[assignment]
         with pytest.raises(CommitOutcomeUnknown, match="the kafka_txn of 2 has no answer"):
-            writer.write(name, record("two"), marker(2))
-        assert not writer.write(name, record("two again"), marker(2, attempt=2))
-        assert writer.write(name, record("three"), marker(3))
+            writer.write([name], record("two"), marker(2))
+        assert not writer.write([name], record("two again"), marker(2, attempt=2))
+        assert writer.write([name], record("three"), marker(3))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
     def test_a_client_that_raises_a_system_error_is_replaced(
@@ -399,53 +399,53 @@ class TestMarkedWriter:
                 return getattr(self._producer, attribute)
 
         writer = written()
-        writer.write(name, record("one"), marker(1))
+        writer.write([name], record("one"), marker(1))
         writer._producer = Fails(writer._producer, None)  # type: ignore[assignment]
-        assert writer.write(name, record("two"), marker(2))
+        assert writer.write([name], record("two"), marker(2))
         writer._producer = Fails(writer._producer, KafkaException(KafkaError(KafkaError._FENCED)))  # type: ignore[assignment]
-        assert writer.write(name, record("three"), marker(3))
+        assert writer.write([name], record("three"), marker(3))
         made = written()
         with monkeypatch.context() as patched:
             patched.setattr(kafka_markers, "Producer", lambda settings: Fails(Producer(settings), None))
             with pytest.raises(RetryableError, match="bolt/0: the Kafka client failed: returned NULL"):
-                made.write(name, record("four"), marker(4))
-        assert made.write(name, record("four"), marker(4, attempt=2))
+                made.write([name], record("four"), marker(4))
+        assert made.write([name], record("four"), marker(4, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three", b"four"]
 
     def test_a_topic_of_markers_that_the_metadata_omits_is_still_read(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        written().write(name, record("one"), marker(1))
+        written().write([name], record("one"), marker(1))
         for module in (kafka_writer, kafka_markers):
             monkeypatch.setattr(module, "has_markers", lambda cluster, topic: False)
-        assert not written().write(name, record("one again"), marker(1, attempt=2))
+        assert not written().write([name], record("one again"), marker(1, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
     def test_a_txid_that_is_written_is_refused_with_another_plan(
         self, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
-        written().write(name, record("one"), marker(1))
+        written().write([name], record("one"), marker(1))
         with pytest.raises(InvariantViolation, match="txid 1 was written by bolt/0 under plan d.*is e now"):
-            written().write(name, record("one"), marker(1, epoch=2, digest="e"))
+            written().write([name], record("one"), marker(1, epoch=2, digest="e"))
 
     def test_a_higher_epoch_with_a_lower_txid_is_not_taken_for_a_reset(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         """C25: it means that ZooKeeper went back."""
-        written().write(name, record("seven"), marker(7))
+        written().write([name], record("seven"), marker(7))
         with pytest.raises(ConfigError, match="bolt/0 has written transactions up to 7 to Kafka.*says that 1 is next"):
-            written().write(name, record("one"), marker(1, epoch=2))
+            written().write([name], record("one"), marker(1, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"seven"]
 
     def test_after_a_reset_txids_begin_again_and_old_writers_are_refused(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         before = written()
-        before.write(name, record("seven"), marker(7))
+        before.write([name], record("seven"), marker(7))
         written().renew(replace(marker(0, attempt=0, epoch=2, digest=""), incarnation="new"))
-        assert written().write(name, record("one"), replace(marker(1, epoch=3), incarnation="new"))
+        assert written().write([name], record("one"), replace(marker(1, epoch=3), incarnation="new"))
         with pytest.raises(ConfigError, match=r"the marker of bolt/0 is of topology 't', incarnation new, and this is"):
-            before.write(name, record("eight"), marker(8))
+            before.write([name], record("eight"), marker(8))
         assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
 
     def test_a_kept_producer_whose_id_was_taken_over_is_replaced_in_place(
@@ -457,7 +457,7 @@ class TestMarkedWriter:
         processes = [written(), written()]
         for txid in range(1, 9):  # with many records, the client raises while it is given them
             records = [KafkaRecord(None, str(txid).encode())] * (50_000 if txid % 4 == 0 else 1)
-            assert processes[txid % 2].write(name, records, marker(txid))
+            assert processes[txid % 2].write([name], records, marker(txid))
         assert "rdkafka" not in capfd.readouterr().err
         found = Counter(each.value() for each in committed(topics, name))
         assert found == {str(txid).encode(): 50_000 if txid % 4 == 0 else 1 for txid in range(1, 9)}
@@ -466,9 +466,9 @@ class TestMarkedWriter:
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
         kept = written()
-        kept.write(name, record("one"), marker(1))
-        written().write(name, record("two"), marker(2))
-        assert not kept.write(name, record("two again"), marker(2, attempt=2))
+        kept.write([name], record("one"), marker(1))
+        written().write([name], record("two"), marker(2))
+        assert not kept.write([name], record("two again"), marker(2, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_a_kept_client_with_an_unreported_fatal_error_is_replaced_in_place(
@@ -478,10 +478,10 @@ class TestMarkedWriter:
         error that it reports only later.
         """
         kept = written()
-        kept.write(name, record("one"), marker(1))
+        kept.write([name], record("one"), marker(1))
         over = KafkaException(KafkaError(KafkaError._FATAL))
         kept._producer = Mock(wraps=kept._producer, produce=Mock(side_effect=over))
-        assert kept.write(name, record("two"), marker(2))
+        assert kept.write([name], record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_markers_are_read_after_the_id_was_initialised(
@@ -491,21 +491,21 @@ class TestMarkedWriter:
         here it does so at the last moment.
         """
         kept = written()
-        kept.write(name, record("one"), marker(1))
+        kept.write([name], record("one"), marker(1))
 
         class Overtaken(Producer):
             def init_transactions(self, *arguments: Any) -> None:
                 monkeypatch.undo()
-                assert kept.write(name, record("two"), marker(2))
+                assert kept.write([name], record("two"), marker(2))
                 super().init_transactions(*arguments)
 
         monkeypatch.setattr(kafka_markers, "Producer", Overtaken)
-        assert not written().write(name, record("two again"), marker(2, attempt=2))
+        assert not written().write([name], record("two again"), marker(2, attempt=2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
     def test_a_missing_topic_is_named(self, written: Callable[[], MarkedWriter]) -> None:
         with pytest.raises(RetryableError, match="topic 'not-there' does not exist.*create it"):
-            written().write("not-there", record("x"), marker(1))
+            written().write(["not-there"], record("x"), marker(1))
 
 
 # --- the record that does it ----------------------------------------------------------------------

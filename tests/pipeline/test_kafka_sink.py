@@ -88,12 +88,12 @@ def test_each_row_is_one_record_whatever_fails(
     calls: Counter[str] = Counter()
     real = MarkedWriter._in_one_kafka_txn
 
-    def faulty(self: MarkedWriter, topic: str, records: Any, marker: Marker) -> None:
+    def faulty(self: MarkedWriter, topics: Any, records: Any, marker: Marker) -> None:
         calls[marker.writer] += 1
         turn = calls[marker.writer]
         if turn % 3 == 1:
             raise RetryableError("nothing done")
-        real(self, topic, records, marker)
+        real(self, topics, records, marker)
         if turn % 3 == 2:
             raise RetryableError("the answer was lost")
 

@@ -71,7 +71,7 @@ class SimKafka:
     def write(self, records: Sequence[KafkaRecord], marker: Marker, life: int) -> None:
         if life != self.life:
             raise RetryableError("the worker is gone")
-        self._writer(marker.writer).write("topic", records, marker)
+        self._writer(marker.writer).write(["topic"], records, marker)
 
     def write_letters(self, attempt: TransactionAttempt, records: Sequence[int], life: int) -> None:
         """Run the real commit task of the dead letters."""
@@ -119,7 +119,7 @@ class SimWriter(MarkedWriter):
     def in_use(self) -> bool:
         return self._lock.locked()
 
-    def _check_topics(self, topic: str) -> None:
+    def _check_topics(self, topics: Sequence[str]) -> None:
         pass
 
     def _initialised(self) -> Any:

@@ -391,7 +391,7 @@ _real_take_out = Coordinator._take_out
 # --- markers --------------------------------------------------------------------------------------
 
 
-def _read_then_initialise(self: MarkedWriter, topic: str, topology_id: str) -> None:
+def _read_then_initialise(self: MarkedWriter, topics: Sequence[str], topology_id: str) -> None:
     self._last = self._last_marker(topology_id)
     self._producer = self._initialised()
 

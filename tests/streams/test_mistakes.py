@@ -98,6 +98,10 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "there is no option 'keys'; is it 'key'?": lambda p, s: s.to_kafka("large", keys="order"),
     "field 'cents' is int64, and a record holds text": lambda p, s: s.drop("tags").to_kafka("large", key="cents"),
+    "to_kafka(): KafkaSink: give a topic, or topic_from=": lambda p, s: s.to_kafka(),
+    "to_kafka(topic_from='cents'): committer 'cents': field 'cents' is int64": lambda p, s: s.drop("tags").to_kafka(
+        topic_from="cents"
+    ),
     "a table changes its rows: use upsert_into(...)": lambda p, s: (
         s.group_by("order").agg(n=count()).append_into(FILES)
     ),

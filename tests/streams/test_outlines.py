@@ -188,3 +188,17 @@ def test_rows_of_databases_and_topics_have_the_outline_of_their_committers(tmp_p
     builder.set_bolt("newest", newest).fields_grouping("kafka", Fields("order"))
     builder.set_bolt("copies", KafkaSink("copies", key="order")).global_grouping("kafka")
     assert shop.build().outline() == builder.build().outline()
+
+
+def test_columns_that_route_a_row_are_no_part_of_its_value() -> None:
+    """And what neither routes nor is written is not decoded."""
+    shop = Pipeline("shop")
+    stream = orders(shop, metadata=["headers", "timestamp_ms"]).drop("at")
+    stream.to_kafka(topic_from="shop", headers="headers", timestamp="timestamp_ms", value=["cents"], name="routes")
+    topology = shop.build()
+    sink = topology["routes"].instance
+    assert isinstance(sink, KafkaSink)
+    assert topology.spout.streams["default"].names == ("order", "shop", "cents", "headers", "timestamp_ms")
+    other = Pipeline("shop")
+    orders(other, metadata=["headers"]).to_kafka(topic_from="shop", headers="headers", name="routes")
+    assert other.build()["routes"].instance._value_part._content == ["order", "cents", "at"]  # type: ignore[union-attr]

@@ -40,14 +40,14 @@ class OwnTopics:
             for each in written
             if isinstance(each.settings, KafkaSettings) and matches(each.topic)
         }
-        self._servers = _brokers(settings)
+        self._settings = settings
         self._elsewhere: set[str] = set()  # they are in another cluster
 
     def check_names(self) -> None:
         """Raise ``ConfigError`` if the spout reads a topic that the topology writes by the same
         brokers, whether or not the topic exists."""
         for written, settings in self._read.values():
-            if self._servers & _brokers(settings):
+            if self._settings.share_brokers(settings):
                 raise self._loop(written)
 
     def check_found(self, found: Collection[str], cluster_id: str) -> None:
@@ -55,7 +55,7 @@ class OwnTopics:
         written by the topology. Raises ``RetryableError`` if that cannot be known yet."""
         for topic in self._read.keys() & set(found) - self._elsewhere:
             written, settings = self._read[topic]
-            if self._servers & _brokers(settings) or _cluster_id(settings) == cluster_id:
+            if self._settings.share_brokers(settings) or _cluster_id(settings) == cluster_id:
                 raise self._loop(written)
             self._elsewhere.add(topic)
 
@@ -66,10 +66,6 @@ class OwnTopics:
             f"topology reads that topic ({how}): what is written would come back as input, for ever; give the spout other "
             "topics or a narrower pattern, or the bolt another topic"
         )
-
-
-def _brokers(settings: KafkaSettings) -> set[str]:
-    return {each.strip().lower().rpartition("://")[2] for each in settings.bootstrap_servers.split(",")}
 
 
 def _cluster_id(settings: KafkaSettings) -> str:

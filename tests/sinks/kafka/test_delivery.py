@@ -56,6 +56,9 @@ class SlowProducer:
 
 
 class KeyedMessage:
+    def topic(self) -> str:
+        return "out"
+
     def key(self) -> None:
         return None
 
@@ -71,7 +74,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def sent(producer: SlowProducer, traffic: Traffic) -> Delivery:
-    found = Delivery(producer, traffic, "out")  # type: ignore[arg-type]
+    found = Delivery(producer, traffic, ["out"])  # type: ignore[arg-type]
     for record in RECORDS:
         found.send("out", record)
     return found
@@ -126,10 +129,10 @@ def test_a_repetition_leaves_out_what_is_written(clock: Clock, monkeypatch: pyte
     plain = PlainWriter(KafkaSettings("broker:9092", None))
     for _ in range(2):
         with pytest.raises(RetryableError):
-            plain.write("out", RECORDS, "t/sink/0", "7 digest")
-    plain.write("out", RECORDS, "t/sink/0", "7 digest")
+            plain.write(["out"], RECORDS, "t/sink/0", "7 digest")
+    plain.write(["out"], RECORDS, "t/sink/0", "7 digest")
     assert sorted(value for each in written for value in each.written) == [record.value for record in RECORDS]
-    plain.write("out", RECORDS, "t/sink/0", "8 digest")  # another batch of the same records is written whole
+    plain.write(["out"], RECORDS, "t/sink/0", "8 digest")  # another batch of the same records is written whole
     assert len(written[-1].written) == 1 + len(RECORDS)
 
 
@@ -140,4 +143,4 @@ def test_a_batch_that_is_refused_names_the_topic_and_the_missing_key(
     producer.error = KafkaError(KafkaError.INVALID_RECORD, "Compacted topic cannot accept message without key")
     monkeypatch.setattr(writer, "Producer", lambda _: producer)
     with pytest.raises(ConfigError, match="topic 'out', a record of 5 bytes without a key: .*give every record a key"):
-        PlainWriter(KafkaSettings("broker:9092", None)).write("out", RECORDS, "t/sink/0", "7 digest")
+        PlainWriter(KafkaSettings("broker:9092", None)).write(["out"], RECORDS, "t/sink/0", "7 digest")

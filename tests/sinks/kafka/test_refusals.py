@@ -18,7 +18,7 @@ from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError, RatchetError
 from framework.transactions import MemoryStore
 from sinks import Count, DeadLetterTopic, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter
-from sinks.kafka.limits import limits_of
+from sinks.kafka.limits import headers_bytes, limits_of
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.oracle import read_topics
 from tests.kit.refusing import refused
@@ -102,25 +102,34 @@ def test_a_limit_that_was_raised_meanwhile_refuses_nothing(topics: Topics, name:
     ran(f"{name}-2", KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers), [["x" * 5_000, 1]])
 
 
-@pytest.mark.parametrize("key", [b"k", b"", None])
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        (b"k", []),
+        (b"", []),
+        (None, []),
+        (b"k", [("a", b"b"), ("ä" * 70, None), ("", b"x" * 100), *[("n", b"")] * 70]),
+    ],
+)
 @pytest.mark.parametrize("limit", ["client", "topic"])
 def test_a_record_is_refused_from_the_byte_at_which_kafka_refuses_it(
-    topics: Topics, name: str, key: bytes | None, limit: str
+    topics: Topics, name: str, key: bytes | None, headers: list[tuple[str, bytes | None]], limit: str
 ) -> None:
     topics.create(name, max_message_bytes="1000" if limit == "topic" else "5000")
     settings = {"message.max.bytes": 1_000} if limit == "client" else {}
     limits = limits_of(KafkaSettings(topics.bootstrap_servers, settings), name)
     producer = Producer({"bootstrap.servers": topics.bootstrap_servers, "linger.ms": 0, "acks": "all", **settings})
     taken = {}
-    for size in range(900, 1_000):
+    most = 1_000 - headers_bytes(headers)
+    for size in range(most - 100, most):
         reports: list[Any] = []
         try:
-            producer.produce(name, b"x" * size, key, on_delivery=partial(_noted, reports))
+            producer.produce(name, b"x" * size, key, headers=headers, on_delivery=partial(_noted, reports))
         except KafkaException as error:
             reports.append(error)
         assert producer.flush(60) == 0
         taken[size] = all(each is None for each in reports)
-    assert {size: limits.refusal(key, b"x" * size) is None for size in taken} == taken
+    assert {size: limits.refusal(key, b"x" * size, headers) is None for size in taken} == taken
     assert set(taken.values()) == {True, False}
 
 

@@ -1,0 +1,122 @@
+"""The keys and values of records: columns of bytes that are made of the columns of a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Union, runtime_checkable
+
+import pyarrow as pa
+
+from framework.errors import BadRecordError, TopologyError
+from framework.topology import Fields
+from framework.topology.tuples import rows_of
+from sinks.plain_values import JsonColumns
+
+RowDict = Mapping[str, Any]
+#: A batch may have more than 2 GB.
+BYTES = pa.large_binary()
+#: The source of a key or a value: one field as it is, several fields as a JSON object, or a
+#: function of the row.
+Content = Union[str, Sequence[str], Callable[[RowDict], "bytes | None"]]
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A codec that also encodes: the codecs of ``spouts`` are such."""
+
+    def check_encodable(self, fields: Fields) -> None:
+        """Called once, on the driver, by the builder. Raises ``TopologyError`` for fields that the
+        codec cannot encode. No I/O."""
+
+    def encode(self, batch: pa.RecordBatch) -> pa.Array:
+        """One value of ``large_binary`` for each row. Raises ``BadRecordError`` for a row that
+        cannot be encoded. Called in tasks."""
+
+
+class Part:
+    """The key or the value of the records. ``what``: "key" or "value"."""
+
+    def __init__(self, what: str, content: Content | None, codec: Encoder | None) -> None:
+        if codec is not None and (callable(content) or not isinstance(codec, Encoder)):
+            given = f"{what}_codec=" if not isinstance(codec, Encoder) else f"{what}="
+            raise TopologyError(
+                f"KafkaSink: {given} cannot be {codec if given.startswith(f'{what}_') else content!r}: a codec encodes the "
+                "fields that are named, or all of them"
+            )
+        self._what, self._content, self._codec = what, content, codec
+
+    def names(self, fields: Fields) -> Sequence[str]:
+        """The fields that it is made of; all of them, where that is not known."""
+        if callable(self._content):
+            return fields.names
+        return (self._content,) if isinstance(self._content, str) else self._content or ()
+
+    def check(self, component_id: str, fields: Fields) -> None:
+        """Raises ``TopologyError`` for fields that it cannot be made of."""
+        content = self._content
+        if content is None or callable(content):
+            return
+        for name in self.names(fields):
+            checked_field(component_id, name, fields)
+        if self._codec is not None:
+            try:
+                self._codec.check_encodable(fields.select(self.names(fields)))
+            except TopologyError as error:
+                raise TopologyError(f"committer {component_id!r}: {self._what}: {error}") from None
+        elif isinstance(content, str):
+            kind = fields.type_of(content)
+            if kind is None or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+                raise TopologyError(
+                    f"committer {component_id!r}: field {content!r} is {kind}, and a record holds text or bytes: give a list, "
+                    f"[{content!r}], for JSON, or a function"
+                )
+        else:
+            JsonColumns(fields.select(content), "JSON")
+
+    def column(self, fields: Fields, batch: pa.RecordBatch, where: str) -> pa.Array:
+        """``where``: the topic, for a message. Raises ``BadRecordError``."""
+        content = self._content
+        if content is None:
+            return pa.nulls(batch.num_rows, BYTES)
+        if callable(content):
+            rows = (dict(zip(batch.schema.names, row, strict=True)) for row in rows_of(batch))
+            return pa.array([called(content, row, where) for row in rows], BYTES)
+        if self._codec is not None:
+            try:
+                return self._codec.encode(batch.select([*self.names(fields)]))
+            except BadRecordError as error:
+                raise BadRecordError(f"{where}: {self._what}: {error}") from error
+        if isinstance(content, str):
+            return batch.column(content).cast(pa.binary()).cast(BYTES)
+        chosen = fields.select(content)
+        columns = JsonColumns(chosen, "JSON")
+        encoded = map(columns.encode, rows_of(batch.select([*chosen])))
+        return pa.array([_json(dict(zip(chosen, row, strict=True)), where) for row in encoded], BYTES)
+
+
+def checked_field(component_id: str, name: str, fields: Fields) -> pa.DataType | None:
+    """The type of a field. Raises ``TopologyError`` if there is none of this name."""
+    if name not in fields:
+        raise TopologyError(
+            f"committer {component_id!r} needs field {name!r}, which its input does not have (it has: "
+            f"{', '.join(fields.names)})"
+        )
+    return fields.type_of(name)
+
+
+def called(function: Callable[[RowDict], bytes | None], row: RowDict, where: str) -> bytes | None:
+    """What a function makes of a row. Raises ``BadRecordError`` for anything but bytes."""
+    made = function(row)
+    if made is not None and not isinstance(made, bytes):
+        raise BadRecordError(
+            f"{where}: the function given for key or value returned a {type(made).__name__}, not bytes"
+        )
+    return made
+
+
+def _json(document: RowDict, where: str) -> bytes:
+    try:
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError as error:
+        raise BadRecordError(f"{where}: {dict(document)!r} cannot be written as JSON: {error}") from error

@@ -1,0 +1,163 @@
+"""Which topic and partition a row goes to, and at what time.
+
+Invariant: a row is never written to a topic that does not exist, that the sink was not given, or
+that the topology reads or keeps its markers in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.clients.kafka import KafkaSettings, checked_topic
+from framework.errors import BadRecordError, ConfigError, TopologyError
+from framework.topology import Fields, ReadTopics
+from sinks.kafka.catalog import TopicCatalog
+from sinks.kafka.content import checked_field
+
+#: Topics of Kafka itself, and of Ratchet: no row names one of these.
+_RESERVED = re.compile(r"__.*|ratchet-markers-.*")
+#: What Kafka stores for a record without a time.
+_NO_TIME_MS = -1
+#: librdkafka writes the present time in place of this one.
+_EPOCH_MS = 0
+
+
+class Route:
+    """Where rows go. ``topic``: the only topic; or ``field``: the field that names it, with
+    ``topics`` or ``pattern``, which say what it may name."""
+
+    def __init__(self, topic: str | None, field: str | None, topics: Sequence[str] | None, pattern: str | None) -> None:
+        if (topic is None) == (field is None):
+            raise ConfigError("KafkaSink: give a topic, or topic_from=, the field that names it: one of the two")
+        if field is None and (topics is not None or pattern is not None):
+            raise ConfigError("KafkaSink: topics= and pattern= say what topic_from= may name: give the field, too")
+        if topics is not None and (isinstance(topics, str) or not topics or pattern is not None):
+            raise ConfigError(f"KafkaSink: topics={topics!r}: give a list of topics, or a pattern=: one of the two")
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ConfigError(f"KafkaSink: pattern={pattern!r} is no regular expression: {error}") from None
+        self.field = field
+        self.topics = tuple(
+            checked_topic(each, "KafkaSink: ") for each in (topics or ([] if topic is None else [topic]))
+        )
+        self._pattern = pattern
+        self._reads: ReadTopics | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a row may name any topic that exists."""
+        return not self.topics and self._pattern is None
+
+    def bind_read_topics(self, read: ReadTopics | None) -> None:
+        self._reads = read
+
+    def check(self, component_id: str, fields: Fields) -> None:
+        """Raises ``TopologyError`` for a field that names no topic."""
+        if self.field is None:
+            return
+        declared = checked_field(component_id, self.field, fields)
+        if declared is None or not (pa.types.is_string(declared) or pa.types.is_large_string(declared)):
+            raise TopologyError(f"committer {component_id!r}: field {self.field!r} is {declared}, and a topic is text")
+
+    def __str__(self) -> str:
+        return f"topic {self.topics[0]!r}" if self.field is None else f"the topic of field {self.field!r}"
+
+    def column(self, batch: pa.RecordBatch, admits: Callable[[str], None]) -> pa.Array | None:
+        """The topic of each row; None if there is only one. ``admits`` raises ``BadRecordError``
+        for a topic that is not written."""
+        if self.field is None:
+            return None
+        column = batch.column(self.field)
+        if column.null_count:
+            raise BadRecordError(f"field {self.field!r} is null, and names the topic of the row")
+        for topic in pc.unique(column).to_pylist():
+            admits(topic)
+        return column.cast(pa.string())
+
+    def check_name(self, topic: str) -> None:
+        """Raises ``BadRecordError`` for a topic that no row may name."""
+        if not self._allows(topic):
+            names = f"one of {', '.join(self.topics)}" if self.topics else f"a topic that matches {self._pattern!r}"
+            only = "a topic that is not Kafka's own nor one of markers" if self.is_open else names
+            raise BadRecordError(f"field {self.field!r} names topic {topic!r}, and the sink writes only {only}")
+
+    def admit(self, topic: str, catalog: TopicCatalog, settings: KafkaSettings, conf: Mapping[str, Any]) -> None:
+        """Raises ``BadRecordError`` for a topic that is not written."""
+        self.check_name(topic)
+        if self._is_read(topic, catalog, settings, conf):
+            raise BadRecordError(
+                f"field {self.field!r} names topic {topic!r}, which the spout of the same topology reads: what is written would "
+                "come back as input, for ever"
+            )
+        if not catalog.partition_count(topic):
+            raise BadRecordError(
+                f"field {self.field!r} names topic {topic!r}, which does not exist at {settings.bootstrap_servers}: create it"
+            )
+
+    def _allows(self, topic: str) -> bool:
+        if self.topics:
+            return topic in self.topics
+        if _RESERVED.fullmatch(topic):
+            return False
+        return self._pattern is None or re.fullmatch(self._pattern, topic) is not None
+
+    def _is_read(self, topic: str, catalog: TopicCatalog, settings: KafkaSettings, conf: Mapping[str, Any]) -> bool:
+        read = self._reads
+        if read is None or not isinstance(read.settings, KafkaSettings) or not read.include(topic):
+            return False
+        source = read.settings.with_conf(conf)
+        return source.share_brokers(settings) or TopicCatalog(source).cluster_id() == catalog.cluster_id()
+
+
+def check_partition(component_id: str, name: str, fields: Fields) -> None:
+    """Raises ``TopologyError`` for a field that names no partition."""
+    declared = checked_field(component_id, name, fields)
+    if declared is None or not pa.types.is_integer(declared):
+        raise TopologyError(f"committer {component_id!r}: field {name!r} is {declared}, and a partition is an integer")
+
+
+def partition_column(name: str, batch: pa.RecordBatch, topics: Sequence[str], catalog: TopicCatalog) -> pa.Array:
+    """The partition of each row; null for the partitioner's choice. ``topics``: of the rows. Raises
+    ``BadRecordError`` for a partition that the topic does not have."""
+    column = batch.column(name)
+    for topic, partition in {*zip(topics, column.to_pylist(), strict=True)}:
+        if partition is None:
+            continue
+        count = catalog.partition_count(topic, partition + 1) if 0 <= partition < 2**31 else 0
+        if not 0 <= partition < count:
+            has = catalog.partition_count(topic)
+            raise BadRecordError(f"field {name!r} names partition {partition} of topic {topic!r}, which has {has:,}")
+    return column.cast(pa.int32())
+
+
+def check_timestamp(component_id: str, name: str, fields: Fields) -> None:
+    """Raises ``TopologyError`` for a field that holds no time."""
+    declared = checked_field(component_id, name, fields)
+    if declared is None or not (pa.types.is_timestamp(declared) or pa.types.is_integer(declared)):
+        raise TopologyError(
+            f"committer {component_id!r}: field {name!r} is {declared}, and the time of a record is a timestamp, or an integer "
+            "of milliseconds since 1970"
+        )
+
+
+def timestamp_column(name: str, batch: pa.RecordBatch) -> pa.Array:
+    """The time of each row in milliseconds; null for the time at which it is written. Raises
+    ``BadRecordError`` for a time that Kafka cannot hold."""
+    column = batch.column(name)
+    try:
+        if pa.types.is_timestamp(column.type):  # digits below milliseconds are cut
+            column = column.cast(pa.timestamp("ms", column.type.tz), safe=column.type.unit == "s")
+        column = column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise BadRecordError(f"field {name!r} is no time of a record: {error}") from None
+    column = pc.if_else(pc.equal(column, _NO_TIME_MS), pa.scalar(None, pa.int64()), column)
+    least = pc.min(column).as_py()
+    if least is not None and least <= _EPOCH_MS:
+        raise BadRecordError(f"field {name!r} is {least} ms, and the time of a record is after 1970-01-01T00:00:00Z")
+    return column
