@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from framework.errors import CorruptStateError
 from framework.topology.stateful import KeyValueState, StateSize
 
 #: As when a value that never expires is stored: in seconds since 1970, later than any clock says.
 FOR_EVER = 1e15
 #: How many entries are looked at for each checkpoint. The next checkpoint goes on after them.
 SWEEP_MAX = 20_000
+#: So much of a damaged value is shown.
+_SHOWN = 60
 
 
 def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
@@ -29,8 +32,20 @@ def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> 
     for key, each in items:
         if not ttl_s:
             yield key, each, None
-        elif each[0] >= now - ttl_s:
-            yield key, each[1], each[0]
+            continue
+        put_at, value = _timed(each)
+        if put_at >= now - ttl_s:
+            yield key, value, put_at
+
+
+def _timed(kept: Any) -> tuple[float, Any]:
+    """The time and the value of what is stored."""
+    if isinstance(kept, (tuple, list)) and len(kept) == 2 and type(kept[0]) in (int, float):
+        return kept[0], kept[1]
+    raise CorruptStateError(
+        f"a state holds {repr(kept)[:_SHOWN]}, which has no time: was state_ttl_s set only now? Else restore the data of the "
+        "store, or a snapshot (ratchet state restore)"
+    )
 
 
 class ExpiringState(KeyValueState[Any, Any]):
@@ -97,7 +112,7 @@ class ExpiringState(KeyValueState[Any, Any]):
 
     def prepare_commit(self, txid: int) -> None:
         oldest = self._clock() - self._ttl_s
-        self._state.sweep(lambda kept: kept[0] < oldest, SWEEP_MAX)
+        self._state.sweep(lambda kept: _timed(kept)[0] < oldest, SWEEP_MAX)
         self._state.prepare_commit(txid)
 
     def commit(self, txid: int | None = None) -> None:
@@ -113,4 +128,7 @@ class ExpiringState(KeyValueState[Any, Any]):
         self._state.close()
 
     def _fresh(self, kept: Any, default: Any) -> Any:
-        return kept[1] if kept is not None and kept[0] >= self._clock() - self._ttl_s else default
+        if kept is None:
+            return default
+        put_at, value = _timed(kept)
+        return value if put_at >= self._clock() - self._ttl_s else default

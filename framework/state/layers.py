@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from framework.errors import InvariantViolation
+from framework.errors import CorruptStateError, InvariantViolation
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
 from framework.topology.canonical import key_form
 from framework.topology.stateful import KeyValueState, StateSize
@@ -20,6 +20,8 @@ from framework.topology.stateful import KeyValueState, StateSize
 Changes = Mapping[bytes, bytes | None]
 #: How many entries ``load`` writes at once.
 LOAD_BATCH = 50_000
+#: So many bytes of a damaged key are shown.
+_SHOWN = 60
 _NOWHERE = object()
 
 
@@ -31,6 +33,10 @@ class CommittedStore(Protocol):
     ``discard`` leaves what is committed as it was. After a crash in ``commit``, the same commit
     completes it.
     """
+
+    @property
+    def location(self) -> str:
+        """Where it is, for messages."""
 
     def txid(self) -> int:
         """The last committed checkpoint; 0 for none."""
@@ -115,7 +121,7 @@ class LayeredState(KeyValueState[Any, Any]):
             found = self._read([encoded])[0]
         if found is None and before is not None:
             found = self._found([before])[before]
-        return default if found is None else self._values.loads(found)
+        return default if found is None else self._loaded(found, encoded)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
         encoded = [self._encoded(key) for key in keys]
@@ -123,7 +129,10 @@ class LayeredState(KeyValueState[Any, Any]):
         values = [
             found[each] if found[each] is not None or before is None else found[before] for each, before in encoded
         ]
-        return [None if each is None else self._values.loads(each) for each in values]
+        return [
+            None if value is None else self._loaded(value, each)
+            for value, (each, _) in zip(values, encoded, strict=True)
+        ]
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
@@ -146,10 +155,10 @@ class LayeredState(KeyValueState[Any, Any]):
         above = {**self._prepared, **self._changes}
         for key, value in self._store.scan():
             if key not in above:
-                yield self._keys.loads(key), self._values.loads(value)
+                yield self._loaded_key(key), self._loaded(value, key)
         for key, changed in above.items():
             if changed is not None:
-                yield self._keys.loads(key), self._values.loads(changed)
+                yield self._loaded_key(key), self._loaded(changed, key)
 
     def prepare_commit(self, txid: int) -> None:
         if self._prepared_txid not in (None, txid):
@@ -194,7 +203,7 @@ class LayeredState(KeyValueState[Any, Any]):
         entries, self._swept = self._store.part(self._swept, most)
         for key, value in entries:
             above = self._changes.get(key, self._prepared.get(key, value))
-            if above is not None and unwanted(self._values.loads(above)):
+            if above is not None and unwanted(self._loaded(above, key)):
                 self._changes[key] = None
 
     @property
@@ -203,7 +212,7 @@ class LayeredState(KeyValueState[Any, Any]):
 
     def committed_items(self) -> tuple[int, Iterator[tuple[Any, Any]]]:
         txid, scanned = self._store.snapshot()
-        return txid, ((self._keys.loads(key), self._values.loads(value)) for key, value in scanned)
+        return txid, ((self._loaded_key(key), self._loaded(value, key)) for key, value in scanned)
 
     def load(self, items: Iterable[tuple[Any, Any]], txid: int) -> None:
         batch: dict[bytes, bytes | None] = {}
@@ -224,6 +233,25 @@ class LayeredState(KeyValueState[Any, Any]):
         encoded = self._keys.dumps(form)
         before = None if form is key else self._keys.dumps(key)
         return encoded, None if before == encoded else before
+
+    def _loaded_key(self, encoded: bytes) -> Any:
+        try:
+            return self._keys.loads(encoded)
+        except CorruptStateError as error:
+            raise self._damaged(encoded, error) from error
+
+    def _loaded(self, value: bytes, encoded: bytes) -> Any:
+        """A value. ``encoded``: its key."""
+        try:
+            return self._values.loads(value)
+        except CorruptStateError as error:
+            raise self._damaged(encoded, error) from error
+
+    def _damaged(self, encoded: bytes, error: CorruptStateError) -> CorruptStateError:
+        return CorruptStateError(
+            f"{self._store.location}, key {encoded[:_SHOWN]!r}: {error}; restore the data of the store, or a snapshot (ratchet "
+            "state restore)"
+        )
 
     def _forget_as_before(self, before: bytes | None) -> None:
         if before is not None and self._found([before])[before] is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import struct
 import threading
@@ -48,6 +49,19 @@ _NO_KEY = _LENGTH.pack(0)
 _TXID = b"txid"
 _READY = b"ready:"
 _PUT, _DELETED = b"+", b"-"
+#: So much of damaged data is shown.
+_SHOWN = 60
+#: Errors of the file itself, which no repetition changes.
+_DAMAGED = (
+    lmdb.BadDbiError,
+    lmdb.BadValsizeError,
+    lmdb.CorruptedError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
 #: A process may open an environment only once. Here are the open ones, with the number of providers
 #: that hold each.
 _open: dict[Path, tuple[LmdbStore, int]] = {}
@@ -128,23 +142,67 @@ class LmdbStore:
             self._environment = lmdb.open(
                 str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync, mode=0o600
             )
+            self._fill_up()
             self._values, self._prepared, self._meta = (
                 self._environment.open_db(name) for name in (b"values", b"prepared", b"meta")
             )
         except (OSError, lmdb.Error) as error:
-            raise RetryableError(f"state in {folder}: {error}") from error
+            raise _raised(folder, error) from error
+
+    @property
+    def location(self) -> str:
+        return f"state in {self._folder}"
+
+    def _fill_up(self) -> None:
+        """Let the file end where its last page does: to read a page that is not there ends the
+        process. LMDB does not write last pages that hold nothing. Where the file was cut off, a
+        page of zeros is none of its pages, and LMDB or this module says so."""
+
+        def lacking() -> int:
+            wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+            return int(wanted) if file.stat().st_size < wanted else 0
+
+        file = self._folder / "data.mdb"
+        if lacking():
+            with self._environment.begin(write=True):  # meanwhile no other process makes it larger
+                if size := lacking():
+                    os.truncate(file, size)
 
     def txid(self) -> int:
         with self._reading(self._meta) as reading:
             found = reading.get(_TXID)
-        return 0 if found is None else int(_ID.unpack(found)[0])
+        return self._id(found)
+
+    def _id(self, found: bytes | memoryview | None) -> int:
+        """A checkpoint id, as it is stored."""
+        if found is None:
+            return 0
+        if len(found) != _ID.size:
+            raise _damaged(self._folder, f"{bytes(found)[:_SHOWN]!r} is no id of a checkpoint")
+        return int(_ID.unpack(found)[0])
+
+    def _value(self, stored: bytes | memoryview | None) -> bytes | None:
+        if stored is None:
+            return None
+        return bytes(stored[_LENGTH.size + self._key_bytes(stored) :])
+
+    def _key(self, short: bytes, stored: bytes) -> bytes:
+        length = self._key_bytes(stored)
+        return stored[_LENGTH.size :][:length] if length else short[1:]
+
+    def _key_bytes(self, stored: bytes | memoryview) -> int:
+        """How long the key is that precedes a value."""
+        length = _LENGTH.unpack_from(stored)[0] if len(stored) >= _LENGTH.size else len(stored)
+        if _LENGTH.size + length > len(stored):
+            raise _damaged(self._folder, f"{bytes(stored)[:_SHOWN]!r} is no value")
+        return int(length)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:  # not by _reading: a bolt reads once per tuple, and the wrapper costs more than the read
             with self._lock, self._begun(self._values) as reading:
-                return [_value_in(reading.get(_short(key))) for key in keys]
+                return [self._value(reading.get(_short(key))) for key in keys]
         except lmdb.Error as error:
-            raise RetryableError(f"state in {self._folder}: {error}") from error
+            raise _raised(self._folder, error) from error
 
     def count(self) -> int:
         with self._reading(self._values) as reading:
@@ -156,10 +214,10 @@ class LmdbStore:
             more = scanning.set_range(cursor) if cursor is not None else scanning.first()
             while more and len(found) < most:
                 stored = bytes(scanning.value())
-                found.append((_key_in(bytes(scanning.key()), stored), stored))
+                found.append((self._key(bytes(scanning.key()), stored), stored))
                 more = scanning.next()
             after = bytes(scanning.key()) if more else None
-        return [(key, _value_in(stored) or b"") for key, stored in found], after
+        return [(key, self._value(stored) or b"") for key, stored in found], after
 
     frozen = True
 
@@ -176,11 +234,11 @@ class LmdbStore:
             try:
                 reading = self._begun(self._values)
                 found = reading.get(_TXID, db=self._meta)
-                snapshot = _Snapshot(self._folder, reading)
+                snapshot = _Snapshot(self, reading)
             except lmdb.Error as error:
-                raise RetryableError(f"state in {self._folder}: {error}") from error
+                raise _raised(self._folder, error) from error
             self._snapshots.add(snapshot)
-        return 0 if found is None else int(_ID.unpack(found)[0]), snapshot
+        return self._id(found), snapshot
 
     def prepare(self, txid: int, changes: Changes) -> None:
         def write(writing: lmdb.Transaction) -> None:
@@ -196,7 +254,7 @@ class LmdbStore:
     def commit(self, txid: int) -> None:
         def write(writing: lmdb.Transaction) -> None:
             done = writing.get(_TXID, db=self._meta)
-            if done is not None and _ID.unpack(done)[0] >= txid:
+            if self._id(done) >= txid:
                 return
             number = _ID.pack(txid)
             if writing.get(_READY + number, db=self._meta) is None:
@@ -205,8 +263,10 @@ class LmdbStore:
                 short, stored = prepared[_ID.size :], bytes(marked[1:])
                 if marked[:1] == _PUT:
                     writing.put(short, stored, db=self._values)
-                else:
+                elif marked[:1] == _DELETED:
                     writing.delete(short, db=self._values)
+                else:
+                    raise _damaged(self._folder, f"{marked[:_SHOWN]!r} is no change")
             writing.put(_TXID, number, db=self._meta)
             self._drop_prepared(writing, txid)
 
@@ -236,7 +296,7 @@ class LmdbStore:
     def _drop_prepared(self, writing: lmdb.Transaction, upto: int | None) -> None:
         for each, _ in list(_range(writing, self._meta, _READY)):
             number = each[len(_READY) :]
-            if upto is None or _ID.unpack(number)[0] <= upto:
+            if upto is None or self._id(number) <= upto:
                 for key, _ in list(_range(writing, self._prepared, number)):
                     writing.delete(key, db=self._prepared)
                 writing.delete(each, db=self._meta)
@@ -255,7 +315,7 @@ class LmdbStore:
             with self._lock, self._begun(database) as reading:
                 yield reading
         except lmdb.Error as error:
-            raise RetryableError(f"state in {self._folder}: {error}") from error
+            raise _raised(self._folder, error) from error
 
     def _begun(self, database: Any) -> lmdb.Transaction:
         while True:
@@ -275,15 +335,15 @@ class LmdbStore:
             except lmdb.MapResizedError:
                 self._make_room(0)
             except lmdb.Error as error:
-                raise RetryableError(f"state in {self._folder}: {error}") from error
+                raise _raised(self._folder, error) from error
 
 
 class _Snapshot(Iterator[tuple[bytes, bytes]]):
     """All entries as of one moment: one read transaction. It lasts until the iterator has ended or
     is gone, or until the map has to grow; what is left is then read at once."""
 
-    def __init__(self, folder: Path, reading: lmdb.Transaction) -> None:
-        self._folder = folder
+    def __init__(self, store: LmdbStore, reading: lmdb.Transaction) -> None:
+        self._store = store
         self._lock = threading.Lock()
         self._reading: lmdb.Transaction | None = reading
         self._left: Iterator[Any] = reading.cursor().iternext()
@@ -296,8 +356,8 @@ class _Snapshot(Iterator[tuple[bytes, bytes]]):
                 self._end()
                 raise
             except lmdb.Error as error:
-                raise RetryableError(f"state in {self._folder}: {error}") from error
-        return _key_in(short, stored), _value_in(stored) or b""
+                raise _raised(self._store._folder, error) from error
+        return self._store._key(short, stored), self._store._value(stored) or b""
 
     def finish(self) -> None:
         with self._lock:
@@ -339,10 +399,15 @@ def _stored(key: bytes, value: bytes) -> bytes:
     return _LENGTH.pack(len(key)) + key + value
 
 
-def _value_in(stored: bytes | memoryview | None) -> bytes | None:
-    return None if stored is None else bytes(stored[_LENGTH.size + _LENGTH.unpack_from(stored)[0] :])
+def _raised(folder: Path, error: Exception) -> RetryableError | CorruptStateError:
+    """The client's error, named by recovery."""
+    if isinstance(error, _DAMAGED):
+        return _damaged(folder, str(error))
+    return RetryableError(f"state in {folder}: {error}")
 
 
-def _key_in(short: bytes, stored: bytes) -> bytes:
-    (length,) = _LENGTH.unpack_from(stored)
-    return stored[_LENGTH.size :][:length] if length else short[1:]
+def _damaged(folder: Path, what: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"state in {folder}: {what}; the files are damaged, or another program has written them: restore the folder, or a "
+        "snapshot (ratchet state restore)"
+    )

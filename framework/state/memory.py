@@ -58,6 +58,8 @@ class MemoryBytes:
         self._prepared: dict[int, dict[bytes, bytes | None]] = {}
         self._txid = 0
 
+    location = "a state in memory"
+
     def txid(self) -> int:
         return self._txid
 

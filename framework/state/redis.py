@@ -3,8 +3,9 @@
 ::
 
     ratchet:{namespace}              hash: key -> value, as committed
-    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has;
-                                     count: how many keys are committed
+    ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has,
+                                     how many changes all parts but the last one have, and how many
+                                     the checkpoint has; count: how many keys are committed
     ratchet:{namespace}:prepared     set of the ids under which something is prepared
     ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared: "+" and a value, or "-" for a
                                      deletion
@@ -26,7 +27,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from framework.clients.redis import evicts, leave_replica, passes, server_information
@@ -55,18 +56,24 @@ PART_CHANGES = 5_000
 SCAN_COUNT = 2_000
 #: How many of the entries that it has read a task keeps. It is the only one that writes them.
 CACHED_MAX = 250_000
+#: So much of damaged data is shown.
+_SHOWN = 60
 _RETRIES = 6
 #: For longer keys a scan remembers a digest. The digest is longer than this, so no short key equals
 #: it.
 _SHORT_BYTES = 32
 #: What a script answers when keys are missing: how many there were, and how many there are.
-_LOST = re.compile(r"LOST (\d+) (\d+)")
+_LOST = re.compile(r"LOST (.*) (\d+)")
+#: A number that this module has written.
+_NUMBER = re.compile(r"\d{1,18}")
+#: More checkpoints are never prepared at a time, and more parts never have room in a server.
+_PREPARED_MAX, _PARTS_MAX = 1_000, 100_000
 
 # For scripts whose first keys are the meta data and the values.
 _COUNTED = """
 local function check()
   local expected, held = redis.call('HGET', KEYS[1], 'count') or '0', tostring(redis.call('HLEN', KEYS[2]))
-  return expected ~= held and redis.error_reply('LOST ' .. expected .. ' ' .. held)
+  return expected ~= held and redis.error_reply('LOST ' .. string.sub(expected, 1, 20) .. ' ' .. held)
 end
 local function write(puts, deleted)
   for i = 1, #puts, 4000 do redis.call('HSET', KEYS[2], unpack(puts, i, math.min(i + 3999, #puts))) end
@@ -75,29 +82,33 @@ local function write(puts, deleted)
 end
 """
 
-# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one. Returns 1; 0 when the
-# checkpoint is already committed or forgotten; -1 when the part is missing.
+# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one, how many changes it has
+# (-1 where an earlier version has prepared it). Returns 1; 0 when the checkpoint is already
+# committed or forgotten; -1 when the part, or changes of it, are missing; -2 and the key for what
+# is no change.
 _APPLY = f"""{_COUNTED}
 local done = tonumber(redis.call('HGET', KEYS[1], 'txid') or '0')
-if done >= tonumber(ARGV[1]) then return 0 end
-local parts = redis.call('HGET', KEYS[1], 'ready:' .. ARGV[1])
-if not parts then return 0 end
+if done >= tonumber(ARGV[1]) then return {{0}} end
+if redis.call('HEXISTS', KEYS[1], 'ready:' .. ARGV[1]) == 0 then return {{0}} end
 local lost = check()
 if lost then return lost end
-local all = redis.call('HGETALL', KEYS[3])
-if #all == 0 and tonumber(parts) > 0 then return -1 end
+local all, wanted = redis.call('HGETALL', KEYS[3]), tonumber(ARGV[3])
+if (wanted >= 0 and #all ~= 2 * wanted) or (wanted < 0 and #all == 0) then return {{-1}} end
 local puts, deleted = {{}}, {{}}
 for i = 1, #all, 2 do
-  if string.sub(all[i + 1], 1, 1) == '+' then
+  local sign = string.sub(all[i + 1], 1, 1)
+  if sign == '+' then
     puts[#puts + 1] = all[i]
     puts[#puts + 1] = string.sub(all[i + 1], 2)
-  else
+  elseif all[i + 1] == '-' then
     deleted[#deleted + 1] = all[i]
+  else
+    return {{-2, string.sub(all[i], 1, 60)}}
   end
 end
 write(puts, deleted)
 if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'txid', ARGV[1]) end
-return 1
+return {{1}}
 """
 
 # KEYS: meta, values. ARGV: how many of the arguments that follow are keys and values to put; these;
@@ -208,15 +219,49 @@ class RedisStore:
     """A ``CommittedStore``. Every command may be repeated."""
 
     def __init__(self, client: redis.Redis, namespace: str) -> None:
-        self._client = client
+        self._client: Any = client  # the client's types also allow text and awaitables
         self._values = f"ratchet:{{{namespace}}}"
         self._meta = f"{self._values}:meta"
         self._pending = f"{self._values}:prepared"
         self._get, self._apply, self._write = (client.register_script(each) for each in (_GET, _APPLY, _WRITE))
 
+    @property
+    def location(self) -> str:
+        return self._values
+
     def txid(self) -> int:
         with self._asking():
-            return int(self._client.hget(self._meta, "txid") or 0)
+            return self._number("txid", self._client.hget(self._meta, "txid") or b"0")
+
+    def _number(self, field: str, text: bytes) -> int:
+        """A number of the meta data."""
+        try:
+            found = text.decode("ascii")
+            if _NUMBER.fullmatch(found):
+                return int(found)
+        except UnicodeDecodeError:
+            pass
+        raise self._damaged(self._meta, f"{field} is {text[:_SHOWN]!r}, not a number")
+
+    def _damaged(self, key: str, what: str) -> CorruptStateError:
+        return CorruptStateError(
+            f"{key} in Redis: {what}; another program has written it: restore the server's data, or a snapshot (ratchet state "
+            "restore)"
+        )
+
+    def _prepared_in(self, txid: int) -> list[int] | None:
+        """How many changes each part has of a checkpoint that is prepared, -1 where an earlier
+        version did not say; None when none is prepared."""
+        field = f"ready:{txid}"
+        found = self._client.hget(self._meta, field)
+        if found is None:
+            return None
+        parts, *sizes = [self._number(field, each) for each in found.split(b" ", 3)]
+        size, changes = sizes if len(sizes) == 2 else (0, 0)
+        fits_together = not sizes or (size > 0 and parts == -(-changes // size))
+        if parts > _PARTS_MAX or len(sizes) not in (0, 2) or not fits_together:
+            raise self._damaged(self._meta, f"{field} is {found[:_SHOWN]!r}, as of no checkpoint")
+        return [min(size, changes - size * part) if sizes else -1 for part in range(parts)]
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = []
@@ -250,7 +295,7 @@ class RedisStore:
         with self._asking():
             while len(found) < most:
                 cursor, entries = self._client.hscan(self._values, cursor=cursor or 0, count=SCAN_COUNT)
-                found.update(entries)  # type: ignore[arg-type]
+                found.update(entries)
                 if cursor == 0:
                     return list(found.items()), None
         return list(found.items()), cursor
@@ -270,35 +315,40 @@ class RedisStore:
                 mapping = {key: b"-" if value is None else b"+" + value for key, value in part}
                 with self._client.pipeline(transaction=True) as pipeline:
                     pipeline.delete(name)
-                    pipeline.hset(name, mapping=mapping)  # type: ignore[arg-type]
+                    pipeline.hset(name, mapping=mapping)
                     pipeline.execute()
-            self._client.hset(self._meta, f"ready:{txid}", parts)
+            self._client.hset(self._meta, f"ready:{txid}", f"{parts} {PART_CHANGES} {len(changes)}")
 
     def commit(self, txid: int) -> None:
         with self._asking():
             if self.txid() >= txid:
                 return
-            ready = self._client.hget(self._meta, f"ready:{txid}")
+            ready = self._prepared_in(txid)
             if ready is None:
                 if self.txid() >= txid:
                     return
                 raise CorruptStateError(f"{self._values} has nothing prepared as checkpoint {txid}: was Redis emptied?")
-            parts = int(ready)
-            for part in range(max(parts, 1)):
-                last = "1" if part >= parts - 1 else "0"
-                keys = [self._meta, self._values, self._part(txid, part)]
-                if self._apply(keys, [txid, last]) == -1:
+            for part, wanted in enumerate(ready or [0]):
+                last = "1" if part >= len(ready) - 1 else "0"
+                name = self._part(txid, part)
+                answer = self._apply([self._meta, self._values, name], [txid, last, wanted])
+                if answer[0] == -1:
                     raise CorruptStateError(
-                        f"{self._values} lacks a part of what was prepared as checkpoint {txid}: who has removed it from Redis?"
+                        f"{self._values} lacks changes that were prepared as checkpoint {txid}: who has removed them from {name} "
+                        "in Redis? Restore the server's data, or a snapshot (ratchet state restore)"
                     )
+                if answer[0] == -2:
+                    raise self._damaged(name, f"the value of {answer[1]!r} is no change")
         self.discard(txid)
 
     def discard(self, upto: int | None) -> None:
         with self._asking():
-            for each in sorted(int(each) for each in self._client.smembers(self._pending)):
+            if self._client.scard(self._pending) > _PREPARED_MAX:
+                raise self._damaged(self._pending, "it has too many members")
+            for each in sorted(self._number(self._pending, each) for each in self._client.smembers(self._pending)):
                 if upto is not None and each > upto:
                     continue
-                parts = int(self._client.hget(self._meta, f"ready:{each}") or 0)
+                parts = len(self._prepared_in(each) or ())
                 self._client.hdel(self._meta, f"ready:{each}")
                 # A checkpoint that was not ready may have parts too: delete one after the other
                 # until there is none.
@@ -338,11 +388,23 @@ class RedisStore:
             if lost := _LOST.search(str(error)):
                 raise CorruptStateError(
                     f"{self._values} has {lost[2]} keys, and {lost[1]} were committed: another program has removed some (DEL, "
-                    "HDEL), or they expired or were evicted; restore the server's data, or a snapshot (ratchet state restore)"
+                    "HDEL), or they expired or were evicted, or some were added; restore the server's data, or a snapshot (ratchet "
+                    "state restore)"
                 ) from error
+            if "WRONGTYPE" in str(error):
+                raise self._wrong_type() from error
             raise CorruptStateError(f"{self._values}: {error}; does something else use these keys?") from error
         except redis.RedisError as error:
             raise RetryableError(f"{self._values}: Redis does not answer: {error}") from error
+
+    def _wrong_type(self) -> CorruptStateError:
+        """The error that names the key that is of another type."""
+        kinds = {self._values: b"hash", self._meta: b"hash", self._pending: b"set"}
+        with suppress(redis.RedisError):
+            for key, wanted in kinds.items():
+                if (kind := self._client.type(key)) not in (wanted, b"none"):
+                    return self._damaged(key, f"it is a {kind.decode()}, not a {wanted.decode()}")
+        return self._damaged(f"{self._values}:*", "what is prepared is not in hashes")
 
 
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:

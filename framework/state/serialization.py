@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
+import functools
 import importlib
 import pickle
 import struct
@@ -32,6 +33,9 @@ class Serializer(Protocol):
         """Raises ``CorruptStateError`` for bytes that it has not made."""
 
 
+#: How deep tuples and sets may stand in each other: each level takes 40 kB of the stack, and a
+#: process that has none left ends without a word.
+NESTING_MAX = 64
 _TIME_OF = struct.Struct(">d")
 _TUPLE, _SET, _INT, _DECIMAL, _DATETIME, _DATE, _TIME, _DURATION, _FROZENSET = range(1, 10)
 _TEXTS: dict[type, tuple[int, Callable[[Any], str]]] = {
@@ -60,14 +64,14 @@ class MsgpackSerializer:
     def dumps(self, value: Any) -> bytes:
         try:
             return _packed(value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadRecordError(
                 f"a state cannot hold {_shown(value)}: {error}; give a serializer of your own in topology.state.provider.config"
             ) from None
 
     def loads(self, data: bytes) -> Any:
         try:
-            return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False, use_list=True)
+            return _unpacked(data)
         except Exception as error:  # noqa: BLE001 - any error is reported with the data that caused it
             raise CorruptStateError(f"a state holds {data[:40]!r}, which is not MessagePack: {error}") from None
 
@@ -157,40 +161,55 @@ def named(name: str, what: str) -> Any:
         raise ConfigError(f"{what}: there is no {name!r} ({error}); write module.Class") from None
 
 
-def _extended(value: Any) -> msgpack.ExtType:
+def _extended(value: Any, depth: int) -> msgpack.ExtType:
     kind = type(value)
     if kind is tuple:
-        return msgpack.ExtType(_TUPLE, _packed(list(value)))
+        return msgpack.ExtType(_TUPLE, _packed(list(value), depth))
     if kind in (set, frozenset):
-        members = sorted(_packed(each) for each in value)
-        return msgpack.ExtType(_SET if kind is set else _FROZENSET, _packed(members))
+        members = sorted(_packed(each, depth) for each in value)
+        return msgpack.ExtType(_SET if kind is set else _FROZENSET, _packed(members, depth))
     if kind is datetime.timedelta:
-        return msgpack.ExtType(_DURATION, _packed([value.days, value.seconds, value.microseconds]))
+        return msgpack.ExtType(_DURATION, _packed([value.days, value.seconds, value.microseconds], depth))
     if kind in _TEXTS:
         code, write = _TEXTS[kind]
         return msgpack.ExtType(code, write(value).encode())
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no form of its own")
 
 
-def _packed(value: Any) -> bytes:
-    return msgpack.packb(value, default=_extended, strict_types=True)  # type: ignore[no-any-return]
+def _packed(value: Any, depth: int = 0) -> bytes:
+    """``depth``: how many tuples and sets the value stands in."""
+    return msgpack.packb(value, default=_inside(_extended, depth), strict_types=True)  # type: ignore[no-any-return]
 
 
-def _restored(code: int, data: bytes) -> Any:
-    def unpacked(packed: bytes) -> Any:
-        return msgpack.unpackb(packed, ext_hook=_restored, strict_map_key=False)
+def _unpacked(data: bytes, depth: int = 0) -> Any:
+    return msgpack.unpackb(data, ext_hook=_inside(_restored, depth), strict_map_key=False)
 
+
+@functools.cache
+def _inside(hook: Callable[..., Any], depth: int) -> Callable[..., Any]:
+    """The hook for what stands one level deeper."""
+    if depth > NESTING_MAX:
+        raise ValueError(f"tuples and sets stand in each other more than {NESTING_MAX} deep")
+    return functools.partial(hook, depth=depth + 1)
+
+
+def _restored(code: int, data: bytes, depth: int) -> Any:
     if code == _TUPLE:
-        return tuple(unpacked(data))
+        return tuple(_unpacked(data, depth))
     if code in (_SET, _FROZENSET):
-        members = (unpacked(each) for each in unpacked(data))
+        members = (_unpacked(each, depth) for each in _unpacked(data, depth))
         return set(members) if code == _SET else frozenset(members)
     if code == _DURATION:
-        days, seconds, microseconds = unpacked(data)
+        days, seconds, microseconds = _unpacked(data, depth)
         return datetime.timedelta(days, seconds, microseconds)
+    if code not in _FROM_TEXT:
+        raise ValueError(f"nothing is written as extension {code}")
     return _FROM_TEXT[code](data.decode())
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__}, deeply nested"
     return text if len(text) <= 80 else f"{text[:77]}..."

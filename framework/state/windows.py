@@ -42,7 +42,8 @@ import decimal
 import heapq
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
 from types import MappingProxyType
@@ -50,9 +51,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, CorruptStateError, TopologyError
 from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
 from framework.operators.watermarks import LATE_STREAM, NEVER, Reading, Source, Watermark
+from framework.shapes import fits
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.canonical import form_of, key_form
 from framework.topology.context import TopologyContext
@@ -69,6 +71,8 @@ _OF_THE_TASK = frozenset("mrcdlo")
 #: Of these, the entries that end with a place, and how long their keys are.
 _PLACED = {"m": 5, "r": 4, "o": 4}
 _NEVER = NEVER
+#: So much of a damaged entry is shown.
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
         self._state = state
         kind = self.windows.kind()
         before: Sequence[Any] = state.get(_KIND) or kind
-        if before != kind and any(key[1] == "t" for key, _ in state.items()):
+        if before != kind and any(key[1] == "t" for key, _ in _entries(state)):
             raise ConfigError(
                 f"windowed bolt {self._component_id!r} holds tuples that were gathered in {_shown(before)}, and is to have "
                 f"{_shown(kind)}: let it have those windows again, give it another name, or forget the state"
@@ -212,9 +216,10 @@ class BaseWindowedBolt(BaseStatefulBolt):
                 elapsed=self.elapsed,
                 now=self.now,
                 follows=self.follows,
+                expires=bool(self.state_ttl_s),
             )
         else:
-            self._gathering = _ByClock(self.windows, state, task, self.now)
+            self._gathering = _ByClock(self.windows, state, task, self.now, expires=bool(self.state_ttl_s))
 
     @property
     def follows_sources(self) -> bool:
@@ -281,6 +286,49 @@ class BaseWindowedBolt(BaseStatefulBolt):
         return [values[place] for place in self._grouped]
 
 
+def _entries(state: KeyValueState[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What a state of windows holds. Raises ``CorruptStateError`` for what no window has put."""
+    for key, value in state.items():
+        if not _is_entry(key, value):
+            raise _damaged(key, value)
+        yield key, value
+
+
+def _is_entry(key: Any, value: Any) -> bool:
+    if not (isinstance(key, tuple) and len(key) > 1 and isinstance(key[0], tuple)):
+        return False
+    what, more = key[1], key[2:]
+    if what == "t":
+        place: Any = more[0] if len(more) == 1 else None
+        return _is_kept(value) and (fits(place, int) or (fits(place, tuple[int, ...]) and len(place) == 2))
+    if what in ("p", "f", "r", "o", "m", "w"):
+        numbers = more[1:] if what == "m" else more
+        return fits(value, float) and all(fits(each, int) for each in numbers) and (what not in "pfm" or len(more) > 0)
+    return True
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether this is a tuple as ``_kept`` stores it."""
+    if not (isinstance(value, list) and len(value) == 5):
+        return False
+    component, stream, names, values, arrival = value
+    return (
+        isinstance(component, str)
+        and isinstance(stream, str)
+        and fits(names, list[str])
+        and isinstance(values, list)
+        and len(names) == len(values)
+        and fits(arrival, int)
+    )
+
+
+def _damaged(key: Any, value: Any) -> CorruptStateError:
+    return CorruptStateError(
+        f"a state of windows holds {repr(value)[:_SHOWN]} under the key {repr(key)[:_SHOWN]}, which no window has put: restore the "
+        "data of the store, or a snapshot (ratchet state restore)"
+    )
+
+
 def _place_in(key: Any) -> tuple[int, int] | None:
     """The number of tasks, and which of them, that an entry of a task names."""
     return key[-2:] if len(key) > 3 and key[0] == () and _PLACED.get(key[1]) == len(key) else None
@@ -326,10 +374,14 @@ def _kept(tup: Tuple, arrival: int) -> list[Any]:
 
 
 def _tuples(kept: Iterable[Any]) -> list[Tuple]:
+    kept = list(filter(None, kept))
+    for each in kept:
+        if not _is_kept(each):
+            raise _damaged("of a tuple", each)
     found: dict[tuple[str, ...], Fields] = {}
     return [
         Tuple(None, found.setdefault(tuple(names), Fields(*names)), tuple(values), component, stream)
-        for component, stream, names, values, _ in sorted(filter(None, kept), key=itemgetter(4))
+        for component, stream, names, values, _ in sorted(kept, key=itemgetter(4))
     ]
 
 
@@ -393,7 +445,7 @@ class _Before:
 
 class _ByTime:
     """Windows by the tuples' own time. ``elapsed``: in seconds; it never goes backwards. ``now``:
-    in seconds since 1970; it may."""
+    in seconds since 1970; it may. ``expires``: whether tuples expire in the state."""
 
     def __init__(
         self,
@@ -405,6 +457,7 @@ class _ByTime:
         elapsed: Callable[[], float],
         now: Callable[[], float],
         follows: Mapping[Source, bool] = MappingProxyType({}),
+        expires: bool = False,
     ) -> None:
         self._windows, self._state, self._task, self._elapsed, self._now = windows, state, task, elapsed, now
         place = task.place
@@ -418,12 +471,16 @@ class _ByTime:
         reached: int | None = None
         latest: dict[tuple[str, str], dict[tuple[int, int], int]] = {each: {} for each in inputs}
         panes, moved = [], []
-        for key, value in state.items():
+        held: Counter[tuple[Any, int]] = Counter()  # tuples by key and pane
+        for key, value in _entries(state):
             what, own = key[1], (_place_in(key) or place) == place and key[0] == ()
             if what == "p":
-                panes.append((task.form(key[0]), key[2]))
+                panes.append((task.form(key[0]), key[2], value))
             elif what == "t":
+                if type(key[2]) is int:
+                    raise _damaged(key, value)  # as in windows by count
                 self._arrivals = max(self._arrivals, value[4])
+                held[task.form(key[0]), key[2][0]] += 1
             elif what == "m":
                 latest.get(key[2], {})[_place_in(key) or place] = value
             elif what == "r" and own:
@@ -453,7 +510,9 @@ class _ByTime:
         if self._field:
             self._raise_lateness()
             self._forget_before()
-        for key, pane in panes:
+        for key, pane, count in panes:
+            if count > held[key, pane] and not expires:
+                raise _damaged((key, "p", pane), count)
             self._schedule(key, pane)
 
     def _latest_of(self, known: Mapping[tuple[int, int], int]) -> int:
@@ -661,8 +720,10 @@ class _ByClock(_ByTime):
         state: KeyValueState[Any, Any],
         task: _Task,
         now: Callable[[], float],
+        *,
+        expires: bool = False,
     ) -> None:
-        super().__init__(windows, state, task, (), elapsed=now, now=now)
+        super().__init__(windows, state, task, (), elapsed=now, now=now, expires=expires)
         self._at = max(self._newest, state.get(_CLOCK) or _NEVER)
 
     def add(self, key: tuple[Any, ...], tup: Tuple, origin: int | None = None) -> tuple[bool, list[Window]]:

@@ -301,6 +301,8 @@ class FailingStore:
     def __init__(self, world: StateWorld, store: MemoryBytes) -> None:
         self._world, self._store = world, store
 
+    location = "a store of a world"
+
     def txid(self) -> int:
         return self._world.trouble("store", self._store.txid, 0.005)  # type: ignore[no-any-return]
 

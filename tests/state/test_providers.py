@@ -262,11 +262,11 @@ def test_redis_keeps_large_checkpoints_in_parts_and_leaves_nothing_behind(redis_
         # Without one of its parts, it is no checkpoint.
         kept = client.dump(part := f"ratchet:{{{namespace}}}:1:2")
         client.delete(part)
-        with pytest.raises(CorruptStateError, match="lacks a part of what was prepared as checkpoint 1"):
+        with pytest.raises(CorruptStateError, match="lacks changes that were prepared as checkpoint 1"):
             RedisKeyValueStateProvider().new_state(namespace, conf, None).recover(1, prepared=True, upto=1)
         client.restore(part, 0, kept)
         # A commit that broke off after its first part is repeated.
-        client.eval(_APPLY, 3, *(f"ratchet:{{{namespace}}}{each}" for each in (":meta", "", ":1:0")), 1, "0")
+        client.eval(_APPLY, 3, *(f"ratchet:{{{namespace}}}{each}" for each in (":meta", "", ":1:0")), 1, "0", -1)
         other = RedisKeyValueStateProvider().new_state(namespace, conf, None)
         other.recover(1, prepared=True, upto=1)
         assert len(dict(other.items())) == 12_000
