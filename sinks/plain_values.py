@@ -23,6 +23,9 @@ from framework.topology.canonical import NAN
 
 Conversion = Callable[[Any], Any]
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_UINT64_MAX = 2**64 - 1
+#: So much of a damaged value is shown.
+_SHOWN = 60
 _FLOATS = {"NaN": NAN, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -103,6 +106,7 @@ class JsonColumns:
         self._encoders = [json_encoder(each) for each in types]
         self._decoders = [_decoder(each) for each in types]
         self._as_they_are = all(each.equals(pa.int64()) or each.equals(pa.string()) for each in types)
+        self._accepted = [_accepted(each) for each in types]
         #: For each column: whether its values are always text in JSON.
         self.textual = [
             not (
@@ -123,11 +127,42 @@ class JsonColumns:
         return [None if value is None else encode(value) for encode, value in zip(self._encoders, values, strict=True)]
 
     def decode(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Raises ``ValueError`` for what ``encode`` does not make."""
+        if type(values) is not list or len(values) != len(self._accepted):
+            raise ValueError(f"{_shown(values)} stands in place of {len(self._accepted)} values")
+        for value, (kinds, least, most) in zip(values, self._accepted, strict=True):
+            if value is not None and (type(value) not in kinds or (type(value) is int and not least <= value <= most)):
+                raise ValueError(f"{_shown(value)} is no value of its column")
         if self._as_they_are:
             return tuple(values)
         return tuple(
             [None if value is None else decode(value) for decode, value in zip(self._decoders, values, strict=True)]
         )
+
+
+def _accepted(declared: pa.DataType) -> tuple[tuple[type, ...], int, int]:
+    """The types that the values of a column have in JSON, and the bounds of integers."""
+    types = pa.types
+    if types.is_boolean(declared):
+        return (bool,), 0, 0
+    if types.is_integer(declared):
+        return (int,), *_bounds(declared)
+    if types.is_duration(declared):
+        return (int,), _INT64_MIN, _INT64_MAX
+    if types.is_floating(declared):
+        return (float, int, str), _INT64_MIN, _UINT64_MAX
+    return (str,), 0, 0
+
+
+def _bounds(declared: pa.DataType) -> tuple[int, int]:
+    """The least and the greatest integer of a type."""
+    bits = declared.bit_width
+    return (0, 2**bits - 1) if pa.types.is_unsigned_integer(declared) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def json_encoder(declared: pa.DataType) -> Conversion:
@@ -137,9 +172,7 @@ def json_encoder(declared: pa.DataType) -> Conversion:
     if types.is_boolean(declared):
         return bool
     if types.is_integer(declared):
-        bits = declared.bit_width
-        unsigned = types.is_unsigned_integer(declared)
-        least, most = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        least, most = _bounds(declared)
 
         def within(value: Any) -> Any:
             if not least <= value <= most:

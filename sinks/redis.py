@@ -65,13 +65,25 @@ except ImportError as error:  # an extra
     raise ConfigError("RedisBackend needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
 _ADDRESS = "the address of a RedisBackend"
-#: The keys of a state, beside its own name.
-_PARTS = ("header", "", "touched", "deleted", "columns", "due", "count")
+#: The keys of a state, beside its own name, and their types.
+_TYPES = {
+    "header": b"string",
+    "": b"hash",
+    "touched": b"list",
+    "deleted": b"set",
+    "columns": b"string",
+    "due": b"zset",
+    "count": b"hash",
+}
 #: What scripts that write rows have as their keys.
 _WRITTEN = ("header", "", "touched", "deleted", "due", "count")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
+#: So much of a damaged text is shown.
+_SHOWN = 200
+#: Numbers of stamps are smaller.
+_STAMP_MAX = 2**63 - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 # The beginning of scripts that write. KEYS[2] are the rows, KEYS[3] is the list of touched keys,
@@ -95,6 +107,18 @@ end
 """
 _COUNTED_PARTS = ("rows", "entries of the list of touched keys", "entries of the sorted set of what is due")
 
+# ``denied``: the error for the first of some commands that the user may not use, so that none of
+# them takes effect without the others. Rights may be taken away at any time. Redis 6 cannot say.
+_PERMITTED = """
+local function denied(...)
+  for _, command in ipairs(redis.acl_check_cmd and {...} or {}) do
+    if not redis.acl_check_cmd(command, KEYS[2], '1', '1') then
+      return redis.error_reply('NOPERM this user may not use the command ' .. command)
+    end
+  end
+end
+"""
+
 # What the server tells of itself, if the user may ask.
 _INFO = """
 local function info(section)
@@ -109,7 +133,7 @@ end
 # and its new text. Tombstones come first. Then, where the rows have an order, the number of each
 # row that is no tombstone. Returns 1; or 0 and the header found; or -1 and the key
 # refused. What a script has written before an error stays: so the header is opened before any row.
-_PUT = f"""{_COUNTED}{_INFO}
+_PUT = f"""{_COUNTED}{_PERMITTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
 if lost then return lost end
@@ -127,6 +151,8 @@ for start = 0, count - 1, 2000 do
     end
   end
 end
+local refused = denied('SET', 'UNLINK', 'HSET', 'RPUSH', 'SADD') or (expected[4] and denied('ZADD', 'ZREM'))
+if refused then return refused end
 if ARGV[4] ~= '' then
   if string.find(info('replication'), 'role:slave', 1, true) then
     return redis.error_reply('READONLY it follows another server')
@@ -171,7 +197,7 @@ return {{1}}
 # with two additions: 1 comes with the identity of the server, and -2 means another server. A server
 # gets a new run id when it starts, and a new replication id when it takes the data of another
 # server or stops following one. Where the user may not ask (INFO), the identity is empty.
-_RAISE = f"""{_COUNTED}{_INFO}
+_RAISE = f"""{_COUNTED}{_PERMITTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
 if lost then return lost end
@@ -180,6 +206,8 @@ if string.find(links, 'role:slave', 1, true) then return redis.error_reply('READ
 local run, replication = string.match(info('server'), 'run_id:(%w+)'), string.match(links, 'master_replid:(%w+)')
 local server = (run or replication) and (run or '') .. '/' .. (replication or '') or ''
 if ARGV[4] ~= '' and ARGV[4] ~= server then return {{-2}} end
+local refused = denied('SET', 'UNLINK', 'HSET')
+if refused then return refused end
 redis.call('SET', KEYS[1], ARGV[2])
 if ARGV[3] == '1' then redis.call('UNLINK', KEYS[3]) end
 counted()
@@ -189,10 +217,12 @@ return {{1, server}}
 # KEYS: header, rows, touched, deleted, due, count. ARGV: header; then for each key the expected
 # beginning of the text of the row to remove, or "" to take the key off the list of tombstones only.
 # Returns as _PUT; 1 comes with the number of rows removed.
-_PURGE = f"""{_COUNTED}
+_PURGE = f"""{_COUNTED}{_PERMITTED}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
 if lost then return lost end
+local refused = denied('HDEL', 'SREM', 'HSET')
+if refused then return refused end
 local removed = 0
 for i = 2, #ARGV, 2 do
   local row = ARGV[i + 1] ~= '' and redis.call('HGET', KEYS[2], ARGV[i])
@@ -445,7 +475,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             )
         if found != columns:
             raise ConfigError(
-                f"{self.location} has other columns than this topology writes (it has {found.decode()}, and "
+                f"{self.location} has other columns than this topology writes (it has {_shown(found)}, and "
                 f"{columns.decode()} is written): use another name, or remove what starts with '{{{self._name}}}'"
             )
         return header
@@ -468,18 +498,21 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             raise ConfigError(f"{self.location} could lose rows: {eviction}")
         if found:
             self._warn_of_losses(client, found)
-        kinds = {"": b"hash", "header": b"string", "columns": b"string", "touched": b"list", "due": b"zset"}
-        for suffix, wanted in kinds.items():
-            kind = client.type(self._key(suffix))
-            if kind not in (b"none", wanted):
-                raise ConfigError(
-                    f"{self.location}: the key {self._key(suffix)!r} is a {kind.decode()}, not a {wanted.decode()}: somebody "
-                    "else's; use another name"
-                )
+        if other := self._other_type():
+            raise ConfigError(f"{self.location}: {other}: somebody else's; use another name")
         self._script(_PROBE, ["probe"], [])
         if self._ordered_by:
             self._script(_PROBE_ORDER, ["probe"], [])
             client.zrangebyscore(self._key("probe"), 0, 1)
+
+    def _other_type(self) -> str:
+        """The key that has another type than its own, if there is one."""
+        client = _clients.get(self._url)
+        for suffix, wanted in _TYPES.items():
+            kind = client.type(self._key(suffix))
+            if kind not in (b"none", wanted):
+                return f"the key {self._key(suffix)!r} is a {kind.decode()}, not a {wanted.decode()}"
+        return ""
 
     def _warn_of_losses(self, client: Any, information: dict[str, Any]) -> None:
         """Log the settings with which the server can lose acknowledged writes."""
@@ -675,7 +708,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             raise InvariantViolation(f"{self.location} does not stand beside another hash")
         self._check_ours(topology_id)
         with self._named():
-            removed = _clients.get(self._url).unlink(*map(self._key, _PARTS))
+            removed = _clients.get(self._url).unlink(*map(self._key, _TYPES))
         return bool(removed)
 
     def _check_ours(self, topology_id: str) -> None:
@@ -683,7 +716,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         topology's."""
         with self._named(writes=False):
             client = _clients.get(self._url)
-            there, text = client.exists(*map(self._key, _PARTS)), client.get(self._key("header"))
+            there, text = client.exists(*map(self._key, _TYPES)), client.get(self._key("header"))
         if there and (text is None or self._header_in(text).topology_id != topology_id):
             raise somebody_elses(self.location)
 
@@ -710,15 +743,13 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             found = self._header_in(answer[1])
             raise found.refused(expected, self.location)
         if answer[0] == -1:
-            raise StaleWriterError(
-                f"{self.location}, key {answer[1].decode()!r}: its stamp is not the one that was read"
-            )
+            raise StaleWriterError(f"{self.location}, key {_shown(answer[1])}: its stamp is not the one that was read")
         if answer[0] == -4:
-            what = _COUNTED_PARTS[answer[3] - 1]
+            what, written = _COUNTED_PARTS[answer[3] - 1], answer[1][:_SHOWN].decode(errors="replace")
             raise CorruptStateError(
-                f"{self.location} has {answer[2].decode()} {what}, and {answer[1].decode() or 'an unknown number'} were written: "
-                "another program has removed some (DEL, HDEL), or they expired or were evicted; restore the server's data, run "
-                "ratchet rebuild, or begin again with ratchet reset --everything"
+                f"{self.location} has {answer[2].decode()} {what}, and {written or 'an unknown number'} were written: "
+                "another program has removed some (DEL, HDEL), or they expired or were evicted, or some were added; restore the "
+                "server's data, run ratchet rebuild, or begin again with ratchet reset --everything"
             )
         return answer
 
@@ -761,7 +792,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             parts = orjson.loads(name) if len(columns.textual) > 1 or not columns.textual[0] else name.decode()
             return columns.decode(parts if len(columns.textual) > 1 else [parts])
         except (ValueError, TypeError, KeyError) as error:
-            raise CorruptStateError(f"{self.location}: {name!r} is not a key of it ({error})") from error
+            raise CorruptStateError(f"{self.location}: {_shown(name)} is not a key of it ({error})") from error
 
     def _row_texts(self, rows: Sequence[Row]) -> list[bytes]:
         _, columns = self._columns
@@ -789,16 +820,18 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         _, columns = self._columns
         try:
             found = orjson.loads(text)
-            value, prev = found["v"], found.get("p")
+            value, prev, stamp, writer = found["v"], found.get("p"), Stamp(*found["s"]), found["w"]
+            if not (type(writer) is str and all(type(each) is int and abs(each) <= _STAMP_MAX for each in stamp)):
+                raise ValueError("its stamp or its writer is of another form")
             return Row(
                 columns.decode(value) if value is not None else None,
-                Stamp(*found["s"]),
+                stamp,
                 columns.decode(prev) if prev is not None else None,
-                found["w"],
+                writer,
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptStateError(
-                f"{self.location}, key {name.decode(errors='replace')!r}: not a row ({error}); restore it"
+                f"{self.location}, key {_shown(name)}: not a row ({error}); restore it, or make the rows again by ratchet rebuild"
             ) from error
 
     @contextmanager
@@ -815,7 +848,12 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         except redis.exceptions.ResponseError as error:
             text = str(error)
             if "WRONGTYPE" in text:
-                raise ConfigError(f"{self.location}: a key is of another type: {text}; use another name") from error
+                with suppress(redis.exceptions.RedisError):
+                    text = self._other_type() or text
+                raise CorruptStateError(
+                    f"{self.location}: {text}: another program has written it; restore the server's data, or begin again with "
+                    "ratchet reset --everything"
+                ) from error
             if any(sign in text for sign in ("NOPERM", "permission", "NOAUTH", "can't run this command")):
                 raise ConfigError(f"{self.location}: {text}; check the user's rights") from error
             if passes(error):
@@ -839,6 +877,11 @@ _SHA = {
 
 def _header_text(header: Header) -> bytes:
     return orjson.dumps(asdict(header), option=orjson.OPT_SORT_KEYS)
+
+
+def _shown(text: bytes) -> str:
+    found = text[:_SHOWN].decode(errors="replace")
+    return repr(found) if len(text) <= _SHOWN else f"{found!r}... ({len(text):,} bytes)"
 
 
 def _stamp_text(stamp: Stamp) -> bytes:

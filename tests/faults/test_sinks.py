@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from framework.transactions.run import TopologyFailed
 from integration import PostgresServer, TcpProxy, ZooKeeperServer
 from sinks import Count, OpaqueMapState, PostgresBackend, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.faults.conftest import Disk
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.striking import lose_a_reply, strike
@@ -135,38 +135,19 @@ def test_a_batch_that_one_sink_committed_while_the_other_was_down_is_replayed_un
     assert in_a == in_b == dict(Counter(WORDS))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "ratchet", str(folder)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"this fault needs a small file system, which root can mount: {done.stderr}"
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.mark.fault(27)
 @pytest.mark.slow
 def test_a_full_disk_under_sqlite_fails_attempts_until_there_is_room(
-    make_job: Callable[..., Job], small_disk: Path, faults: Faults
+    make_job: Callable[..., Job], small_disk: Disk, faults: Faults
 ) -> None:
-    job = make_job(address=str(small_disk / "x.db"))
-    ballast = small_disk / "ballast"
+    job = make_job(address=str(small_disk.path / "x.db"))
 
     def fill() -> None:
-        with open(ballast, "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                pass
+        small_disk.fill()
         before = job.committed()
         time.sleep(1.0)
         assert job.committed() <= before + 1  # a transaction that was written before may still be closed
-        ballast.unlink()
+        small_disk.empty()
 
     strike(job, faults, "SQLite's disk full for 1 s", fill, times=3)
 

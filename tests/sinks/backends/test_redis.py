@@ -239,7 +239,8 @@ def test_a_server_that_is_away_is_retried(name: str) -> None:
             ["ERR Error running script: @user_script: 3: Script attempted to access nonexistent global", "ERR"],
         ),
         (RetryableError, [redis.exceptions.ReadOnlyError("You can't write against a read only replica.")]),
-        (ConfigError, ["WRONGTYPE Operation against a key", "NOPERM this user has no permissions"]),
+        (ConfigError, ["NOPERM this user has no permissions"]),
+        (CorruptStateError, ["WRONGTYPE Operation against a key"]),
     ],
 )
 def test_errors_are_permanent_unless_they_are_known_to_pass(kind: type[Exception], errors: list[Any]) -> None:
