@@ -49,6 +49,9 @@ except ImportError as error:  # an extra
 _NULL_TEXTS = ("", NULL_FOLDER)
 #: What the client does not read in a path as it has written it.
 _MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\]")
+#: What Delta's client says of a table whose protocol it cannot write; all else that it says of a
+#: commit is about other commits.
+_UNMET = re.compile(r"table features?\b|reader version|writer version", re.I)
 #: How the client's errors name an error of the file system.
 _OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 
@@ -242,6 +245,11 @@ class DeltaLakeTable(FileTable):
         try:
             yield
         except CommitFailedError as error:
+            if _UNMET.search(str(error)):
+                raise ConfigError(
+                    f"{self.location}: Delta's client cannot write this table: {_line(error)}; another program has changed its "
+                    "protocol: take that back, or use another path"
+                ) from error
             raise StaleWriterError(f"{self.location}: another commit was first: {_line(error)}") from error
         except TableNotFoundError as error:
             raise CorruptStateError(f"{self.path / '_delta_log'} is gone; restore it from a backup") from error

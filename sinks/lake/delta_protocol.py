@@ -31,6 +31,9 @@ _MET_BY_APPENDS = frozenset(
         ),
     }
 )
+#: Versions of a writer whose demands are met: up to 5, they are those above; with 7, the table
+#: names them. Version 6 has identity columns.
+_WRITER_VERSIONS = (1, 2, 3, 4, 5, 7)
 #: Features under which a data file does not hold exactly the rows of the table.
 _UNREAD = ("deletionVectors",)
 _CONSTRAINT = "delta.constraints."
@@ -59,6 +62,9 @@ def check_known(table: deltalake.DeltaTable, location: str) -> None:
     """Raise ``ConfigError`` for a table with a feature that Ratchet does not know: its folder may
     hold files of another kind, and its files may be bound in another way."""
     check_readable(table, location)
+    version = table.protocol().min_writer_version
+    if version not in _WRITER_VERSIONS:
+        raise _refusal(location, f"wants writers of version {version}")
     for feature in sorted({*(table.protocol().writer_features or ())} - _MET_BY_APPENDS):
         raise _refusal(location, f"has the feature {feature}")
 

@@ -52,6 +52,10 @@ def protocol(*features: str, readers: bool = False) -> dict[str, Any]:
     return {"protocol": {**read, "minWriterVersion": 7, "writerFeatures": list(features)}}
 
 
+def versions(reader: int, writer: int) -> dict[str, Any]:
+    return {"protocol": {"minReaderVersion": reader, "minWriterVersion": writer}}
+
+
 def metadata(table: DeltaLakeTable) -> dict[str, Any]:
     for line in log(table, 0).read_text().splitlines():
         if "metaData" in (found := json.loads(line)):
@@ -111,6 +115,9 @@ REFUSED: dict[str, tuple[Callable[[DeltaLakeTable], None], str]] = {
         feature: (lambda table, feature=feature: commit(table, protocol(feature)), f"the feature {feature}")  # type: ignore[misc]
         for feature in ("rowTracking", "inCommitTimestamp", "identityColumns", "icebergCompatV2", "clustering")
     },
+    "identity columns by version": (lambda table: commit(table, versions(1, 6)), "wants writers of version 6"),
+    "a later version": (lambda table: commit(table, versions(1, 9)), "wants writers of version 9"),
+    "a later version of readers": (lambda table: commit(table, versions(9, 9)), "minimum reader version 9"),
     "deletionVectors": (
         lambda table: commit(table, protocol("deletionVectors", readers=True)),
         "the feature deletionVectors",
@@ -243,6 +250,26 @@ def test_errors_of_deltas_client_pass_where_those_of_the_file_system_do(
         with pytest.raises(kind) as named:
             table.publish(header)
         assert type(named.value) is kind
+
+
+def test_a_protocol_that_deltas_client_cannot_write_is_no_other_commit(
+    table: DeltaLakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the attempt was repeated for ever."""
+    header = opened(table, 2, 1)
+    table.write(granted(header), [BATCH])
+    for text, kind in {
+        "Unsupported table features required: [IdentityColumns]": ConfigError,
+        "Table features must be specified, please specify: AppendOnly": ConfigError,
+        "Metadata changed since last commit.": StaleWriterError,
+    }.items():
+
+        def failing(*_: object, text: str = text, **__: object) -> None:
+            raise deltalake.exceptions.CommitFailedError(text)
+
+        monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", failing)
+        with pytest.raises(kind, match=text.partition(":")[0]):
+            table.publish(header)
 
 
 def test_columns_that_differ_only_by_case_are_refused(tmp_path: Path) -> None:
