@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from framework.coordination.store import Change, Delete, Put
-from framework.errors import CorruptStateError, InvariantViolation
+from framework.errors import ConfigError, CorruptStateError, InvariantViolation
 
 #: The versions of a document's format. The second has plans in packed form (ADR 44). A document
 #: without one is still written in the first, which earlier releases read too.
@@ -200,12 +200,12 @@ class RotatingTransactionalState:
 
 def encode_document(value: Any, path: str, form: int = PLAIN) -> bytes:
     """Encode a value as a JSON document of this version of the format. Raises
-    ``InvariantViolation`` when it does not fit into a znode."""
+    ``ConfigError`` when it does not fit into a znode."""
     encoded = json.dumps({"format": form, "value": value}, separators=(",", ":"), allow_nan=False).encode()
     if len(encoded) > DOCUMENT_BYTES_MAX:
-        raise InvariantViolation(
-            f"{path}: the document has {len(encoded)} bytes, more than the {DOCUMENT_BYTES_MAX} that fit into a znode; "
-            "reduce the number of partitions per topology"
+        raise ConfigError(
+            f"{path}: the document has {len(encoded):,} bytes, more than the {DOCUMENT_BYTES_MAX:,} that fit into a znode; "
+            "divide the source among several topologies"
         )
     return encoded
 

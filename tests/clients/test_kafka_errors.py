@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from framework.clients.kafka import ConnectionErrors
-from framework.clients.kafka_errors import kafka_error
+from framework.clients.kafka_errors import _ADVICE, _PASSING, DISTRUSTED, kafka_error, passes
 from framework.errors import ConfigError, RetryableError
 
 PERMANENT = {
@@ -23,6 +23,9 @@ PERMANENT = {
     KafkaError._NOT_IMPLEMENTED: "no repetition",
 }
 PASSING = [
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,  # "Leader epoch is newer than broker epoch": the broker lags behind
+    KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._TRANSPORT,
     KafkaError._NOENT,  # "No leaders found", of list_offsets while a broker is away
     KafkaError._MSG_TIMED_OUT,
@@ -34,6 +37,108 @@ PASSING = [
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNKNOWN_PRODUCER_ID,
 ]
+#: What librdkafka knows beside what passes and what has an advice: no repetition changes these, or
+#: no request of ours ends with them, or they are no errors.
+LASTING = [
+    "_APPLICATION",
+    "_ASSIGNMENT_LOST",
+    "_ASSIGN_PARTITIONS",
+    "_EXISTING_SUBSCRIPTION",
+    "_FS",
+    "_GAPLESS_GUARANTEE",
+    "_INCONSISTENT",
+    "_INVALID_DIFFERENT_RECORD",
+    "_INVALID_TYPE",
+    "_KEY_DESERIALIZATION",
+    "_KEY_SERIALIZATION",
+    "_NOOP",
+    "_NOT_CONFIGURED",
+    "_NOT_IMPLEMENTED",
+    "_PARTITION_EOF",
+    "_READ_ONLY",
+    "_REVOKE_PARTITIONS",
+    "_UNKNOWN_GROUP",
+    "_UNKNOWN_PROTOCOL",
+    "_VALUE_DESERIALIZATION",
+    "_VALUE_SERIALIZATION",
+    "DELEGATION_TOKEN_AUTHORIZATION_FAILED",
+    "DELEGATION_TOKEN_AUTH_DISABLED",
+    "DELEGATION_TOKEN_NOT_FOUND",
+    "DELEGATION_TOKEN_OWNER_MISMATCH",
+    "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
+    "DUPLICATE_RESOURCE",
+    "DUPLICATE_VOTER",
+    "ELECTION_NOT_NEEDED",
+    "FEATURE_UPDATE_FAILED",
+    "FENCED_INSTANCE_ID",
+    "FENCED_STATE_EPOCH",
+    "GROUP_ID_NOT_FOUND",
+    "GROUP_MAX_SIZE_REACHED",
+    "GROUP_SUBSCRIBED_TO_TOPIC",
+    "ILLEGAL_SASL_STATE",
+    "INCONSISTENT_GROUP_PROTOCOL",
+    "INCONSISTENT_VOTER_SET",
+    "INVALID_COMMIT_OFFSET_SIZE",
+    "INVALID_PRINCIPAL_TYPE",
+    "INVALID_RECORD_STATE",
+    "INVALID_REGISTRATION",
+    "INVALID_REGULAR_EXPRESSION",
+    "INVALID_REQUEST",
+    "INVALID_REQUIRED_ACKS",
+    "INVALID_SESSION_TIMEOUT",
+    "INVALID_SHARE_SESSION_EPOCH",
+    "INVALID_UPDATE_VERSION",
+    "INVALID_VOTER_KEY",
+    "LOG_DIR_NOT_FOUND",
+    "MEMBER_ID_REQUIRED",
+    "MISMATCHED_ENDPOINT_TYPE",
+    "NON_EMPTY_GROUP",
+    "NO_ERROR",
+    "NO_REASSIGNMENT_IN_PROGRESS",
+    "OFFSET_METADATA_TOO_LARGE",
+    "OPERATION_NOT_ATTEMPTED",
+    "PRINCIPAL_DESERIALIZATION_FAILURE",
+    "RESOURCE_NOT_FOUND",
+    "SECURITY_DISABLED",
+    "SHARE_SESSION_LIMIT_REACHED",
+    "SHARE_SESSION_NOT_FOUND",
+    "STREAMS_INVALID_TOPOLOGY",
+    "STREAMS_INVALID_TOPOLOGY_EPOCH",
+    "STREAMS_TOPOLOGY_FENCED",
+    "TELEMETRY_TOO_LARGE",
+    "TOPIC_ALREADY_EXISTS",
+    "TOPIC_DELETION_DISABLED",
+    "UNACCEPTABLE_CREDENTIAL",
+    "UNKNOWN_CONTROLLER_ID",
+    "UNKNOWN_SUBSCRIPTION_ID",
+    "UNRELEASED_INSTANCE_ID",
+    "UNSUPPORTED_ASSIGNOR",
+    "UNSUPPORTED_ENDPOINT_TYPE",
+    "VOTER_NOT_FOUND",
+]
+#: Every error that librdkafka has a name for.
+KNOWN = {name: code for code in range(-300, 300) if not (name := KafkaError(code).name()).startswith("ERR_")}
+
+
+def test_every_error_that_librdkafka_knows_is_on_one_list() -> None:
+    lists = [set(_PASSING), set(_ADVICE), set(LASTING)]
+    on_lists = [name for each in lists for name in each]
+    assert sorted(on_lists) == sorted(KNOWN)
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_every_error_is_retried_if_it_passes_and_else_ends_the_topology(name: str) -> None:
+    error = KafkaException(KafkaError(KNOWN[name]))
+    for connected in (True, False):
+        kind = RetryableError if name in _PASSING or (name in DISTRUSTED and connected) else ConfigError
+        assert type(kafka_error(error, "topic 'x'", connected=connected)) is kind
+    assert passes(error) is (name in _PASSING or name in DISTRUSTED)
+
+
+@pytest.mark.parametrize("code", [134, 299, -300])
+def test_an_error_that_librdkafka_does_not_know_ends_the_topology_with_its_number(code: int) -> None:
+    found = kafka_error(KafkaError(code), "topic 'x'")
+    assert isinstance(found, ConfigError) and str(code) in str(found)
 
 
 @pytest.mark.parametrize("code", PERMANENT)
