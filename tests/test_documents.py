@@ -166,3 +166,18 @@ def test_links_and_paths_lead_somewhere(document: Path) -> None:
         assert (document.parent / link).exists(), link
     for path in re.findall(r"`((?:framework|spouts|sinks|integration|docs|examples)/[\w/.\-]+)`", text):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("document", ["SECURITY.md", "docs/internals/attacks.md"])
+def test_each_row_of_the_threat_model_names_tests_that_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    tables = re.findall(r"^\|.*\|\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.M)
+    rows = [line for table in tables for line in table.splitlines()]
+    assert rows
+    for row in rows:
+        last = row.rstrip("|").rpartition("|")[2]
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", last)
+        assert named or "not by a test" in last, row
+        for path, name in named:
+            assert (ROOT / path).is_file(), f"{path}: {row}"
+            assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}: {row}"
