@@ -325,6 +325,7 @@ class Checkpoints:
         self._wanted = False
         self._taken_at: float | None = None
         self._failures = 0
+        self._refused = 0
         self._ended = 0
         self._blamed: set[int] = set()  # trees whose records are not known yet
         self._new_suspects = 0  # since the last checkpoint
@@ -362,6 +363,11 @@ class Checkpoints:
     def failures(self) -> int:
         """How often in a row components have failed, or the same record."""
         return max(self._failures, self._times)
+
+    @property
+    def refused(self) -> int:
+        """How often in a row a state, or its store, did not prepare or commit a checkpoint."""
+        return self._refused
 
     def gives_up(self, spout: str) -> bool:
         """Whether records of a spout are given up when they fail too often."""
@@ -452,6 +458,7 @@ class Checkpoints:
             if not missing:
                 self._recovered(marker, reports)
         elif missing:
+            self._refused += 1
             self._recover(f"checkpoint {marker.txid}: {', '.join(missing[:3])} did not {marker.action.value} it")
         elif (moved := self._moved(marker, reports)) is not None:
             self._recover(moved)
@@ -465,7 +472,7 @@ class Checkpoints:
             self._put(replace(prepared, pending_passed=self._passed(reports)))
             self._dirty = False
         else:
-            self._failures = self._ended = self._new_suspects = self._times = 0
+            self._failures = self._refused = self._ended = self._new_suspects = self._times = 0
             self._put(self._committed())
             self._sizes = {}
             for each in reports:

@@ -457,6 +457,8 @@ class RoundDriver:
             self._stopping.wait(pause_s(checkpoints.failures))
         elif recovers and checkpoints.recovering and self.failure is None:
             self._stopping.wait(_RECOVERY_PAUSE_S)
+        elif checkpoints.recovering and checkpoints.refused:
+            self._stopping.wait(pause_s(checkpoints.refused))
         self._end_for_good(checkpoints, *died)
         return checkpoints.settled
 

@@ -43,7 +43,7 @@ from framework.coordination.transactional_state import (
     RotatingTransactionalState,
     TransactionalState,
 )
-from framework.errors import READ_ANEW, ConfigError, CorruptStateError, DataLossError, InvariantViolation
+from framework.errors import READ_ANEW, ConfigError, CorruptStateError, DataLossError, InvariantViolation, escaped
 from framework.observe.journal import RECORDS_MAX, AttemptRecord, TransactionRecord
 from framework.observe.logs import get_logger
 from framework.shapes import check_fields, fits
@@ -59,6 +59,8 @@ ATTEMPTS = "coordinator/attempts"
 OPEN = "coordinator/open"
 META = "meta"
 INCARNATION = "incarnation"
+#: An incarnation is shorter.
+_INCARNATION_MAX = 64
 #: Where the source was first read:
 #: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
 ORIGIN = "origin"
@@ -433,9 +435,12 @@ def read_joined(store: CoordinationStore, topology_id: str) -> Mapping[str, int]
 
 def _incarnation_in(state: TransactionalState, topology_id: str) -> str:
     found = state.get_data(INCARNATION)
-    if found is not None and not isinstance(found, str):
-        raise CorruptStateError(f"{topology_id}/{INCARNATION}: {found!r}; restore it from a backup")
-    return found or ""
+    if found is None:
+        return ""
+    if not isinstance(found, str) or len(found) > _INCARNATION_MAX or escaped(found) != found:
+        shown = repr(found)[:_INCARNATION_MAX]
+        raise CorruptStateError(f"{topology_id}/{INCARNATION}: {shown} is no incarnation; restore it from a backup")
+    return found
 
 
 def _undone_in(state: TransactionalState, topology_id: str) -> Undone | None:

@@ -10,8 +10,12 @@ import collections
 
 import pytest
 
+from framework.coordination.transactional_state import TransactionalState
+from framework.errors import CorruptStateError
+from framework.transactions import MemoryStore
+from framework.transactions.documents import read_incarnation
 from tests.kit.fuzzing import MEMORY_MAX_MB, Counts, memory_mb
-from tests.kit.znode_fuzz import fuzz_documents, fuzz_driver
+from tests.kit.znode_fuzz import fuzz_documents, fuzz_driver, shows_as_it_is
 
 pytestmark = pytest.mark.behaviour("1.13")
 
@@ -33,3 +37,14 @@ def test_a_driver_over_any_documents_refuses_them_or_commits_exactly_once(seed: 
         print(f"seed {each}")
         counts += fuzz_driver(each)
     assert min(counts[each] for each in ("exact", "refused")) > 10, counts
+
+
+@pytest.mark.parametrize(
+    "text", ["\0", "a\nerror: forged", "x" * 100_000, 7, ["a"], {}], ids=lambda text: repr(text)[:9]
+)
+def test_a_text_that_is_no_incarnation_is_refused_and_shown_as_it_is(text: object) -> None:
+    store = MemoryStore()
+    TransactionalState(store, "words").set_data("incarnation", text)
+    with pytest.raises(CorruptStateError, match="words/incarnation: .* is no incarnation") as refused:
+        read_incarnation(store, "words")
+    assert shows_as_it_is(str(refused.value)) and len(str(refused.value)) < 300

@@ -13,9 +13,11 @@ import pytest
 
 from framework import BaseBasicBolt, BaseRichBolt, FailedException, Fields, TopologyBuilder, Tuple, submit
 from framework.core import component_task as living
+from framework.core.failure_policy import PAUSE_MAX_S
 from framework.core.outcome import ERRORS_MAX
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState
+from framework.state.lmdb import LmdbStore
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import (
     Count,
@@ -508,3 +510,31 @@ def test_an_anchor_that_was_acked_in_an_earlier_round_holds_up_no_checkpoint(key
         stepped.step(8, seconds=0.5)
         assert stepped.record.txid > before
     assert (stepped.recoveries, stepped.driver.status().trees) == (0, 0)
+
+
+@pytest.mark.behaviour("5.5")
+def test_a_store_that_refuses_checkpoints_is_asked_ever_less_often(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk filled the log, too: hundreds of tries a second, with two lines each."""
+    stepped = SteppedState(counting(key, Log(key, [WORDS])), tmp_path)
+    pauses: list[float] = []
+    monkeypatch.setattr(stepped.driver._stopping, "wait", pauses.append)
+    prepare = LmdbStore.prepare
+
+    def refuse(*_: object) -> None:
+        raise RetryableError("No space left on device")
+
+    monkeypatch.setattr(LmdbStore, "prepare", refuse)
+    for _ in range(40):
+        stepped.step(seconds=1)
+    assert len(pauses) >= 10
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == PAUSE_MAX_S
+    assert stepped.driver.failure is None
+    monkeypatch.setattr(LmdbStore, "prepare", prepare)
+    stepped.settle()
+    assert counts(key) == Counter(WORDS)
+    del pauses[:]
+    stepped.step(5, seconds=1)
+    assert pauses == []
