@@ -112,7 +112,8 @@ _COUNTED_PARTS = ("rows", "entries of the list of touched keys", "entries of the
 _PERMITTED = """
 local function denied(...)
   for _, command in ipairs(redis.acl_check_cmd and {...} or {}) do
-    if not redis.acl_check_cmd(command, KEYS[2], '1', '1') then
+    local others = command == 'UNLINK' and {} or {'1', '1'} -- all arguments of UNLINK are keys
+    if not redis.acl_check_cmd(command, KEYS[2], unpack(others)) then
       return redis.error_reply('NOPERM this user may not use the command ' .. command)
     end
   end

@@ -35,10 +35,10 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield started
 
 
-def as_user(server: RedisServer) -> str:
-    """The address for a user who may do everything, at first."""
+def as_user(server: RedisServer, keys: str = "~*") -> str:
+    """The address for a user who may do everything with some keys, at first."""
     with redis.Redis.from_url(server.url) as admin:
-        admin.execute_command("ACL", "SETUSER", "user", "on", ">pass", "~*", "+@all")
+        admin.execute_command("ACL", "SETUSER", "user", "on", ">pass", keys, "+@all")
     return server.url.replace("//", "//user:pass@")
 
 
@@ -118,6 +118,15 @@ def test_rights_that_are_taken_away_stop_the_topology_and_nothing_is_half_writte
         with submit(topology, {}, store, "local") as run:
             run.wait_until_caught_up(PATIENCE_S)
     assert found(state) == Counter([*BEFORE, *AFTER])
+
+
+def test_a_user_may_have_the_keys_of_the_state_only(server: RedisServer) -> None:
+    spout, topology, state = counting(as_user(server, "~{words}*"))
+    with submit(topology, store=MemoryStore(), executor="local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        spout.append("0", ["bird"])
+        run.wait_until_caught_up(PATIENCE_S)
+    assert found(state) == Counter([*BEFORE, "bird"])
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
