@@ -77,7 +77,7 @@ def row(record: TransactionRecord) -> list[Any]:
     last = record.attempts[-1] if record.attempts else None
     closed_at = record.closed_at
     reasons = [each.reason for each in record.attempts if each.reason]
-    oldest_ms = last.oldest_ms if last is not None and last.oldest_ms else None  # 0: a producer without a clock
+    oldest_ms = last.oldest_ms if last is not None and (last.oldest_ms or 0) > 0 else None  # 0, -1: it has no time
     return [
         record.txid,
         _rounded(closed_at, 3),

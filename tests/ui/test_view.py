@@ -38,7 +38,8 @@ def test_a_row_of_the_time_line_says_what_its_columns_promise() -> None:
         "oldest_age_ms": 250,
         "reason": "away",
     }
-    assert documents.row(record(7, oldest_ms=0))[documents.ROW.index("oldest_age_ms")] is None
+    for no_time_ms in (0, -1):  # a producer without a clock, and one that gave no time
+        assert documents.row(record(7, oldest_ms=no_time_ms))[documents.ROW.index("oldest_age_ms")] is None
     assert documents.row(record(7, oldest_ms=2_000_000_000_000))[documents.ROW.index("oldest_age_ms")] == 0
 
 
