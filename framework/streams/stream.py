@@ -24,6 +24,7 @@ from framework.streams.expressions import (
 )
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once
 from framework.streams.ports import JoinHow, Target
+from framework.streams.select import select_of
 from framework.streams.steps import (
     MOMENT,
     WINDOW_END,
@@ -93,19 +94,22 @@ class Stream:
                 call=call, schema=self.schema, function=condition, is_deterministic=deterministic
             )
             return self._after(step)
-        expression = parsed(call, condition, self.schema)
-        kind = checked_types(call, {"condition": expression}, self.schema).field(0).type
-        if kind != pa.bool_():
-            raise call.mistake(f"a condition is true or false, and this is {kind}")
-        return self._after(Filter(call=call, schema=self.schema, condition=expression))
+        return self._filtered(call, condition)
 
     def select(self, *columns: Expression, **named: Expression) -> Stream:
         """These columns only: names or expressions, and ``name=expression``."""
-        call = called("select", *columns, **named)
-        made = self._columns(call, columns, named)
-        if not made:
-            raise call.mistake("name at least one column")
-        return self._after(Compute(call=call, schema=checked_types(call, made, self.schema), columns=made, keeps=False))
+        return self._computed(called("select", *columns, **named), columns, named)
+
+    def sql(self, query: str) -> Stream:
+        """The rows and columns of ``SELECT ... FROM stream WHERE ...``: expressions of columns, and
+        a condition, as of ``select`` and ``filter``. ``*`` stands for all columns."""
+        call = called("sql", query)
+        if not isinstance(query, str):
+            raise call.mistake(f"{query!r} is a {type(query).__name__}: give SQL text")
+        found = select_of(call, query)
+        stream = self if found.condition is None else self._filtered(call, found.condition)
+        columns = [name for each in found.columns for name in (self.schema.names if each == "*" else [each])]
+        return stream._computed(call, columns, {})
 
     def with_columns(self, *columns: Expression, **named: Expression) -> Stream:
         """Add columns, or give them other values: ``name=expression``."""
@@ -470,6 +474,19 @@ class Stream:
     def _after(self, step: Step) -> Stream:
         self._pipeline.check_open(step.call)
         return Stream(self._pipeline, Stepped(self._node, step))
+
+    def _filtered(self, call: Call, condition: Expression) -> Stream:
+        expression = parsed(call, condition, self.schema)
+        kind = checked_types(call, {"condition": expression}, self.schema).field(0).type
+        if kind != pa.bool_():
+            raise call.mistake(f"a condition is true or false, and this is {kind}")
+        return self._after(Filter(call=call, schema=self.schema, condition=expression))
+
+    def _computed(self, call: Call, columns: Sequence[Expression], named: Mapping[str, Expression]) -> Stream:
+        made = self._columns(call, columns, named)
+        if not made:
+            raise call.mistake("name at least one column")
+        return self._after(Compute(call=call, schema=checked_types(call, made, self.schema), columns=made, keeps=False))
 
     def _with(self, call: Call, columns: Mapping[str, pl.Expr], types: pa.Schema | None = None) -> Stream:
         made = types if types is not None else checked_types(call, columns, self.schema)
