@@ -38,11 +38,20 @@ def blocks(language: str, document: str = "README.md") -> list[str]:
 
 def test_readme_topology_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
+    _, code = blocks("python")
     namespace: dict[str, object] = {}
     exec(code, namespace)
     built = namespace["topology"]({"app.kafka": "127.0.0.1:1"})  # type: ignore[operator]
     assert isinstance(built, Topology)
+
+
+def test_readme_pipeline_gives_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _ = blocks("python")
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    orders = [{"shop": "x", "cents": cents} for cents in (5, -1, 7)]
+    assert list(namespace["shop"].test({"orders": orders})["per-shop"]) == [{"shop": "x", "orders": 2, "cents": 12}]
 
 
 def test_readme_configuration_is_valid() -> None:
