@@ -88,6 +88,12 @@ class EventTime(ABC):
     def pairs(self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration, how: JoinHow) -> Bolt:
         """The committer that joins the rows of two sides, each with its time."""
 
+    @abstractmethod
+    def latest_rows(
+        self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration | None, how: JoinHow
+    ) -> Bolt:
+        """The committer that joins each row with the newest one of the other side at its time."""
+
 
 class Target(ABC):
     """A place that rows are written to. What it cannot take exactly once, it refuses with the

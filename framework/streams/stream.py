@@ -299,7 +299,7 @@ class Stream:
             if kind != pa.bool_():
                 raise call.mistake(f"a condition is true or false, and this is {kind}")
             stream = self._with(call, {TOMBSTONE: condition.fill_null(False)})
-        return NewestTable(stream, key, sequence_by)
+        return NewestTable(stream, key, sequence_by, deletes=delete_when is not None)
 
     def deduplicate(
         self,
@@ -328,11 +328,11 @@ class Stream:
 
     def join(
         self,
-        other: Stream,
+        other: Stream | Table,
         *,
         on: str | Sequence[str],
         times: str | tuple[str, str],
-        within: Duration,
+        within: Duration | None = None,
         name: str,
         how: JoinHow = "inner",
         late: Duration = 0,
@@ -340,6 +340,10 @@ class Stream:
     ) -> Stream:
         """Pairs of rows with the same key whose times are no further apart than ``within``; each
         pair once, in the transaction that reads the second row of it.
+
+        With a table of newest rows, ``prices.latest_by("item")``: each row of this stream once,
+        with the row that the table had at its time, no older than ``within``, in the transaction
+        whose watermark passes the row. ``how="left"``: also rows for which the table had none.
 
         ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
         stream and that of the other. ``how``: a row of an outer side that has found no other comes
@@ -349,8 +353,12 @@ class Stream:
         state follows."""
         keys = (on,) if isinstance(on, str) else tuple(on)
         call = called("join", *keys, within=within, name=name)
+        table = other if isinstance(other, NewestTable) else None
+        other = table.rows_of_join(call, keys, times) if table is not None else other
         if not isinstance(other, Stream):
-            raise call.mistake(f"{other!r} is a {type(other).__name__}: give a stream")
+            raise call.mistake(f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...)")
+        if table is None and within is None:
+            raise call.mistake("say how far apart the rows of a pair may be, as in within='1 h'")
         if other._pipeline is not self._pipeline:
             raise call.mistake("the streams are of two pipelines: read both topics in one")
         left, right = (times, times) if isinstance(times, str) else times
@@ -377,7 +385,11 @@ class Stream:
         both = Merged((moments[0]._node, moments[1]._node), moments[0].schema)
         try:
             committers = self._pipeline.event_time(call)
-            bolt = committers.pairs(name, keys, (left, names[right]), within, how)
+            own_times = (left, names[right])
+            if table is not None:
+                bolt = committers.latest_rows(name, keys, own_times, within, how)
+            else:
+                bolt = committers.pairs(name, keys, own_times, within or 0, how)
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
         watermark = self._pipeline.watermark(call, name, both, _EVENT_TIME, late)

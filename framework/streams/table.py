@@ -33,7 +33,7 @@ class Grouped:
         self._stream = stream
         self._key = key
 
-    def agg(self, **aggregates: Any) -> Table:
+    def agg(self, **aggregates: Any) -> AggregatesTable:
         """A row per key with these columns, such as ``count()`` or ``sum_("cents")``. What an
         aggregate takes may be an expression: ``sum_("price * pieces")``."""
         call = called("agg", **aggregates)
@@ -182,12 +182,26 @@ class AggregatesTable(Table):
 class NewestTable(Table):
     """The newest row of each key."""
 
-    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None) -> None:
+    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None, *, deletes: bool) -> None:
         super().__init__(stream, key)
-        self._sequence_by = sequence_by
+        self._sequence_by, self._deletes = sequence_by, deletes
 
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> the newest row)"
+
+    def rows_of_join(self, call: Call, on: tuple[str, ...], times: str | tuple[str, str]) -> Stream:
+        """The rows that a join takes: the newest by event time is that of a moment. Raises
+        ``TopologyError`` where the table has another order, or other keys."""
+        if set(on) != set(self._key):
+            raise call.mistake(f"the table has a row per {', '.join(self._key)}: give the same columns as on=")
+        at = times if isinstance(times, str) else times[1]
+        if self._sequence_by not in (None, at):
+            raise call.mistake(
+                f"the row of a moment is the newest by {at!r}, and the table goes by {self._sequence_by!r}: leave sequence_by out"
+            )
+        if self._deletes:
+            raise call.mistake("a row that is deleted cannot be told from an older one here: leave delete_when out")
+        return self._stream
 
     def _committer(self, target: Target) -> Bolt:
         return target.newest(self._key, self._sequence_by)

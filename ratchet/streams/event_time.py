@@ -7,11 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.durations import Duration
+from framework.errors import TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.streams.ports import EventTime, JoinHow
 from framework.topology import Bolt
 from ratchet.streams.targets import Store
-from sinks import DeduplicatingCommitter, JoiningCommitter, SessionCommitter, WatermarkCommitter, WindowedCommitter
+from sinks import (
+    AsOfJoiningCommitter,
+    DeduplicatingCommitter,
+    JoiningCommitter,
+    SessionCommitter,
+    WatermarkCommitter,
+    WindowedCommitter,
+)
 
 
 class EventTimeIn(EventTime):
@@ -47,6 +55,14 @@ class EventTimeIn(EventTime):
     def pairs(self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration, how: JoinHow) -> Bolt:
         left, right = times
         return JoiningCommitter(self._of(name), key=key, left=left, right=right, within=within, how=how)
+
+    def latest_rows(
+        self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration | None, how: JoinHow
+    ) -> Bolt:
+        left, right = times
+        if how not in ("inner", "left"):
+            raise TopologyError(f"how is {how!r}: with a table, give 'inner' or 'left'")
+        return AsOfJoiningCommitter(self._of(name), key=key, left=left, right=right, within=within, how=how)
 
     def _of(self, name: str) -> Any:
         return self._state(re.sub(r"\W", "_", f"{self._pipeline}_{name}", flags=re.ASCII)).state()

@@ -256,6 +256,34 @@ def pairs(how: str) -> Callable[[Program, Drawn, str], Program]:
     return operator
 
 
+def newest_of_a_time(program: Program, drawn: Drawn, name: str) -> Program:
+    """Rows of which n is even, with the newest row of which it is odd, at the time of the row."""
+    if not program.ordered:
+        return program
+    table = program.stream.filter("n % 2 <> 0").rename(n="m").latest_by("k")
+    joined = program.stream.filter("n % 2 = 0").join(
+        table, on="k", times="at", how="left", late=minutes(drawn.late), name=name, parallelism=drawn.parallelism
+    )
+    waiting: list[Row] = []
+    newest: dict[str, list[Row]] = defaultdict(list)
+    made: Batches = []
+    for batch, (before, after) in zip(program.batches, watermarks(program.batches, drawn.late), strict=True):
+        for row in batch:
+            if row["n"] % 2:
+                newest[row["k"]].append(row)
+            elif row["at"] >= before:
+                waiting.append(row)
+        out = []
+        for row in [each for each in waiting if each["at"] < after]:
+            known = [
+                (each["at"], place, each["n"]) for place, each in enumerate(newest[row["k"]]) if each["at"] <= row["at"]
+            ]
+            out.append(row_of(row["k"], row["n"] * 100 + (max(known)[2] if known else 0), row["at"]))
+        waiting = [each for each in waiting if each["at"] >= after]
+        made.append(out)
+    return program.then(joined.select("k", n="n * 100 + coalesce(m, 0)", at="at"), made, ordered=False)
+
+
 OPERATORS: dict[str, Callable[[Program, Drawn, str], Program]] = {
     "even": even,
     "doubled": doubled,
@@ -266,6 +294,7 @@ OPERATORS: dict[str, Callable[[Program, Drawn, str], Program]] = {
     "late-first": late_first_rows,
     **{f"{output}-windows": windows(output) for output in ("closed", "changed", "late")},
     **{f"{output}-sessions": sessions(output) for output in ("closed", "late")},
+    "as-of-join": newest_of_a_time,
     **{f"{how}-join": pairs(how) for how in ("inner", "left", "right", "outer")},
 }
 
