@@ -67,7 +67,7 @@ class ScratchTable(SqliteTable):
     def _is_compared(self, field: pa.Field) -> bool:
         """Whether statements compare the values, which are stored as SQLite stores them."""
         changes = self._changes
-        if changes is None or field.name not in (*changes.key, changes.sequence):
+        if changes is None or field.name not in (*changes.key, changes.sequence) or pa.types.is_floating(field.type):
             return False
         try:
             super()._column_type(field)

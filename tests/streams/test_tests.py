@@ -72,6 +72,15 @@ def test_values_that_sqlite_lacks_come_back(faults: list[Any]) -> None:
     assert sorted(found, key=lambda row: row["id"]) == [given[2], given[0]]
 
 
+def test_numbers_that_sqlite_lacks_are_keys() -> None:
+    shop = Pipeline("shop")
+    rows = shop.read([], price=float, n=int)
+    rows.latest_by("price").upsert_into(postgres(DSN, "prices"), name="prices")
+    given = [{"price": price, "n": n} for n, price in enumerate([math.nan, 0.0, math.nan, -0.0, 1.5])]
+    found = shop.test({"rows": given}, take=2, faults=[replay(2)])["prices"]
+    assert sorted((repr(row["price"]), row["n"]) for row in found) == [("0.0", 3), ("1.5", 4), ("nan", 2)]
+
+
 def test_a_record_that_a_topic_refuses_fails_in_a_test() -> None:
     shop = Pipeline("shop")
     orders_of(shop).to_kafka("out", key=lambda row: row["order"], name="out")
