@@ -83,8 +83,11 @@ class SimKafka:
         if records:
             letters = [{**_LETTER, "offset": each, "value": str(each).encode()} for each in records]
             committer.execute_arrow(pa.RecordBatch.from_pylist(letters, DEAD_LETTER_FIELDS.schema()))
-        dead_letters.writers = self  # type: ignore[assignment]
-        committer.finish_batch()
+        real, dead_letters.writers = dead_letters.writers, self  # type: ignore[assignment]
+        try:
+            committer.finish_batch()
+        finally:
+            dead_letters.writers = real
 
     def marked(self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None) -> SimWriter:
         return self._writer(writer_of(context))

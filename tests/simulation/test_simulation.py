@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from sinks import dead_letters
+from sinks.kafka.writer import writers
 from tests.kit.targets import Often
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.schedule import Coverage, run_schedule
@@ -68,6 +70,7 @@ def test_every_schedule_holds_every_invariant_and_reaches_every_step(seed: int, 
         "crash before",
         "crash after",
     }
+    assert dead_letters.writers is writers  # those of tests in this process with a real Kafka
 
 
 def met(coverage: Coverage) -> set[str]:
