@@ -67,6 +67,8 @@ def preflight(
 ) -> Iterator[Finding]:
     """Check one thing after the other, what is quick first. Gives one finding each. ``executor``
     and ``accept_changed_topology``: as of ``submit``. ``sample``: so many records are read too."""
+    if isinstance(topology, Topology):
+        config = config.with_defaults(topology.settings)
     for subject, check in _checks(topology, config, executor, accept_changed_topology):
         yield _finding(subject, check)
     if sample:

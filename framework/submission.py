@@ -91,6 +91,7 @@ def submit(
         return submit_core(topology, checked, executor, store, page_of_core_run(topology, checked))
     if not isinstance(topology, Topology):
         raise TopologyError(f"submit() takes what builder.build() returns, not a {type(topology).__name__}")
+    checked = checked.with_defaults(topology.settings)
     checked.check_transactional()
     if isinstance(executor, (str, type(None))):
         executor = checked_executor(executor)

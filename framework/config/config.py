@@ -77,6 +77,15 @@ class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyCo
         values.update(read_override(each) for each in overrides)
         return cls.of({key: resolved(key, value) for key, value in values.items()})
 
+    def with_defaults(self, values: Mapping[str, Any]) -> Config:
+        """This configuration with these values for keys that are not set. Raises ``ConfigError`` as
+        ``of``."""
+        if not values:
+            return self
+        given = Config.of(values)
+        missing = given.model_fields_set - self.model_fields_set - {"spark", "kafka", "app"}
+        return self.model_copy(update={name: getattr(given, name) for name in missing})
+
     def shown(self) -> list[tuple[str, str, bool]]:
         """Key, value and whether it was set, of every key of Ratchet and every other that was set,
         for people to read. Possible secrets are hidden: also each text of ``app.*``, which is

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
-from framework.durations import Duration
+from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
@@ -41,6 +41,7 @@ class Pipeline(TopologyMaker):
         self._placed: list[Placed] = []
         self._watermarks: dict[tuple[Node, str, Duration], Placed] = {}
         self._builder: TransactionalTopologyBuilder | None = None
+        self._settings: dict[str, Any] = {}
 
     # --- sources ----------------------------------------------------------------------------------
 
@@ -75,6 +76,31 @@ class Pipeline(TopologyMaker):
         node = Read(source, schema)
         self._sources.append(node)
         return Stream(self, node)
+
+    # --- pace -------------------------------------------------------------------------------------
+
+    def every(self, interval: Duration) -> Self:
+        """Commit once in so long, as of ``topology.commit.interval``. What is configured, or set by
+        ``ratchet set``, wins."""
+        call = called("every", interval)
+        try:
+            self._settings["topology.commit.interval"] = micros_above_0(interval, "the interval") / 1_000_000
+        except ConfigError as error:
+            raise call.mistake(error) from None
+        return self
+
+    def at_most(self, records: float, *, per: Duration = "1 s") -> Self:
+        """Read at most so many records in so long, as of ``topology.rate.records.per.second``. What
+        is configured, or set by ``ratchet set``, wins."""
+        call = called("at_most", records, per=per)
+        try:
+            seconds = micros_above_0(f"1 {per}" if isinstance(per, str) and per.isalpha() else per, "per") / 1_000_000
+            if isinstance(records, bool) or not isinstance(records, (int, float)) or not records > 0:
+                raise ConfigError(f"{records!r} records: give a number above 0")
+        except ConfigError as error:
+            raise call.mistake(error) from None
+        self._settings["topology.rate.records.per.second"] = records / seconds
+        return self
 
     # --- what the streams of this pipeline call ---------------------------------------------------
 
@@ -175,7 +201,7 @@ class Pipeline(TopologyMaker):
 
     def build(self) -> Topology:
         """The topology. Raises ``TopologyError`` naming what is wrong."""
-        return (self._builder or self._compiled(prune=True)).build()
+        return replace((self._builder or self._compiled(prune=True)).build(), settings=dict(self._settings))
 
     def describe(self) -> str:
         """What the pipeline becomes: each component with its tasks, inputs, groupings, columns and

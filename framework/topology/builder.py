@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, OutputFieldsDeclarer
@@ -41,6 +42,8 @@ class Topology(Graph):
     """What ``TransactionalTopologyBuilder.build`` returns. The spout is the first component."""
 
     at_least_once: bool = False
+    #: Configuration that the topology brings. A key that is configured wins.
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spout(self) -> Component:

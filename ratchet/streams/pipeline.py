@@ -4,7 +4,7 @@ sources, and ways to run it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -183,6 +183,19 @@ class Pipeline(StreamsPipeline):
                 f"it keeps a state: give the pipeline a store, Pipeline({self.name!r}, state=lambda name: sqlite('state.db', name))"
             )
         return EventTimeIn(self.name, self._state)
+
+    def batches(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Self:
+        """Read at most so many records, and about so many bytes, in a transaction."""
+        call = called("batches", max_records=max_records, max_bytes=max_bytes)
+        if not isinstance(self._reading, Kafka):
+            raise call.mistake("say it after read_kafka(...): it is about the topics that are read")
+        given = {"batch_records_max": max_records, "batch_bytes_max": max_bytes}
+        self._reading.options.update({name: each for name, each in given.items() if each is not None})
+        try:
+            self._reading.spout({each.name: each.source.schema.names for each in self._reading.added})
+        except RatchetError as error:
+            raise call.mistake(error) from None
+        return self
 
     # --- running ----------------------------------------------------------------------------------
 
