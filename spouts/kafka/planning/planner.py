@@ -387,6 +387,8 @@ class KafkaPlanner(PartitionPlanner):
         moving = unended if looks_at_all else self._moving(unended, topics, ends)
         new = [each for each in ends if previous.get(each) is None and not self._is_ignored(each, previous)]
         positions = self._positions(moving, new, topics, ends, first=not previous)
+        if fixing and not positions.keys() >= set(new):
+            raise self._leader_moved()
         if self._end.is_bounded:
             self._end.note_log_changes(positions, topics, ends, self._seen.known_ends)
         else:
@@ -447,6 +449,10 @@ class KafkaPlanner(PartitionPlanner):
         hidden = self._open_transactions.records(partition, end.offset)
         readable = self._end.limit(meta, end.offset)
         return readable, self._end.limit(meta, end.offset + hidden) - readable
+
+    def _leader_moved(self) -> RetryableError:
+        self._metadata.refresh()
+        return RetryableError("a partition's leader has moved; looking it up again")
 
     def _is_to_release(self, previous: Mapping[str, Meta | None]) -> bool:
         """Whether entries have an end that the spout has no more."""
@@ -727,8 +733,7 @@ class KafkaPlanner(PartitionPlanner):
                 )
             positions[partition] = Position(offset, topics.topic_ids.get(topic_and_number(partition)[0]))
         if len(positions) < len(new) and (self._source.waits_for_leaders or first):
-            self._metadata.refresh()
-            raise RetryableError("a partition's leader has moved; looking it up again")
+            raise self._leader_moved()
         if as_asked:
             self._look_for_beginnings(asked, now=True)
             for partition in asked:

@@ -223,6 +223,31 @@ def test_a_time_to_come_is_refused() -> None:
         planner_over(filled(["a/0"]), end=soon).plan({})
 
 
+def test_topics_that_are_read_first_are_waited_for_to_their_end_only() -> None:
+    logs = filled(["a/0", "b/0"])
+    options: Any = {"end": Edges(None, {}, {"a/0": 7, "b/0": 5}), "read_first": ("b",)}
+    first = sure(planner_over(logs, 3, **options).plan({}))
+    assert spans(first) == {"a/0": (0, 0), "b/0": (0, 3)}
+    last = read_to_end(logs, first, **options)
+    assert {each: meta["next_offset"] for each, meta in last.items()} == {"a/0": 7, "b/0": 5}
+    later: Any = {"end": LATEST, "read_first": ("b",)}
+    plan = sure(planner_over(logs, 3, **later).plan(last))
+    assert spans(plan) == {"a/0": (7, 7), "b/0": (5, 8)}  # another end: the table goes first again
+    assert planner_over(logs, **later).finished(read_to_end(logs, plan, **later))
+
+
+def test_a_new_partition_that_does_not_answer_is_waited_for_when_the_end_is_fixed_again() -> None:
+    logs = filled(["a/0"])
+    plan = read_to_end(logs, {}, end=Edges(None, {}, {"a/0": 5}))
+    logs.logs["a/1"] = [0, 7, 0]
+    made = planner_over(logs, end=LATEST)
+    answers, logs.beginnings = logs.beginnings, lambda partitions, patient: {}  # type: ignore[method-assign]
+    with pytest.raises(RetryableError, match="a partition's leader has moved"):
+        made.plan(plan)
+    logs.beginnings = answers  # type: ignore[method-assign]
+    assert spans(sure(made.plan(plan))) == {"a/0": (5, 12), "a/1": (0, 7)}
+
+
 def test_the_first_plan_waits_for_every_partition() -> None:
     logs = filled(["a/0", "a/1"])
     logs.leaderless.add("a/1")
