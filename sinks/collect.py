@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import TopologyError
+from framework.topology.plain_values import json_encoder
 from sinks.aggregates import Aggregate, typed
-from sinks.plain_values import json_encoder
 
 
 @dataclass(frozen=True)

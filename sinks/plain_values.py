@@ -1,10 +1,5 @@
-"""Values in plain forms, for stores that lack their types: stored and returned exactly.
-
-Timestamps, dates and times are ISO 8601 text; timestamps with a zone are in UTC. Durations are
-integers in their unit. Decimals are text, and have no exponent. In JSON, timestamps follow RFC
-3339, bytes are base64, and NaN and the infinities are the texts ``NaN``, ``Infinity`` and
-``-Infinity``. ``spouts.JsonCodec`` reads all of it back.
-"""
+"""Values in plain forms (``framework.topology.plain_values``), for stores that lack their types:
+stored and returned exactly. ``spouts.JsonCodec`` reads all of it back."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import base64
 import datetime
 import decimal
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +15,8 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from framework.topology.canonical import NAN
+from framework.topology.plain_values import Conversion, integer_bounds, json_encoder
 
-Conversion = Callable[[Any], Any]
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 #: So much of a damaged value is shown.
@@ -33,21 +28,6 @@ def is_plain(declared: pa.DataType) -> bool:
     """Whether values of this type need no conversion."""
     types = pa.types
     return not (types.is_temporal(declared) or types.is_decimal(declared) or types.is_boolean(declared))
-
-
-def plain(value: Any, declared: pa.DataType) -> Any:
-    """The plain form of a value."""
-    types = pa.types
-    if types.is_duration(declared):
-        return pa.scalar(value, declared).value
-    if types.is_timestamp(declared):
-        moment = value.astimezone(datetime.UTC).replace(tzinfo=None) if declared.tz is not None else value
-        return moment.isoformat(" ", "microseconds")
-    if types.is_time(declared):
-        return value.isoformat("microseconds")
-    if types.is_date(declared):
-        return value.isoformat()
-    return format(value, "f") if types.is_decimal(declared) else value
 
 
 def restored(value: Any, declared: pa.DataType) -> Any:
@@ -146,7 +126,7 @@ def _accepted(declared: pa.DataType) -> tuple[tuple[type, ...], int, int]:
     if types.is_boolean(declared):
         return (bool,), 0, 0
     if types.is_integer(declared):
-        return (int,), *_bounds(declared)
+        return (int,), *integer_bounds(declared)
     if types.is_duration(declared):
         return (int,), _INT64_MIN, _INT64_MAX
     if types.is_floating(declared):
@@ -154,42 +134,9 @@ def _accepted(declared: pa.DataType) -> tuple[tuple[type, ...], int, int]:
     return (str,), 0, 0
 
 
-def _bounds(declared: pa.DataType) -> tuple[int, int]:
-    """The least and the greatest integer of a type."""
-    bits = declared.bit_width
-    return (0, 2**bits - 1) if pa.types.is_unsigned_integer(declared) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-
-
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def json_encoder(declared: pa.DataType) -> Conversion:
-    """The conversion of values that are not null for any JSON writer. The type is not nested. The
-    conversion raises ``ValueError`` for a value that does not fit the type."""
-    types = pa.types
-    if types.is_boolean(declared):
-        return bool
-    if types.is_integer(declared):
-        least, most = _bounds(declared)
-
-        def within(value: Any) -> Any:
-            if not least <= value <= most:
-                raise ValueError(f"{value} is beyond {declared}")
-            return value
-
-        return within
-    if types.is_floating(declared):
-        return lambda value: value if math.isfinite(value) else _name_of_float(value)
-    if types.is_string(declared) or types.is_large_string(declared):
-        return _text
-    if types.is_binary(declared) or types.is_large_binary(declared):
-        return lambda value: base64.b64encode(value).decode()
-    if types.is_timestamp(declared):
-        zone = "Z" if declared.tz is not None else ""
-        return lambda value: plain(value, declared).replace(" ", "T") + zone
-    return lambda value: plain(value, declared)
 
 
 def _decoder(declared: pa.DataType) -> Conversion:
@@ -201,13 +148,3 @@ def _decoder(declared: pa.DataType) -> Conversion:
     if is_plain(declared):
         return lambda value: value
     return lambda value: restored(value, declared)
-
-
-def _text(value: Any) -> Any:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    return value
-
-
-def _name_of_float(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

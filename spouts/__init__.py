@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Any
 from spouts.codecs.alias import AliasedCodec
 from spouts.codecs.avro import AvroCodec
 from spouts.codecs.bad_records import BadRecord
+from spouts.codecs.cloud_events import CloudEventsCodec
 from spouts.codecs.codec import BulkCodec, BytesCodec, Codec, TextCodec, UndecodableValueError
+from spouts.codecs.compressed import CompressedCodec
+from spouts.codecs.csv import CsvCodec
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_changes import DebeziumChanges
+from spouts.codecs.encoding import EncodingCodec
 from spouts.codecs.json import JsonCodec
+from spouts.codecs.messagepack import MessagePackCodec
 from spouts.codecs.protobuf import ProtobufCodec
 from spouts.codecs.registry_avro import RegistryAvroCodec
 from spouts.codecs.registry_json import RegistryJsonCodec
@@ -40,13 +45,18 @@ __all__ = [
     "BadRecord",
     "BulkCodec",
     "BytesCodec",
+    "CloudEventsCodec",
     "Codec",
+    "CompressedCodec",
+    "CsvCodec",
     "DebeziumChanges",
     "DebeziumCodec",
+    "EncodingCodec",
     "JsonCodec",
     "KafkaSpout",
     "KafkaTransactionalSpout",
     "MemoryTransactionalSpout",
+    "MessagePackCodec",
     "OpaqueKafkaTransactionalSpout",
     "OpaqueMemoryTransactionalSpout",
     "ProtobufCodec",

@@ -445,7 +445,7 @@ class Stream:
         JSON, or a function of the row that returns bytes; by default no key, and JSON of all
         columns that are used for nothing else. ``headers``: a column that holds headers, a mapping
         of those to add, or ``Headers``. ``timestamp``, ``partition``: columns. ``value_codec`` and
-        ``key_codec``: formats such as ``Json`` or ``RegistryAvro``. ``options``: the rest of
+        ``key_codec``: formats that encode, such as ``Json`` or ``Csv``. ``options``: the rest of
         ``sinks.KafkaSink``."""
         said = {"topic_from": topic_from} if topic_from else {}
         call = called("to_kafka", *([topic] if topic else []), **said, **({"name": name} if name else {}))

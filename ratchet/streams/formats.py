@@ -1,5 +1,6 @@
 """How the bytes of a record become columns: ``Json``, ``Text``, ``Bytes``, ``Avro``, ``Protobuf``,
-``Debezium``, and those of a Schema Registry."""
+``Debezium``, ``MessagePack``, ``Csv``, ``CloudEvents``, ``Compressed``, and those of a Schema
+Registry."""
 
 from __future__ import annotations
 
@@ -17,15 +18,20 @@ from framework.topology.fields import FieldType
 from spouts import (
     AvroCodec,
     BytesCodec,
+    CloudEventsCodec,
     Codec,
+    CompressedCodec,
+    CsvCodec,
     DebeziumCodec,
     JsonCodec,
+    MessagePackCodec,
     ProtobufCodec,
     RegistryAvroCodec,
     RegistryJsonCodec,
     RegistryProtobufCodec,
     TextCodec,
 )
+from spouts.codecs.compressed import Compression
 from spouts.codecs.json_schema import schema_of_json_schema
 
 
@@ -131,6 +137,33 @@ def RegistryJson(subject: str, registry: str | Mapping[str, Any], **options: Any
     """JSON objects that name their schema in a Schema Registry at ``registry``, with the fields of
     the latest schema of ``subject``. ``options``: of ``spouts.RegistryJsonCodec``."""
     return Whole(RegistryJsonCodec(registry, subject=subject, **options))
+
+
+def MessagePack(**types: FieldType) -> Format:
+    """MessagePack maps with these fields: ``MessagePack(order=str, cents=int)``."""
+    return Whole(MessagePackCodec(Fields.of(types)))
+
+
+def Csv(*, delimiter: str = ",", quote: str = '"', null: str = "", **types: FieldType) -> Format:
+    """A row of CSV with these cells, in this order: ``Csv(order=str, cents=int)``. The options are
+    those of ``spouts.CsvCodec``."""
+    return Whole(CsvCodec(Fields.of(types), delimiter=delimiter, quote=quote, null=null))
+
+
+def CloudEvents(data: Format | Codec, **options: Any) -> Format:
+    """CloudEvents around data of a format of its own. ``options``: of
+    ``spouts.CloudEventsCodec``."""
+    return Whole(CloudEventsCodec(_codec(data), **options))
+
+
+def Compressed(inside: Format | Codec, compression: Compression, **options: Any) -> Format:
+    """Values that are compressed one by one: "gzip", "zstd", "lz4", "snappy" or "bz2". ``options``:
+    of ``spouts.CompressedCodec``."""
+    return Whole(CompressedCodec(_codec(inside), compression, **options))
+
+
+def _codec(given: Format | Codec) -> Codec:
+    return given.codec(given.schema.names) if isinstance(given, Format) else given
 
 
 def Debezium(fields: Fields | pa.Schema, **options: Any) -> Format:

@@ -60,9 +60,8 @@ class KafkaSink(ArrowBolt, Committer):
 
     By default the value is a JSON object of all fields that are not used for topic, headers,
     timestamp, partition or ``tombstone``, and the key is null. ``value_codec`` and ``key_codec``
-    encode the fields instead of JSON: a codec of ``spouts``, such as ``RegistryAvroCodec``. The
-    default key is then still null. ``tombstone``: a field of truths; where it is true, the value is
-    null, whatever ``value`` says.
+    encode the fields: a codec that encodes, such as ``spouts.MessagePackCodec``. ``tombstone``: a
+    field of truths; where it is true, the value is null, whatever ``value`` says.
 
     **Headers, timestamp, partition.** ``headers``: a field that holds headers, such as the
     ``headers`` of the spout's metadata, which are kept; a mapping of headers to add (name -> field,

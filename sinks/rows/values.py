@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError
 from framework.topology.canonical import python_values
-from sinks.plain_values import json_encoder
+from framework.topology.plain_values import json_encoder
 from sinks.sql.schema import Dialect
 
 

@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header
 from framework.topology.canonical import python_values
+from framework.topology.plain_values import plain
 from sinks.backend import Key, MapBackend
-from sinks.plain_values import is_plain, plain, restored
+from sinks.plain_values import is_plain, restored
 from sinks.refusals import explained
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection

@@ -23,8 +23,9 @@ from framework.errors import (
 from framework.paths import local_path
 from framework.topology import Header, Reach
 from framework.topology.canonical import python_values
+from framework.topology.plain_values import plain
 from sinks.paths import check_can_be_made
-from sinks.plain_values import check_storable, is_plain, plain
+from sinks.plain_values import check_storable, is_plain
 from sinks.sql.schema import Dialect
 from sinks.sql.store import SqlRollBack, SqlStore
 

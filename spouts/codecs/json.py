@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
+from framework.topology.plain_values import json_encoder
 from spouts.codecs.alias import names_in_records
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, Values, all_good
+from spouts.codecs.encoding import EncodingCodec
 from spouts.codecs.json_arrow import nullable
 from spouts.codecs.json_extra import EXTRA, Extra, OnExtra, checked_extra
 from spouts.codecs.json_reader import JsonReader, Rows
@@ -22,7 +24,7 @@ from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 from spouts.codecs.json_types import Conversion, in_json
 
 
-class JsonCodec(BulkCodec):
+class JsonCodec(BulkCodec, EncodingCodec):
     """JSON objects with a declared schema: each value is one object, each field a column.
 
     ``fields``: typed ``Fields`` or an Arrow schema. A missing field is null. ``alias``: field ->
@@ -69,6 +71,7 @@ class JsonCodec(BulkCodec):
             raise TopologyError("JsonCodec needs a type for every field, as in JsonCodec(Fields(word=str, amount=int))")
         declared = pa.schema(fields) if isinstance(fields, pa.Schema) else schema
         names = names_in_records(self.fields, alias)
+        self._names = dict(zip(self.fields, names, strict=True))
         self._rows = nullable(declared)
         self._extra = checked_extra(extra, self._rows.names, names)
         captured = [pa.field(EXTRA, pa.string())] if self._extra is not None else []
@@ -115,6 +118,26 @@ class JsonCodec(BulkCodec):
             for each in values
         ]
         return cls(schema_of_sample(raw))
+
+    def encode_row(self, row: Mapping[str, Any]) -> bytes:
+        document = {
+            self._names[name]: None if value is None else json_encoder(self._rows.field(name).type)(value)
+            for name, value in row.items()
+            if name in self._names
+        }
+        absent = [each.name for each in self._schema if not each.nullable and document.get(each.name) is None]
+        if absent:
+            raise ValueError(f"{absent[0]} is null")
+        captured = row.get(EXTRA) if self._extra is not None else None
+        encoded = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        if captured is not None:
+            members = json.loads(captured)
+            if not isinstance(members, dict) or not members.keys().isdisjoint(self._names.values()):
+                raise ValueError(f"{EXTRA} is no JSON object of other fields")
+            if members:  # the text as it is, so that a number keeps its digits
+                inside = captured.strip()[1:-1]
+                encoded = f"{encoded[:-1]},{inside}}}" if document else f"{{{inside}}}"
+        return encoded.encode()
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
         batch, bad = self._decoded(values, only_first=True)

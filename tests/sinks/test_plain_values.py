@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields
-from sinks.plain_values import JsonColumns, plain, restored
+from framework.topology.plain_values import plain
+from sinks.plain_values import JsonColumns, restored
 
 
 @pytest.mark.parametrize(

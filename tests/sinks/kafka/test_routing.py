@@ -20,7 +20,16 @@ from sinks import Headers, KafkaSink
 from sinks.kafka import catalog
 from sinks.kafka.routing import timestamp_column
 from sinks.kafka.writer import writers
-from spouts import JsonCodec, MemoryTransactionalSpout, OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts import (
+    CloudEventsCodec,
+    CompressedCodec,
+    CsvCodec,
+    JsonCodec,
+    MemoryTransactionalSpout,
+    MessagePackCodec,
+    OpaqueKafkaTransactionalSpout,
+    OpaqueMemoryTransactionalSpout,
+)
 from tests.kit import routed_run
 from tests.kit.oracle import read_topics
 from tests.kit.processes import ROOT
@@ -224,6 +233,60 @@ def test_a_topic_of_small_batches_that_a_kept_producer_meets_later_is_written(to
     assert sorted(json.loads(each.value())["n"] for each in messages(topics, small)) == list(range(500))
     assert len(messages(topics, large)) == 50
     writers.close()
+
+
+@pytest.mark.integration
+def test_what_a_codec_writes_a_spout_reads_with_it(topics: Topics, name: str) -> None:
+    """Compressed MessagePack as the data of an event, whose attributes are headers."""
+    topics.create(f"{name}-in")
+    topics.create(f"{name}-out")
+    fields = Fields.of({"n": pa.int64(), "at": pa.timestamp("us", "UTC"), "ce_id": pa.string(), "ce_type": pa.string()})
+    rows = [{"n": n, "at": NOON if n else None, "ce_id": str(n), "ce_type": "sold"} for n in range(20)]
+    data = MessagePackCodec(fields.select(["n", "at"]))
+    codec = CloudEventsCodec(CompressedCodec(data, "zstd"), mode="binary", attributes=["id", "type"])
+    key = CsvCodec(fields.select(["ce_id", "n"]))
+    for source, target in (
+        (MemoryTransactionalSpout({0: [[*row.values()] for row in rows]}, fields, 100), f"{name}-in"),
+        (
+            OpaqueKafkaTransactionalSpout(
+                [f"{name}-in"],
+                bootstrap_servers=topics.bootstrap_servers,
+                codec=codec,
+                header_codecs=codec.header_codecs(),
+            ),
+            f"{name}-out",
+        ),
+    ):
+        sink = KafkaSink(
+            target,
+            value=["n", "at"],
+            value_codec=codec,
+            key=["ce_id", "n"],
+            key_codec=key,
+            headers=codec.headers(),
+            bootstrap_servers=topics.bootstrap_servers,
+            at_least_once=True,
+        )
+        ran(target, source, sink)
+    found = messages(topics, f"{name}-out")
+    assert sorted(each.key() for each in found) == sorted(b"%d,%d" % (n, n) for n in range(20))
+    read = codec.decode([each.value() for each in found]).to_pylist()
+    ids = [dict(each.headers())["ce_id"].decode() for each in found]
+    assert sorted(zip(ids, (row["n"] for row in read), strict=True)) == sorted((str(n), n) for n in range(20))
+    assert dict(found[0].headers())["ce_specversion"] == b"1.0"
+
+
+@pytest.mark.integration
+@pytest.mark.rule("C51")
+def test_a_row_that_a_codec_cannot_write_is_a_bad_record(topics: Topics, name: str) -> None:
+    topics.create(name)
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"], [""], ["b"]]}, Fields(word=str), 10, on_bad_record="skip")
+    sink = KafkaSink(
+        name, value_codec=CsvCodec(Fields(word=str)), bootstrap_servers=topics.bootstrap_servers, at_least_once=True
+    )
+    store = ran(name, spout, sink)
+    assert {offset for _, offset in refused(store, name)} == {1}
+    assert [each.value() for each in messages(topics, name)] == [b"a", b"b"]
 
 
 # --- without brokers ------------------------------------------------------------------------------

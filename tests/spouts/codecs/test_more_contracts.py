@@ -1,0 +1,381 @@
+"""MessagePack, CSV, CloudEvents and compressed values: the contract suite, and round trips."""
+
+from __future__ import annotations
+
+import bz2
+import datetime
+import gzip
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework import Fields
+from framework.errors import BadRecordError, TopologyError
+from framework.testing.conformance import CodecContract
+from spouts import (
+    BytesCodec,
+    CloudEventsCodec,
+    Codec,
+    CompressedCodec,
+    CsvCodec,
+    DebeziumCodec,
+    JsonCodec,
+    MessagePackCodec,
+    TextCodec,
+)
+from spouts.codecs import compressed
+
+ROWS: list[Mapping[str, Any]] = [{"word": "dog", "n": 1}, {"word": "a, b", "n": -(2**62)}, {"word": "naïve ☃", "n": 0}]
+NOON = datetime.datetime(2026, 5, 1, 12, 0, 0, 5, tzinfo=datetime.UTC)
+
+
+class TestMessagePack(CodecContract):
+    def codec(self) -> Codec:
+        return MessagePackCodec(Fields(word=str, n=int))
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        return [(msgpack.packb({**row, "other": [1]}), row) for row in ROWS]
+
+    def bad(self) -> Sequence[bytes]:
+        return [
+            b"",
+            b"\xc1",
+            msgpack.packb(ROWS[0])[:-1],
+            msgpack.packb(ROWS[0]) + b"\x00",
+            msgpack.packb([1]),
+            msgpack.packb({"n": 1.5}),
+            msgpack.packb({"n": True}),
+            msgpack.packb({"n": 2**63}),
+            msgpack.packb({"word": 5}),
+            b"\x81\xa4word\xa1\xff",
+            b"\x91" * 5_000 + b"\x00",
+            b"\xdf\xff\xff\xff\xff",  # a map of four thousand million pairs
+            b"\xdd\xff\xff\xff\xff",
+        ]
+
+
+class TestCsv(CodecContract):
+    def codec(self) -> Codec:
+        return CsvCodec(Fields(word=str, n=int))
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        values = [b"dog,1", b'"a, b",-4611686018427387904\r\n', '"naïve ☃",0'.encode()]
+        return [*zip(values, ROWS, strict=True), (b'"two\nlines ""x""",', {"word": 'two\nlines "x"', "n": None})]
+
+    def bad(self) -> Sequence[bytes]:
+        return [
+            b"dog",
+            b"",
+            b"dog,1,2",
+            b"dog,x",
+            b"dog,1.5",
+            b'"dog,1',
+            b"dog,1\ncat,2",
+            b"\xff,1",
+            b'"a"b,1',
+            b"a,1_0",
+        ]
+
+
+class TestCloudEvents(CodecContract):
+    def codec(self) -> Codec:
+        return CloudEventsCodec(JsonCodec(Fields(word=str, n=int)), attributes=["id", "time", "hops"])
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        return [
+            (
+                event(data=ROWS[0], time="2026-05-01T14:00:00.000005+02:00"),
+                {**ROWS[0], "ce_id": "1", "ce_time": NOON, "ce_hops": None},
+            ),
+            (event(data=ROWS[1], hops=3), {**ROWS[1], "ce_id": "1", "ce_time": None, "ce_hops": "3"}),
+            (
+                b'\xef\xbb\xbf { "data_base64" : "eyJuIjo3fQ==" , "specversion":"1.0","id":"x","source":"/","type":"t" }\n',
+                {"word": None, "n": 7, "ce_id": "x", "ce_time": None, "ce_hops": None},
+            ),
+            (event(), {"word": None, "n": None, "ce_id": "1", "ce_time": None, "ce_hops": None}),
+        ]
+
+    def bad(self) -> Sequence[bytes]:
+        return [
+            b"",
+            b"[]",
+            b"{}",
+            b"{",
+            b'{"specversion":"1.0"',
+            b"\xff",
+            event(specversion="0.3"),
+            event(specversion=1),
+            event(id=""),
+            event(source=None),
+            event(time="noon"),
+            event(hops=[1]),
+            event(data={"n": "x"}),
+            event(data=[1]),
+            event(data_base64="?"),
+            event(data=ROWS[0], data_base64="eyJuIjo3fQ=="),
+            event() + b"x",
+            event(data=ROWS[0])[:-1] + b',"id":"2"}',
+            b'{"a":' * 200_000,
+        ]
+
+
+def event(**members: Any) -> bytes:
+    return json.dumps({"specversion": "1.0", "id": "1", "source": "/shop", "type": "sold", **members}).encode()
+
+
+class TestGzip(CodecContract):
+    compression: compressed.Compression = "gzip"
+
+    def codec(self) -> Codec:
+        return CompressedCodec(JsonCodec(Fields(word=str, n=int)), self.compression, bytes_max=10_000)
+
+    def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
+        made = CompressedCodec(BytesCodec(), self.compression)
+        return [(made.compressed(json.dumps(row).encode()), row) for row in ROWS]
+
+    def bad(self) -> Sequence[bytes]:
+        made = CompressedCodec(BytesCodec(), self.compression)
+        value = made.compressed(b'{"n": 1}')
+        bomb = made.compressed(b" " * 10_001)
+        return [
+            b"",
+            b"{}",
+            value[:-1],
+            value[:3],
+            made.compressed(b'{"n": "x"}'),
+            bomb,
+            made.compressed(bytes(50_000_000)),
+        ]
+
+
+class TestZstd(TestGzip):
+    compression = "zstd"
+
+
+class TestLz4(TestGzip):
+    compression = "lz4"
+
+
+class TestSnappy(TestGzip):
+    compression = "snappy"
+
+
+class TestBz2(TestGzip):
+    compression = "bz2"
+
+
+def test_values_that_other_libraries_compress_are_read() -> None:
+    assert CompressedCodec(TextCodec("w"), "gzip").decode([gzip.compress(b"a") + gzip.compress(b"b")]).to_pydict() == {
+        "w": ["ab"]
+    }
+    assert CompressedCodec(TextCodec("w"), "bz2").decode([bz2.compress(b"ab")]).to_pydict() == {"w": ["ab"]}
+    block = pa.Codec("snappy").compress(b"ab", asbytes=True)
+    stream = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + 2 * (struct.pack(">i", len(block)) + block)
+    codec = CompressedCodec(TextCodec("w"), "snappy", bytes_max=4)
+    assert codec.decode([stream]).to_pydict() == {"w": ["abab"]}
+    for bad in (
+        stream[:-1],
+        stream[:17],
+        stream + b"\x00\x00\x00\x09x",
+        stream + struct.pack(">i", len(block)) + block,
+    ):
+        assert len(codec.decode_good([bad])[1]) == 1
+
+
+def test_a_value_is_not_decompressed_beyond_its_bound() -> None:
+    """512 MiB in half a megabyte."""
+    bomb = gzip.compress(bytes(512 << 20), 9)
+    before = pa.total_allocated_bytes()
+    _, bad = CompressedCodec(BytesCodec(), "gzip", bytes_max=1 << 20).decode_good([bomb])
+    assert "more than 1,048,576 bytes" in bad[0].reason
+    assert pa.total_allocated_bytes() - before < 8 << 20
+
+
+def test_what_the_codec_inside_leaves_out_is_left_out() -> None:
+    row = Fields(id=int)
+    inner = DebeziumCodec(row)
+    heartbeat = json.dumps({"ts_ms": 1}).encode()
+    codec = CompressedCodec(inner, "gzip")
+    values = [codec.compressed(heartbeat), b"damaged", None]
+    expected = inner.left_out([heartbeat, None])
+    found = codec.left_out(values)
+    assert (expected is None) == (found is None)
+    if expected is not None and found is not None:
+        assert [found[0], found[2]] == list(expected) and not found[1]
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+TYPES = {
+    "text": (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=8)),
+    "n": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "small": (pa.uint8(), st.integers(0, 255)),
+    "share": (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
+    "yes": (pa.bool_(), st.booleans()),
+    "at": (
+        pa.timestamp("us", "UTC"),
+        st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC)),
+    ),
+}
+CELLS = {
+    **TYPES,
+    "price": (pa.decimal128(12, 3), st.integers(-(10**12) + 1, 10**12 - 1).map(lambda n: Decimal(n).scaleb(-3))),
+    "day": (pa.date32(), st.dates()),
+}
+NESTED = {
+    **CELLS,
+    "raw": (pa.binary(), st.binary(max_size=5)),
+    "parts": (
+        pa.list_(pa.struct([("a", pa.int64()), ("b", pa.decimal128(3, 1))])),
+        st.lists(
+            st.none() | st.fixed_dictionaries({"a": st.none() | st.integers(0, 9), "b": st.just(Decimal("1.5"))}),
+            max_size=3,
+        ),
+    ),
+}
+
+
+def rows_of(types: Mapping[str, Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(
+        st.fixed_dictionaries({name: st.none() | values for name, (_, values) in types.items()}),
+        min_size=1,
+        max_size=20,
+    )
+
+
+def round_trip(codec: Any, types: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+    schema = pa.schema([(name, declared) for name, (declared, _) in types.items()])
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    codec.check_encodable(Fields.of_schema(schema))
+    encoded = codec.encode(batch)
+    assert encoded.type == pa.large_binary()
+    values = encoded.to_pylist()
+    assert codec.decode(values).to_pylist() == batch.to_pylist()
+    assert [codec.encode(batch.slice(number, 1))[0].as_py() for number in range(len(rows))] == values
+
+
+def fields(types: Mapping[str, Any]) -> Fields:
+    return Fields.of({name: declared for name, (declared, _) in types.items()})
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows_of(TYPES))
+def test_messagepack_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
+    codec = MessagePackCodec(fields(TYPES))
+    round_trip(codec, TYPES, rows)
+    for row in rows:
+        assert msgpack.unpackb(codec.encode_row(row), timestamp=3) == row
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows_of(NESTED))
+def test_json_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
+    round_trip(JsonCodec(fields(NESTED)), NESTED, rows)
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows_of(CELLS))
+def test_csv_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
+    round_trip(
+        CsvCodec(fields(CELLS), delimiter=";", null="\\N"),
+        CELLS,
+        [{**row, "text": None if row["text"] == "\\N" else row["text"]} for row in rows],
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows_of(TYPES), st.sampled_from(["gzip", "zstd", "lz4", "snappy", "bz2"]))
+def test_compressed_values_are_read_as_they_were_written(rows: list[dict[str, Any]], compression: Any) -> None:
+    round_trip(CompressedCodec(JsonCodec(fields(TYPES)), compression), TYPES, rows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows_of(TYPES))
+def test_events_are_read_as_they_were_written(rows: list[dict[str, Any]]) -> None:
+    types = {
+        **TYPES,
+        **{f"ce_{name}": (pa.string(), st.just(name)) for name in ("id", "source", "type")},
+        "ce_time": (pa.timestamp("us", "UTC"), st.just(NOON)),
+    }
+    whole = [{**row, "ce_id": "1", "ce_source": "/", "ce_type": "t", "ce_time": NOON} for row in rows]
+    attributes = ("id", "source", "type", "time")
+    round_trip(CloudEventsCodec(JsonCodec(fields(TYPES)), attributes=attributes), types, whole)
+    packed = CloudEventsCodec(
+        MessagePackCodec(fields(TYPES)), attributes=attributes, content_type="application/msgpack"
+    )
+    round_trip(packed, types, whole)
+
+
+def test_captured_fields_are_written_as_they_were_read() -> None:
+    codec = JsonCodec(Fields(n=int), alias={"n": "m"}, extra="capture")
+    values = [b'{"m":1,"price":1.50,"a":{"b":[1.00]}}', b'{"m":2}']
+    assert codec.encode(codec.decode(values)).to_pylist() == values
+    assert JsonCodec(Fields(n=int), extra="capture").encode_row({"extra": '{"a":1}'}) == b'{"a":1}'
+    with pytest.raises(ValueError, match="extra is no JSON object of other fields"):
+        codec.encode_row({"n": 1, "extra": '{"m":2}'})
+
+
+def test_binary_events_have_their_attributes_in_headers() -> None:
+    codec = CloudEventsCodec(JsonCodec(Fields(n=int)), mode="binary", attributes=["id", "type"])
+    assert codec.fields == Fields(n=int)
+    assert codec.decode([b'{"n":1}', None]).to_pylist() == [{"n": 1}, {"n": None}]
+    assert {name: each.fields.names for name, each in codec.header_codecs().items()} == {
+        "ce_id": ("ce_id",),
+        "ce_type": ("ce_type",),
+    }
+    assert codec.headers() == {
+        "ce_specversion": b"1.0",
+        "content-type": b"application/json",
+        "ce_id": "ce_id",
+        "ce_type": "ce_type",
+    }
+    batch = pa.RecordBatch.from_pylist([{"n": 1, "ce_id": "1", "ce_type": "t"}])
+    codec.check_encodable(Fields.of_schema(batch.schema))
+    assert codec.encode(batch).to_pylist() == [b'{"n":1}']
+
+
+@pytest.mark.parametrize(
+    ("codec", "row", "words"),
+    [
+        (CsvCodec(Fields(word=str)), {"word": ""}, "word: '' would be read as null"),
+        (JsonCodec(pa.schema([pa.field("n", pa.int64(), nullable=False)])), {"n": None}, "n is null"),
+        (CloudEventsCodec(JsonCodec(Fields(n=int))), {"n": 1, "ce_id": "", "ce_source": "/", "ce_type": "t"}, "ce_id"),
+    ],
+)
+def test_a_row_that_would_not_be_read_back_is_refused(codec: Any, row: dict[str, Any], words: str) -> None:
+    types = {name: codec.fields.type_of(name) for name in row}
+    with pytest.raises(BadRecordError, match=words):
+        codec.encode(pa.RecordBatch.from_pylist([row], pa.schema(list(types.items()))))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: JsonCodec(Fields(n=int)).check_encodable(Fields(n=str)), "field 'n' is string, and it encodes int64"),
+        (lambda: JsonCodec(Fields(n=int)).check_encodable(Fields(m=int)), r"has no field 'm' \(it has: n\)"),
+        (
+            lambda: CloudEventsCodec(JsonCodec(Fields(n=int))).check_encodable(Fields(n=int)),
+            "ce_id, ce_source, ce_type",
+        ),
+        (lambda: CompressedCodec(TextCodec(), "gzip").check_encodable(Fields(value=str)), "TextCodec decodes only"),
+        (lambda: CompressedCodec(TextCodec(), "rar"), "must be one of 'gzip'"),  # type: ignore[arg-type]
+        (lambda: CompressedCodec(TextCodec(), "gzip", bytes_max=0), "bytes_max must be 1"),
+        (lambda: CsvCodec(Fields(raw=bytes)), "which a cell of text does not hold"),
+        (lambda: CsvCodec(Fields(n=int), delimiter=";;"), "give one character"),
+        (lambda: CsvCodec(Fields("n")), "needs a type for every field"),
+        (lambda: MessagePackCodec(Fields("n")), "needs a type for every field"),
+        (lambda: CloudEventsCodec(JsonCodec(Fields(ce_id=str))), "has a field 'ce_id', too"),
+        (lambda: CloudEventsCodec(JsonCodec(Fields(n=int)), mode="batch"), "'structured' or 'binary'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_codec_cannot_do_is_said_when_it_is_made(make: Any, words: str) -> None:
+    with pytest.raises(TopologyError, match=words):
+        make()
