@@ -55,7 +55,7 @@ class StepsBolt(ArrowBolt):
     @property
     def calls(self) -> list[str]:
         """The steps, as the user wrote them."""
-        return [step.call.text for step in self._root.steps()]
+        return list(dict.fromkeys(step.call.text for step in self._root.steps()))
 
     def prepare(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: Any

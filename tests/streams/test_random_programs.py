@@ -27,7 +27,7 @@ def checked(**drawn: Any) -> None:
         check(Path(folder), **drawn)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(**DRAWN)
 def test_a_program_gives_what_plain_python_gives(**drawn: Any) -> None:
     checked(**drawn)

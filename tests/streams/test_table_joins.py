@@ -62,7 +62,7 @@ def joined(rows: list[Row], take: int, late: int, within: int | None, how: str) 
     return sorted(out, key=repr)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rows=ROWS,
     take=st.integers(1, 4),

@@ -68,7 +68,7 @@ def in_order(rows: list[Any]) -> list[Row]:
     return sorted(({**row} for row in rows), key=repr)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     drawn=DRAWN,
     take=st.integers(1, 4),
