@@ -227,7 +227,11 @@ def test_a_topic_of_small_batches_that_a_kept_producer_meets_later_is_written(to
     rows = [[large, n, None, None] for n in range(50)] + [[small, n, None, None] for n in range(500)]
     spout = MemoryTransactionalSpout({0: rows}, ROUTED, 50)
     sink = KafkaSink(
-        topic_from="to", pattern=f"{name}-.", bootstrap_servers=topics.bootstrap_servers, settings={"linger.ms": 200}
+        topic_from="to",
+        pattern=f"{name}-.",
+        value=lambda row: b'{"n":%d,"x":"%s"}' % (row["n"], b"x" * 200),
+        bootstrap_servers=topics.bootstrap_servers,
+        settings={"linger.ms": 200},
     )
     ran(name, spout, sink)
     assert sorted(json.loads(each.value())["n"] for each in messages(topics, small)) == list(range(500))
