@@ -34,6 +34,7 @@ from framework.topology import (
     Topology,
     ValueType,
 )
+from framework.topology.wrappers import unwrapped
 from framework.transactions.documents import committed_txid, differences_to_state
 from framework.transactions.first_records import first_rows
 from framework.transactions.history_archive import history_target
@@ -158,7 +159,7 @@ def _settled(instance: Spout | BaseRichSpout | Bolt, config: Config) -> str:
     if isinstance(instance, (BaseRichSpout, Bolt)):
         instance.check_servers(config.for_components())
     instance.check_before_start(config.for_components())
-    return type(instance).__name__
+    return type(unwrapped(instance)).__name__
 
 
 def _coordinated(topology: AnyTopology, config: Config, accept_changed: bool) -> str:

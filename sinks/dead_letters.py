@@ -118,7 +118,8 @@ class DeadLetterTopic(_DeadLetters):
     ``ratchet.topology``, ``.incarnation``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``,
     ``.offset``, ``.timestamp_ms``, ``.error``, and ``.attempts``: how often the letter was replayed
     and came back. When a letter is replayed or dropped, another record says so, by
-    ``ratchet.settled``: it has the coordinates, and no value.
+    ``ratchet.settled``: it has the coordinates, and no value. All records of a letter are in one
+    partition, so that the broker removes the oldest first.
 
     If they do not fit into ``message.max.bytes`` of the client and ``max.message.bytes`` of the
     topic, the largest of value, key and headers are cut. The header ``ratchet.cut`` names them and
@@ -192,4 +193,5 @@ def _record(letter: Mapping[str, Any], marker: Marker) -> KafkaRecord:
     }
     headers = [(each["key"], each["value"]) for each in letter["headers"] or ()]
     headers += [(f"{HEADER}{name}", str(value).encode()) for name, value in added.items() if value is not None]
-    return KafkaRecord(letter["key"], letter["value"], headers)
+    record = KafkaRecord(letter["key"], letter["value"], headers)
+    return record if letter["kept_in"] is None else record._replace(partition=letter["kept_in"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -79,6 +79,14 @@ class TableLetters(LetterReader):
         for page in pages:
             for row in zip(*(page.column(name).to_pylist() for name in page.schema.names), strict=True):
                 yield letter_of(row[: len(LETTER_KEY)], row[len(LETTER_KEY) :])
+
+    def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
+        keys = [tuple(each) for each in refs]
+        found: list[Letter | None] = []
+        for key, row in zip(keys, self._state.backend.multi_get(keys), strict=True):
+            value = None if row is None else row.prev if row.stamp.txid == txid else row.value
+            found.append(letter_of(key, value) if value is not None else None)
+        return found
 
     def close(self) -> None:
         self._state.close()

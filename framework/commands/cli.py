@@ -36,7 +36,7 @@ COMMANDS = {
     "explain": ("framework.commands.explain:app", "Show why a number in a sink is what it is."),
     "replay": ("framework.commands.replay:app", "Commit a transaction again, here, and compare."),
     "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),
-    "dead-letters": ("framework.commands.dead_letters:app", "List and show the records that were taken out."),
+    "dead-letters": ("framework.commands.dead_letters:app", "List, show, replay and drop records that were taken out."),
     "simulate": ("framework.commands.simulate:app", "Find what breaks exactly-once in your code."),
     "undo": ("framework.commands.undo:app", "Take back the newest transaction."),
     "rebuild": ("framework.commands.rebuild:app", "Make a state anew from the source."),

@@ -14,20 +14,23 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.exits import exit_codes, own_output
+from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
+from framework.commands.letter_requests import LetterRequests, letter_requests
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.values import json_text, printable, shortened
 from framework.errors import ConfigError, escaped
+from framework.execution.choice import SPARK
 from framework.inspect.letters import LetterFilter, LetterGroup, Letters, opened_letters, since_ms_of
 from framework.observe import configure_logging
 from framework.topology.letters import Letter
+from framework.topology.spouts import DROPPED, REPLAYED
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="List and show the records that were taken out.",
+    help="List, show, replay and drop the records that were taken out.",
 )
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
@@ -40,6 +43,10 @@ Since = Annotated[
 ]
 Reason = Annotated[str | None, typer.Option("--reason", help="Only those whose reason has this text in it.")]
 PLACE = "TOPIC/PARTITION/OFFSET"
+Places = Annotated[list[str] | None, typer.Argument(metavar=f"[{PLACE}]...", help="Only these records.")]
+RunBy = Annotated[
+    str, typer.Option("--executor", help="Where no driver runs: spark, at spark.master; or local, in this process.")
+]
 
 
 @app.command("list")
@@ -91,6 +98,84 @@ def show_letter(
             raise ConfigError(f"{missing[0]} is no dead letter: ratchet dead-letters list shows what there is")
 
 
+@app.command("replay")
+def replay_letters(
+    topology: TopologyName,
+    places: Places = None,
+    *,
+    topic: Topic = None,
+    component: ByComponent = None,
+    since: Since = None,
+    reason: Reason = None,
+    attempts_max: Annotated[
+        int, typer.Option("--attempts-max", min=1, help="Leave those that were replayed so often and came back.")
+    ] = 3,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Give up what an interrupted command has left, and do nothing else.")
+    ] = False,
+    executor: RunBy = SPARK,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send dead letters through the topology again: all that are meant, each exactly once. A driver
+    that runs takes them up within seconds; without one, this command runs the topology until they
+    are done. One that is refused again stays a letter. Exit status: 3 when some came back."""
+    wanted = _filter(places or [], topic, component, since, reason)
+    with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
+        if cancel:
+            count = requests.give_up()
+            _say(output, as_json, f"gave up a request for {count:,} letters", "letters_given_up", letters=count)
+            return
+        requests.finish()
+        letters = found.found(wanted)
+        meant = [each for each in letters if each.attempts < attempts_max and not each.is_cut]
+        requests.do(REPLAYED, meant)
+        asked = {each.id for each in meant}
+        back = [each for each in found.found(LetterFilter()) if each.id in asked] if asked else []
+        for each in back:
+            shown = json_text(_document(found, each)) if as_json else escaped(_line(found, each))
+            typer.echo(shown, file=output)
+        cut = sum(each.is_cut for each in letters)
+        often = len(letters) - len(meant) - cut
+        text = f"{len(meant) - len(back):,} replayed, {len(back):,} came back"
+        text += f"; {often:,} left, which came back {attempts_max} times or more" if often else ""
+        text += f"; {cut:,} left, which have only a part of their record" if cut else ""
+        counts = {"replayed": len(meant) - len(back), "came_back": len(back), "came_back_often": often, "cut": cut}
+        _say(output, as_json, text, "letters_replayed", **counts)
+        if back:
+            raise typer.Exit(EXIT_DIFFERS)
+
+
+@app.command("drop")
+def drop_letters(
+    topology: TopologyName,
+    places: Places = None,
+    *,
+    topic: Topic = None,
+    component: ByComponent = None,
+    since: Since = None,
+    reason: Reason = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    executor: RunBy = SPARK,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget dead letters, all that are meant: they are deleted from a table, and end in a topic,
+    which is not rewritten. Done as a replay is: by the driver that runs, or by one of this
+    command."""
+    wanted = _filter(places or [], topic, component, since, reason)
+    with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
+        requests.finish()
+        letters = found.found(wanted)
+        what = f"{len(letters):,} dead {'letter' if len(letters) == 1 else 'letters'}"
+        if letters and not yes and not typer.confirm(f"drop {what}?", err=True):
+            raise typer.Exit(EXIT_FAILED)
+        requests.do(DROPPED, letters)
+        _say(output, as_json, f"{what} dropped", "letters_dropped", dropped=len(letters))
+
+
 # --- inside ---
 
 
@@ -106,6 +191,25 @@ def _opened(
         opened_letters(built, store, settings.for_components()) as found,
     ):
         yield found, output
+
+
+@contextmanager
+def _requests(
+    topology: str, config: Path | None, overrides: list[str] | None, executor: str, *, as_json: bool
+) -> Iterator[tuple[Letters, LetterRequests, Any]]:
+    configure_logging(level="warning")
+    with (
+        exit_codes(as_json=as_json),
+        own_output(as_json=as_json) as output,
+        opened_transactional(topology, config, overrides) as (built, store, settings),
+        opened_letters(built, store, settings.for_components()) as found,
+        letter_requests(built, store, settings, executor) as requests,
+    ):
+        yield found, requests, output
+
+
+def _say(output: Any, as_json: bool, text: str, kind: str, **counts: int) -> None:
+    typer.echo(json.dumps({"type": kind, **counts}) if as_json else text, file=output)
 
 
 def _filter(
@@ -135,6 +239,11 @@ def _group_line(group: LetterGroup, *, as_json: bool) -> str:
     return printable(
         f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{times}{came_back}"
     )
+
+
+def _line(found: Letters, letter: Letter) -> str:
+    component, reason = found.cause(letter)
+    return f"{letter.place} came back {letter.attempts} times: {component}: {reason}"
 
 
 def _lines(found: Letters, letter: Letter) -> Iterator[str]:

@@ -32,6 +32,7 @@ from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
 from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.history_reader import TransactionRecords
+from framework.transactions.letters import letter_component
 from framework.transactions.plans import Plan
 from framework.transactions.spout_planners import rows_in
 
@@ -225,7 +226,7 @@ class _Inquiry:
 
     def _shadow(self, name: str) -> tuple[Topology, KeyedState]:
         """A copy of the part of the topology that the state depends on, and the state in it."""
-        part = with_what_it_needs(self._topology, self._component)
+        part = with_what_it_needs(self._topology, self._component, letter_component(self._topology))
         joined = read_joined(self._store, self._topology.id)
         shadow, left_out = shadow_of(part, self._folder / name, recounting, joined=joined)
         for each in left_out:

@@ -95,9 +95,10 @@ def shadow_of(
     return Topology(topology.id, tuple(kept), topology.at_least_once), list(left_out.values())
 
 
-def with_what_it_needs(topology: Topology, component: Component) -> Topology:
-    """The component, and all above it."""
-    needed, waiting = set(), [component.id]
+def with_what_it_needs(topology: Topology, component: Component, letters: Component | None = None) -> Topology:
+    """The component, and all above it; and ``letters``, which keeps the dead letters that were
+    replayed."""
+    needed, waiting = set(), [each.id for each in (component, letters) if each is not None]
     while waiting:
         each = waiting.pop()
         if each not in needed:
@@ -123,7 +124,7 @@ class Sandbox:
         watcher: TaskWatcher | None = None,
         epoch: int = 1,
     ) -> None:
-        self.planner: PartitionPlanner = planner_of(topology, conf)
+        self.planner: PartitionPlanner = planner_of(topology, conf, letters_of=shadow)
         self._executor = LocalExecutor(execution or plan_execution(shadow), conf, watcher)
         self._shadow, self._epoch = shadow, epoch
         self.commit = CommitPhase(shadow.id, shadow.states, self._executor, epoch)

@@ -9,6 +9,7 @@ from framework.streams.steps_bolt import StepsBolt
 from framework.topology import Component, FencedState, OpaquePartitionedTransactionalSpout, Topology
 from framework.topology.bolts import Bolt
 from framework.topology.clock_stream import HIDDEN_STREAMS
+from framework.topology.wrappers import unwrapped
 
 _HEADING = ("component", "tasks", "what", "takes", "emits", "guarantee")
 
@@ -57,7 +58,7 @@ def _row(topology: Topology, component: Component) -> tuple[str, str, str, list[
     return (
         component.id,
         str(component.parallelism),
-        type(component.instance).__name__,
+        type(unwrapped(component.instance)).__name__,
         takes,
         emits,
         _promise(topology, component),

@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, OutputFieldsDeclarer
@@ -25,11 +25,14 @@ from framework.topology.graph import (
     valid_id,
 )
 from framework.topology.hashing import ALGORITHM
+from framework.topology.letter_stream import with_letters
+from framework.topology.letters import LetterKeeper
 from framework.topology.rich_components import BaseRichBolt
 from framework.topology.signatures import check_signatures
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     OpaquePartitionedTransactionalSpout,
+    PartitionedSpout,
     PartitionedTransactionalSpout,
     Spout,
     TransactionalSpout,
@@ -117,6 +120,14 @@ class Topology(Graph):
         return hashlib.sha256(json.dumps(self.outline(), sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _replays_letters(spout: object) -> TypeGuard[PartitionedSpout]:
+    """Whether dead letters can be sent again: the spout reads them, and their committer gives
+    them."""
+    return (
+        isinstance(spout, PartitionedSpout) and spout.replays_letters and isinstance(spout.dead_letters(), LetterKeeper)
+    )
+
+
 def _settings(instance: object) -> dict[str, object]:
     settings = instance.state_settings() if isinstance(instance, Committer) else {}
     return {"settings": dict(settings)} if settings else {}
@@ -191,6 +202,8 @@ class TransactionalTopologyBuilder:
         if CLOCK_STREAM not in spout.streams and self._bolts.subscribes(spout.id, CLOCK_STREAM):
             clocked = with_clock(spout.id, self._given_spout)
             spout = replace(spout, instance=clocked, streams={**spout.streams, CLOCK_STREAM: CLOCK_FIELDS})
+        if _replays_letters(spout.instance):
+            spout = replace(spout, instance=with_letters(spout.instance))
         topology = Topology(
             self._topology_id, in_order((spout, *self._bolts.components())), at_least_once=self._at_least_once
         )

@@ -26,6 +26,7 @@ from framework.topology.groupings import (
 from framework.topology.rich_components import BaseRichSpout
 from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spouts import Spout
+from framework.topology.wrappers import unwrapped
 
 #: Above this, a parallelism is taken for a mistake of units.
 PARALLELISM_MAX = 10_000
@@ -91,7 +92,7 @@ class Graph:
                 {
                     "id": each.id,
                     "kind": "committer" if each.committer else "bolt" if isinstance(each.instance, Bolt) else "spout",
-                    "class": type(each.instance).__name__,
+                    "class": type(unwrapped(each.instance)).__name__,
                     "parallelism": each.parallelism,
                     "states": [state.location for state in each.states],
                 }

@@ -15,7 +15,8 @@ CUT_HEADER = "ratchet.cut"
 
 class Letter(NamedTuple):
     """A record that was taken out. ``error``: the last reason. ``attempts``: how often it was
-    replayed and came back. ``ref``: by what its keeper finds it; JSON-able."""
+    replayed and came back. ``ref``: by what its keeper finds it; JSON-able.
+    ``kept_in``: the partition where a topic has it."""
 
     topic_id: str
     partition: int
@@ -28,6 +29,11 @@ class Letter(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
     attempts: int
     ref: Sequence[Any]
+    kept_in: int | None = None
+
+    @property
+    def id(self) -> tuple[str, int, int]:
+        return self.topic_id, self.partition, self.offset
 
     @property
     def place(self) -> str:
@@ -51,6 +57,12 @@ class LetterReader(ABC):
     def letters(self) -> Iterator[Letter]:
         """All letters of closed transactions that are neither replayed nor dropped, in any order.
         Raises ``RetryableError`` when something does not answer."""
+
+    @abstractmethod
+    def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
+        """The letters that ``ref`` says, in order, as they were before transaction ``txid``,
+        which may have been attempted since. None for one that was not there, or had ended. Raises
+        as ``letters``, and ``DataLossError`` for one that is gone."""
 
     @abstractmethod
     def close(self) -> None:

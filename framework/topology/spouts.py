@@ -30,6 +30,7 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, OutputCollector, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.letters import Letter
 from framework.topology.ranges import Meta as Meta
 from framework.topology.ranges import SourceRanges
 from framework.topology.written_topics import ReadTopics, WrittenTopic
@@ -40,7 +41,8 @@ DEAD_LETTER_STREAM = "dead_letters"
 #: A dead letter: the record's coordinates, the error, and its raw bytes. ``topic_id`` tells a topic
 #: from an earlier one of the same name. ``key``, ``value`` and the values of ``headers`` are as the
 #: source holds them. ``attempts``: how often it was replayed and came back. ``settled``: null for a
-#: letter; else the row ends the letter of these coordinates, and says how.
+#: letter; else the row ends the letter of these coordinates, and says how. ``kept_in``: the
+#: partition of a topic of letters that has the letter already; null for a new one.
 DEAD_LETTER_FIELDS = Fields.of(
     {
         "topic_id": pa.string(),
@@ -54,6 +56,7 @@ DEAD_LETTER_FIELDS = Fields.of(
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
         "attempts": pa.int32(),
         "settled": pa.string(),
+        "kept_in": pa.int32(),
     }
 )
 #: How a letter ends.
@@ -429,6 +432,11 @@ class PartitionPlanner(ABC):
         source adds its rows."""
         return meta
 
+    def for_transaction(self, txid: int, partition: str, meta: Meta) -> Meta:
+        """As ``for_reading``, for an attempt at a txid, for what differs with it. The default is
+        ``for_reading``."""
+        return self.for_reading(partition, meta)
+
     def check(self) -> None:
         """Find out whether the source is there and may be read. Raises ``ConfigError`` naming what
         is missing, and ``RetryableError`` when nobody answers. Called before a topology starts, by
@@ -499,6 +507,12 @@ class PartitionReader(ABC):
         for partition, meta in ranges.items():
             yield from self.read(attempt, partition, meta)
 
+    def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
+        """Yield the rows of records that were taken out once, as ``read_all`` does for records of
+        the source; those that cannot be decoded on ``DEAD_LETTER_STREAM``, whatever the user says
+        about bad records. Called where the spout says ``replays_letters``."""
+        raise NotImplementedError(f"{type(self).__name__} reads no dead letters")
+
     def warm_up(self) -> None:
         """Called in workers before the first batch. Connect, and load what decoding needs. A
         failure has no consequence."""
@@ -515,6 +529,11 @@ class PartitionedSpout(Spout):
         """True promises that ``reader`` changes nothing in the spout, and that readers leave behind
         nothing that changes what later ones read. Then one copy serves all batches of a thread. By
         default each batch and task has a copy of its own."""
+        return False
+
+    @property
+    def replays_letters(self) -> bool:
+        """Whether the readers can read dead letters, and the planner makes ``empty_plan``."""
         return False
 
     @abstractmethod

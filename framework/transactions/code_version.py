@@ -14,6 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from framework.topology import Topology
+from framework.topology.wrappers import unwrapped
 
 #: The distribution that Ratchet is installed as.
 _PACKAGE = "ratchet-pipelines"
@@ -33,7 +34,7 @@ def lineage_of(topology: Topology) -> dict[str, str]:
         "ratchet": _version(),
         "python": platform.python_version(),
         "shape": topology.digest(),
-        "code": code_digest(each.instance for each in topology.components),
+        "code": code_digest(unwrapped(each.instance) for each in topology.components),
     }
 
 

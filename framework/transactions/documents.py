@@ -18,6 +18,7 @@
     <topology id>/history/<slot>          the record of a closed transaction; the slot is txid mod
     1000,
                                           so the last thousand are kept
+    <topology id>/letters                 the dead letters that are to be replayed or dropped
     <topology id>/undone                  the transaction that ``undo`` took back last, and its
     record
 
@@ -50,6 +51,7 @@ from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
 from framework.topology.clock_stream import CLOCK_STREAM
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
+from framework.topology.letter_stream import LetterRequest
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of, stored_plan
@@ -69,6 +71,9 @@ JOINED = "joined"
 HISTORY = "history"
 #: What ``ratchet set`` has changed: key -> value, None for one that is off.
 PACE = "pace"
+#: The dead letters that are to be replayed or dropped: ``{"id", "action", "letters": [[ref,
+#: bytes]]}``.
+LETTERS = "letters"
 #: What ``undo`` took back last: ``{"txid": int, "finished": bool, "attempts": of its record}``.
 UNDONE = "undone"
 _TXID = re.compile("[0-9]{1,18}")
@@ -357,6 +362,7 @@ class TopologyDocuments:
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})
             self._state.delete(OPEN)
+            self._state.delete(LETTERS)
             self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})
 
 
@@ -372,7 +378,7 @@ def forget_everything(
     again."""
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE, LETTERS):
             state.delete(path)
         state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
@@ -537,6 +543,28 @@ def write_pace(store: CoordinationStore, topology_id: str, changed: Mapping[str,
         state.set_data(PACE, dict(changed))
     else:
         state.delete(PACE)
+
+
+def read_letter_request(store: CoordinationStore, topology_id: str) -> LetterRequest | None:
+    """The dead letters that are to be replayed or dropped. Raises ``CorruptStateError``."""
+    document = TransactionalState(store, topology_id).get_data(LETTERS)
+    if document is None:
+        return None
+    try:
+        letters = [(ref, int(size)) for ref, size in document["letters"]]
+        return LetterRequest(str(document["id"]), str(document["action"]), letters)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(f"{topology_id}/{LETTERS}: not a request; delete the node, and ask again") from error
+
+
+def write_letter_request(store: CoordinationStore, topology_id: str, request: LetterRequest | None) -> None:
+    """Replace what ``read_letter_request`` returns. Needs no leadership: the plans say what has
+    been done of it."""
+    state = TransactionalState(store, topology_id)
+    if request is None:
+        state.delete(LETTERS)
+    else:
+        state.set_data(LETTERS, request._asdict())
 
 
 def is_transactional(store: CoordinationStore, topology_id: str) -> bool:

@@ -26,8 +26,9 @@ def letter_component(topology: Topology) -> Component | None:
     return None
 
 
-def letter_reader_of(topology: Topology, conf: Mapping[str, Any], incarnation: str) -> LetterReader | None:
-    """A reader with connections of its own; None where no letters are kept."""
+def letter_reader_of(topology: Topology, conf: Mapping[str, Any], incarnation: str = "") -> LetterReader | None:
+    """A reader with connections of its own; None where no letters are kept. ``incarnation``: to
+    find those of the topology's state as it is."""
     component = letter_component(topology)
     if component is None:
         return None

@@ -17,11 +17,12 @@ from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
 from framework.topology.fencing import Standing
+from framework.topology.letter_stream import LettersPlanner
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Persist, Recovered
-from framework.transactions.documents import TopologyDocuments, read_transaction
+from framework.transactions.documents import TopologyDocuments, read_letter_request, read_transaction
 from framework.transactions.plans import plan_digest
 from framework.transactions.spout_planners import CoordinatorPlanner, ImmutableSource, planner_of
 
@@ -54,6 +55,9 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
     commit: CommitPhase | None = None
     try:
         planner = yield partial(planner_of, topology, context.conf)
+        if isinstance(planner, LettersPlanner):
+            planner.request = partial(read_letter_request, context.store, topology.id)
+            yield planner.look
         source = ImmutableSource(planner, topology.skips_replays())
         documents = TopologyDocuments(context.store, leadership, topology)
         identity = yield from _source_identity(context, leadership, planner, source)

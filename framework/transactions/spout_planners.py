@@ -19,6 +19,7 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.builder import Topology
 from framework.topology.clock_stream import HIDDEN_STREAMS
 from framework.topology.context import TopologyContext
+from framework.topology.letter_stream import LettersPlanner
 from framework.topology.spouts import (
     Meta,
     OpaquePartitionedTransactionalSpout,
@@ -29,6 +30,7 @@ from framework.topology.spouts import (
     on_stream,
 )
 from framework.transactions.coordinator import SpoutKind
+from framework.transactions.letters import letter_reader_of
 from framework.transactions.plans import Plan
 
 
@@ -62,13 +64,17 @@ def spout_kind_of(spout: object) -> SpoutKind:
     return SpoutKind.OPAQUE if isinstance(spout, OpaquePartitionedTransactionalSpout) else SpoutKind.TRANSACTIONAL
 
 
-def planner_of(topology: Topology, conf: Mapping[str, Any]) -> PartitionPlanner:
-    """The planner of a topology's spout, of any kind. Called on the driver, once per leader."""
+def planner_of(topology: Topology, conf: Mapping[str, Any], letters_of: Topology | None = None) -> PartitionPlanner:
+    """The planner of a topology's spout, of any kind. Called on the driver, once per leader.
+    ``letters_of``: the copy of the topology that keeps the letters that are replayed; None: the
+    topology itself."""
     spout = topology.spout.instance
     context = _context(topology, conf)
     if isinstance(spout, PartitionedSpout):
         planner = spout.planner(conf, context)
         planner.avoid(topology.written_topics(), conf)
+        if isinstance(planner, LettersPlanner):
+            planner.keeper = letter_reader_of(letters_of or topology, conf)
         return planner
     if isinstance(spout, TransactionalSpout):
         return CoordinatorPlanner(spout.coordinator(conf, context))
@@ -80,7 +86,7 @@ def processing_job(
 ) -> ProcessingJob:
     """The processing phase of an attempt at a plan. The number of records decides its layout, so
     whoever repeats a batch makes the same job."""
-    ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
+    ranges = {partition: planner.for_transaction(header.txid, partition, meta) for partition, meta in plan.items()}
     return ProcessingJob(header, ranges, planner.record_count(plan), committed_txid, planner.record_counts(plan))
 
 

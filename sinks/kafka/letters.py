@@ -1,8 +1,9 @@
 """Dead letters as records of a Kafka topic, and how they are read.
 
 The topic is a log: a letter is written, and another record of the same coordinates says later that
-it has ended, or that it came back. The record of the highest txid counts. Records of another
-topology, and of an incarnation before a ``reset --everything``, are passed over.
+it has ended, or that it came back. The record of the highest txid counts. All of them are in one
+partition: retention, which removes the oldest, leaves the last. Records of another topology, and of
+an incarnation before a ``reset --everything``, are passed over.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_consumer import Consumer
-from framework.errors import ConfigError, RetryableError
+from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.topology.letters import Letter, LetterReader
 
 #: What the names of the added headers begin with.
 HEADER = "ratchet."
 _ANSWER_S = 15.0
-_POLL_S = 0.5
+_POLL_S = 0.05
+#: So many records are rather read than jumped over.
+_JUMP = 1_000
 #: A topic that gives nothing for so long does not answer.
 _SILENCE_S = 30.0
 
@@ -50,6 +53,24 @@ class TopicLetters(LetterReader):
             if letter is not None:
                 yield letter
 
+    def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
+        """Records of a topic do not change, so they are what they were when they were found."""
+        wanted: dict[int, set[int]] = {}
+        for *_, number, offset in refs:
+            wanted.setdefault(number, set()).add(offset)
+        messages = {(number, each.offset()): each for number in wanted for each in self._at(number, wanted[number])}
+        found: list[Letter | None] = []
+        for *place, number, offset in refs:
+            message = messages.get((number, offset))
+            letter = None if message is None else _letter(message, _added(message))
+            if letter is None or [*letter.id] != place:
+                raise DataLossError(
+                    f"topic {self._topic!r}, partition {number}, offset {offset}: the dead letter of partition {place[1]}, offset "
+                    f"{place[2]} is gone; give up the replay by `ratchet dead-letters replay ... --cancel`"
+                )
+            found.append(letter)
+        return found
+
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -76,6 +97,35 @@ class TopicLetters(LetterReader):
                         left[number] = left[number][1], left[number][1]
                     else:
                         raise KafkaException(error)
+                if time.monotonic() - heard_s > _SILENCE_S:
+                    raise RetryableError(
+                        f"topic {self._topic!r} gave nothing for {_SILENCE_S:g} s{self._errors.reason()}"
+                    )
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+
+    def _at(self, number: int, offsets: set[int]) -> Iterator[Any]:
+        """The records of one partition at these offsets, as far as there are any."""
+        left = sorted(offsets, reverse=True)
+        position: int | None = None
+        try:
+            consumer = self._consumer()
+            heard_s = time.monotonic()
+            while left:
+                if position is None or left[-1] - position > _JUMP:
+                    position = left[-1]
+                    consumer.assign([TopicPartition(self._topic, number, position)])
+                for message in consumer.consume(1_000, _POLL_S):
+                    heard_s, error = time.monotonic(), message.error()
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    if error is None and message.offset() in offsets:
+                        yield message
+                    position = message.offset() + (error is None)
+                    while left and left[-1] < position:
+                        left.pop()
+                    if error is not None:
+                        left.clear()  # the topic ends before the others
                 if time.monotonic() - heard_s > _SILENCE_S:
                     raise RetryableError(
                         f"topic {self._topic!r} gave nothing for {_SILENCE_S:g} s{self._errors.reason()}"
@@ -167,4 +217,5 @@ def _letter(message: Any, added: dict[str, str]) -> Letter:
             message.partition(),
             message.offset(),
         ],
+        kept_in=message.partition(),
     )

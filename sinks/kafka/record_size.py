@@ -46,4 +46,5 @@ def fitted(record: KafkaRecord, bytes_max: int) -> KafkaRecord:
             left_out += 1
         cut.append(f"the first {left_out} headers")
     headers = [(name, value) for (name, _), value in zip(record.headers, parts[2:], strict=True)][left_out:]
-    return KafkaRecord(parts[1], parts[0], [*headers, (CUT_HEADER, ", ".join(cut).encode())])
+    headers.append((CUT_HEADER, ", ".join(cut).encode()))
+    return record._replace(key=parts[1], value=parts[0], headers=headers)

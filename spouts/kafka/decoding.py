@@ -213,7 +213,8 @@ def dead_letters(
             for headers, value in zip(columns["headers"].to_pylist(), values, strict=True)
         ]
     columns["error"] = [_reason(what, each) for each in reasons]
-    columns["attempts"], columns["settled"] = [0] * len(rejected), [None] * len(rejected)
+    columns["attempts"] = [0] * len(rejected)
+    columns["settled"] = columns["kept_in"] = [None] * len(rejected)
     return pa.RecordBatch.from_arrays(
         [_typed(columns[name], DEAD_LETTER_FIELDS.type_of(name)) for name in DEAD_LETTER_FIELDS],
         names=list(DEAD_LETTER_FIELDS),

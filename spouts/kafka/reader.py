@@ -7,10 +7,12 @@ of dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from framework.clients.kafka import KafkaSettings
 from framework.topology import (
@@ -21,13 +23,15 @@ from framework.topology import (
     ReadCounts,
     TransactionAttempt,
 )
+from framework.topology.letters import Letter
 from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
-from spouts.kafka.consumer.chunk import RecordChunk
+from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.range_consumer import Range
-from spouts.kafka.decoding import Decoded, Place, RecordDecoder, places_of
+from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
 from spouts.kafka.partitions import position_after, position_of, topic_and_number
+from spouts.kafka.record_format import METADATA_TYPES
 from spouts.kafka.streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
@@ -43,6 +47,7 @@ class KafkaReader(PartitionReader):
     def __init__(self, settings: KafkaSettings, group: str, streams: Streams, slot: int) -> None:
         self._settings = settings
         self._group = group
+        self._streams = streams
         self._decoder = RecordDecoder(streams)
         self._slot = slot
         self._counts = ReadCounts()
@@ -80,6 +85,28 @@ class KafkaReader(PartitionReader):
                     if decoded.rows is not None:
                         yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
 
+    def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
+        streams = self._streams.for_letters()
+        decoder = RecordDecoder(streams)
+        for topic_id, its in groupby(sorted(letters, key=_in_chunk), key=lambda each: each.topic_id):
+            parts: tuple[list[Letter], list[Letter]] = [], []
+            for each in its:
+                parts[streams.has(each.topic)].append(each)
+            for part, is_known in zip(parts, (False, True), strict=True):
+                if not part:
+                    continue
+                chunk, topic_ids = letter_chunk(part), {each.topic: topic_id for each in part}
+                self._counts.records += len(chunk)
+                self._counts.bytes += chunk.value_bytes
+                if not is_known:
+                    reasons = [f"topic {each.topic!r} has no stream in the spout" for each in part]
+                    yield OnStream(DEAD_LETTER_STREAM, dead_letters("value", chunk, reasons, topic_ids))
+                    continue
+                for decoded in decoder.decode(chunk, topic_ids):
+                    stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
+                    if decoded.rows is not None:
+                        yield OnStream(stream, decoded.rows)
+
     def _count(self, decoded: Decoded[C]) -> None:
         bad = len(decoded.chunk) if decoded.letters else 0
         self._counts.bad_records += bad
@@ -91,6 +118,25 @@ class KafkaReader(PartitionReader):
         with sessions.lend(self._settings, self._group, self._slot) as session:
             session.connect()
         self._decoder.warm_up()
+
+
+def _in_chunk(letter: Letter) -> tuple[str, str, int, int]:
+    return letter.topic_id, letter.topic, letter.partition, letter.offset
+
+
+def letter_chunk(letters: Sequence[Letter]) -> ColumnChunk:
+    """Letters as the records that they were made of. Those of a partition follow each other."""
+    places = ((each.topic, each.partition) for each in letters)
+    headers = [[{"key": name, "value": value} for name, value in each.headers] for each in letters]
+    return ColumnChunk(
+        [Run(*place, sum(1 for _ in its)) for place, its in groupby(places)],
+        pa.array([each.value for each in letters], pa.binary()),
+        pa.array([each.offset for each in letters], pa.int64()),
+        value_bytes=sum(len(each.value or b"") for each in letters),
+        keys=pa.array([each.key for each in letters], pa.binary()),
+        headers=pa.array(headers, METADATA_TYPES["headers"]),
+        timestamps=pa.array([each.timestamp_ms for each in letters], pa.int64()),
+    )
 
 
 class _LeftOut(NamedTuple):

@@ -7,7 +7,7 @@ attempt and in every process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 from framework.errors import ConfigError
@@ -81,6 +81,18 @@ class Streams:
         """Whether a bad record of this topic is left out, and does not end the run."""
         found = self.one if self.one is not None else self.by_topic.get(topic)
         return found is not None and found.on_bad_record is not OnBadRecord.FAIL
+
+    def has(self, topic: str) -> bool:
+        return self.one is not None or topic in self.by_topic
+
+    def for_letters(self) -> Streams:
+        """The same streams, where bad records become rows, whatever the user says about them."""
+
+        def changed(its: StreamFormat) -> StreamFormat:
+            return replace(its, on_bad_record=OnBadRecord.DEAD_LETTER)
+
+        one = changed(self.one) if self.one is not None else None
+        return replace(self, one=one, by_topic={topic: changed(its) for topic, its in self.by_topic.items()})
 
     def of(self, topic: str) -> StreamFormat:
         """Raises ``ConfigError`` for a topic without a stream: it had one when its records were

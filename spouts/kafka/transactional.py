@@ -226,6 +226,10 @@ class _KafkaSpout:
         """Readers change nothing but what codecs remember, such as schemas of a registry."""
         return type(self).reader is _KafkaSpout.reader  # another one may hold more
 
+    @property
+    def replays_letters(self) -> bool:
+        return type(self).reader is _KafkaSpout.reader  # another one may not read them
+
     def release(self) -> None:
         sessions.close()
 

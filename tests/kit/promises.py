@@ -130,6 +130,7 @@ RULES: dict[str, str] = {
     "C43": "The watermark after a transaction is a function of the one before, the plan and its records; a replay finds the same.",
     "C44": "What happens because time has passed belongs to the transaction whose watermark passed it, and to no other.",
     "C45": "The pace decides when a plan is made and how much it may hold; an interval that was missed is not made up for.",
+    "C48": "A dead letter that is sent again is applied and ended in one transaction, and keeps the coordinates of its record.",
     "C51": "A record whose value is refused is left out by the plan, with its reason, and is a dead letter of that transaction.",
 }
 

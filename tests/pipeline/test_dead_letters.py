@@ -1,8 +1,16 @@
-"""``ratchet dead-letters``: what was taken out is listed and shown (C20, C48)."""
+"""``ratchet dead-letters``: what was taken out is listed, shown, replayed and dropped, exactly once
+(C20, C48)."""
 
 from __future__ import annotations
 
 import base64
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +18,7 @@ import pytest
 
 from integration import EmbeddedServers
 from tests.kit.mended import Commands, settings_of
+from tests.kit.processes import ROOT, RunProcess
 from tests.kit.topics import Topics
 
 pytestmark = pytest.mark.integration
@@ -63,3 +72,135 @@ def test_dead_letters_are_counted_and_shown(
     assert missing.returncode == 2 and "is no dead letter" in missing.stderr
     assert commands.ask("show", "orders").returncode == 2
     assert commands.ask("list", "--since", "soon").returncode == 2
+
+
+def counted(folder: Path) -> dict[str, int]:
+    with sqlite3.connect(folder / "x.db") as connection:
+        return dict(connection.execute("SELECT value, n FROM counts_live").fetchall())
+
+
+def places(commands: Commands) -> dict[int, int]:
+    """Offset -> attempts, of the letters of the first 8 records."""
+    answer = commands.ask("show", *(f"{commands.settings['app.topic']}/0/{n}" for n in range(8)), "--json")
+    letters = [document for line in answer.stdout.splitlines() if (document := json.loads(line))["type"] != "error"]
+    return {each["offset"]: each["attempts"] for each in letters}
+
+
+def check_verified(commands: Commands) -> None:
+    verified = commands.ask(what="verify")
+    if commands.settings["app.letters"] == "table":
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    else:  # a topic is not recomputed, so nobody knows which letters there were
+        assert verified.returncode == 1 and "has replayed or dropped dead letters" in verified.stderr
+
+
+@pytest.mark.rule("C48")
+@pytest.mark.parametrize(
+    ("keeper", "kind"),
+    [
+        ("table", "opaque"),
+        pytest.param("table", "transactional", marks=pytest.mark.slow),
+        ("topic", "transactional"),
+        pytest.param("topic", "opaque", marks=pytest.mark.slow),
+    ],
+)
+def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinates(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, keeper: str, kind: str
+) -> None:
+    topics.create(name)
+    topics.send(name, [b"a", b"bad-1", b"\xff", b"never", b"bad-1", b"a"])
+    letters = keeper if keeper == "table" else topics.create(f"{name}-dead", 2)
+    commands = Commands(settings_of(servers, name, tmp_path, kind, letters))
+    commands.run()
+    local = ("--executor", "local")
+    before = commands.documents("show", f"{name}/0/3")[0]
+    unmended = commands.ask("replay", f"{name}/0/3", "--json", *local)
+    assert unmended.returncode == 3, unmended.stderr
+    assert json.loads(unmended.stdout.splitlines()[-1]) == {
+        "type": "letters_replayed", "replayed": 0, "came_back": 1, "came_back_often": 0, "cut": 0,
+    }  # fmt: skip
+    assert places(commands) == {1: 0, 2: 0, 3: 1, 4: 0} and counted(tmp_path) == {"a": 2}
+
+    commands.mend()
+    topics.send(name, [b"new"])
+    answer = commands.ask("replay", *local)
+    assert answer.returncode == 3, answer.stderr
+    assert "3 replayed, 1 came back" in answer.stdout and f"{name}/0/3 came back 2 times: picky:" in answer.stdout
+    assert places(commands) == {3: 2}
+    commands.run()
+    assert counted(tmp_path) == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
+    after = commands.documents("show", f"{name}/0/3")[0]
+    assert after == {**before, "attempts": 2, "reason": after["reason"]}
+
+    assert commands.ask("replay", *local).returncode == 3
+    often = commands.ask("replay", *local)
+    assert often.returncode == 0 and "1 left, which came back 3 times or more" in often.stdout
+    assert places(commands) == {3: 3} and counted(tmp_path) == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
+    check_verified(commands)
+
+    dropped = commands.ask("drop", "--reason", "never", "--yes", *local)
+    assert dropped.returncode == 0 and "1 dead letter dropped" in dropped.stdout
+    assert commands.documents("list") == [{"type": "dead_letters", "letters": 0}]
+    commands.run()
+    assert counted(tmp_path) == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
+    check_verified(commands)
+
+
+@pytest.mark.rule("C48")
+@pytest.mark.kills
+@pytest.mark.parametrize(
+    ("keeper", "kind"),
+    [
+        ("table", "opaque"),
+        pytest.param("table", "transactional", marks=pytest.mark.slow),
+        pytest.param("topic", "transactional", marks=pytest.mark.slow),
+        pytest.param("topic", "opaque", marks=pytest.mark.slow),
+    ],
+)
+def test_letters_are_replayed_once_though_drivers_and_commands_die(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, keeper: str, kind: str, seed: int
+) -> None:
+    """A driver reads new records meanwhile; the command goes on without it."""
+    chance = random.Random(seed)
+    values = [f"\xff{number % 7}" if number % 2 else f"w{number % 5}" for number in range(3_000)]
+    values[100:100], values[2_000:2_000] = ["never-1"], ["never-2"]
+    topics.send(topics.create(name), [each.encode("latin-1") for each in values])
+    letters = keeper if keeper == "table" else topics.create(f"{name}-dead", 2)
+    commands = Commands(settings_of(servers, name, tmp_path, kind, letters))
+    commands.run()
+    commands.mend()
+    settings = {**commands.settings, "app.mended": "true", "transactional.zookeeper.session.timeout.secs": 2}
+    more = [f"w{number % 5}" for number in range(500)]
+    topics.send(name, [each.encode() for each in more])
+    words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    replay = [
+        sys.executable,
+        "-m",
+        "ratchet",
+        "dead-letters",
+        "replay",
+        "tests.kit.mended:topology",
+        "--executor",
+        "local",
+    ]
+    run = RunProcess(tmp_path / "run.log", "tests.kit.mended:topology", settings, executor="local")
+    try:
+        for _ in range(3):
+            run.start()
+            with open(tmp_path / "replay.log", "ab") as log:
+                command = subprocess.Popen([*replay, *words], cwd=ROOT, stdout=log, stderr=log)
+            run.wait_for(lambda: run.said("leads"), pause_s=chance.uniform(0.0, 2.0))
+            run.kill()
+            time.sleep(chance.uniform(0.0, 3.0))
+            command.kill()
+            command.wait()
+    finally:
+        run.end()
+    answer = commands.ask("replay", "--executor", "local")
+    assert answer.returncode in (0, 3), answer.stderr  # 0: those that come back have come back already
+    commands.run()
+    assert counted(tmp_path) == Counter(each for each in [*values, *more] if not each.startswith("never"))
+    *_, total = commands.documents("list")
+    assert total["letters"] == 2
+    shown = commands.documents("show", f"{name}/0/100", f"{name}/0/2000")
+    assert [each["value"] for each in shown] == ["never-1", "never-2"] and all(each["attempts"] for each in shown)

@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 
 from framework.errors import TopologyError
-from framework.topology import Fields, PartitionPlanner, TransactionalSpout
+from framework.topology import Fields, PartitionedSpout, PartitionPlanner, Spout, TransactionalSpout
 from framework.topology.clock_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
 from framework.topology.context import TopologyContext
+from framework.topology.wrappers import PlannerWrapper, SpoutWrapper
 from spouts import OpaqueMemoryTransactionalSpout
 
 
 def test_every_call_of_a_planner_reaches_the_planner_below() -> None:
     """A method that is added to the port is added here."""
     asked = {name for name in vars(PartitionPlanner) if not name.startswith("_")}
-    assert asked - {"shares_entries"} <= set(vars(ClockPlanner))
+    assert asked - {"shares_entries"} <= set(vars(PlannerWrapper))
+    of_spouts = {name for name in (*vars(Spout), *vars(PartitionedSpout)) if not name.startswith("_")}
+    assert of_spouts <= set(vars(SpoutWrapper))
     inner = OpaqueMemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
     context = TopologyContext("t", "spout", 0, 1, {}, parallelisms={})
     planner = with_clock("spout", inner).planner({}, context)

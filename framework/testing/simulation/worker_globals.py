@@ -24,6 +24,7 @@ from typing import Any
 from framework.testing.simulation.external_effects import Outside
 from framework.topology import Bolt, FencedState, Topology
 from framework.topology.spouts import Spout
+from framework.topology.wrappers import unwrapped
 
 _OURS = ("framework", "spouts", "sinks", "integration")
 _INSTALLED = tuple(
@@ -61,8 +62,9 @@ class WorkerMemory:
             made_by = component.factory
             if made_by is not None:
                 self._open.append((getattr(made_by, "__name__", component.id), made_by))
-            self._open.append((type(component.instance).__name__, type(component.instance)))
-            for value in vars(component.instance).values():
+            given = unwrapped(component.instance)
+            self._open.append((type(given).__name__, type(given)))
+            for value in vars(given).values():
                 if isinstance(value, Outside | FunctionType):
                     self._open.append((component.id, value))
         while self._open:

@@ -1,0 +1,148 @@
+"""Dead letters are replayed exactly once, wherever drivers die and whatever fails (C48)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from framework.commands.letter_requests import LetterRequests
+from framework.config import Config
+from framework.errors import CommitOutcomeUnknown, RetryableError
+from framework.testing.simulation.virtual_threads import DriverDied
+from framework.topology import letter_stream
+from framework.topology.letter_stream import LetterRequest
+from framework.topology.spouts import DROPPED, REPLAYED
+from framework.transactions import MemoryStore
+from framework.transactions.documents import write_letter_request
+from sinks import MemoryBackend
+from tests.kit.lettered import World, drive
+
+pytestmark = pytest.mark.rule("C48")
+
+WORDS = {0: ["a", "raw-1", "bad", "raw-2", "a", "never"], 1: ["raw-1", "b", "bad", "never-2"]}
+NEW = {0: ["raw-3", "c"], 1: ["a"]}
+LETTERS = {(0, 1): 0, (0, 2): 0, (0, 3): 0, (0, 5): 0, (1, 0): 0, (1, 2): 0, (1, 3): 0}
+FIRST = {"a": 2, "b": 1}
+COUNTED = {"a": 3, "b": 1, "c": 1, "raw-1": 2, "raw-2": 1, "raw-3": 1, "bad": 2}
+LEFT = {(0, 5): 1, (1, 3): 1}
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_stream, "BATCH_LETTERS_MAX", 3)
+
+
+class Replay:
+    """A world with letters, new records, and a request for all letters."""
+
+    def __init__(self, opaque: bool, action: str = REPLAYED, backend: Callable[[str], Any] = MemoryBackend) -> None:
+        self.world, self.store = World(opaque, WORDS, backend), MemoryStore()
+        topology = self.world.topology(mended=False)
+        self.goal = self.world.spout.planner({}, None).end()
+        drive(topology, self.store, lambda driver: driver.covers(self.goal))
+        assert self.world.counted() == FIRST and self.world.left() == LETTERS
+        for partition, words in NEW.items():
+            self.world.spout.append(partition, [[word] for word in words])
+        self.goal = self.world.spout.planner({}, None).end()
+        refs = [(["id", *place], 5) for place in self.world.left()]
+        self.request = LetterRequest("r", action, refs)
+        write_letter_request(self.store, topology.id, self.request)
+
+    def drive(self, die_at: int | None = None) -> int:
+        topology = self.world.topology(mended=True)
+        requests = LetterRequests(topology, self.store, Config.of({}), "local")
+        return drive(
+            topology,
+            self.store,
+            lambda driver: driver.covers(self.goal) and requests.is_done(self.request),
+            die_at=die_at,
+            config={"topology.max.spout.pending": 2},
+        )
+
+    def check(self) -> None:
+        if self.request.action == REPLAYED:
+            assert self.world.counted() == COUNTED and self.world.left() == LEFT
+        else:
+            assert self.world.counted() == {"a": 3, "b": 1, "c": 1, "raw-3": 1} and self.world.left() == {}
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.parametrize("action", [REPLAYED, DROPPED])
+def test_letters_end_once(opaque: bool, action: str) -> None:
+    replay = Replay(opaque, action)
+    replay.drive()
+    replay.check()
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_driver_dies_at_any_step(opaque: bool, every: int) -> None:
+    steps = Replay(opaque).drive()
+    assert steps > 50
+    for step in range(1, steps, every):
+        replay = Replay(opaque)
+        with pytest.raises(DriverDied):
+            replay.drive(die_at=step)
+        replay.drive()
+        replay.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opaque", [True, False])
+def test_a_second_driver_dies_too(opaque: bool) -> None:
+    steps = Replay(opaque).drive()
+    for step in range(1, steps, 7):
+        for second in range(5, steps, 31):
+            replay = Replay(opaque)
+            for die_at in (step, second):
+                with pytest.raises(DriverDied):
+                    replay.drive(die_at=die_at)
+                    raise DriverDied  # the second one may have come to the end
+            replay.drive()
+            replay.check()
+
+
+class Failing(MemoryBackend):
+    """Fails one call that changes it, before or after it is done."""
+
+    calls, fails_at, after = 0, -1, False
+
+    def _fail(self, call: Callable[[], Any]) -> Any:
+        Failing.calls += 1
+        if Failing.calls != Failing.fails_at:
+            return call()
+        if Failing.after:
+            call()
+            raise CommitOutcomeUnknown("the answer is lost")
+        raise RetryableError("nothing was done")
+
+    def multi_put(self, *given: Any) -> None:
+        self._fail(lambda: super(Failing, self).multi_put(*given))
+
+    def raise_header(self, *given: Any) -> None:
+        self._fail(lambda: super(Failing, self).raise_header(*given))
+
+    def sweep(self, *given: Any) -> int:
+        return int(self._fail(lambda: super(Failing, self).sweep(*given)))
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_write_of_a_state_fails(opaque: bool, after: bool, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "after", after)
+
+    def run(fails_at: int) -> int:
+        replay = Replay(opaque, backend=Failing)
+        monkeypatch.setattr(Failing, "calls", 0)
+        monkeypatch.setattr(Failing, "fails_at", fails_at)
+        replay.drive()
+        calls = Failing.calls
+        monkeypatch.setattr(Failing, "fails_at", -1)
+        replay.check()
+        return calls
+
+    for number in range(1, run(-1), every):
+        run(number)
