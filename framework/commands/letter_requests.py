@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from framework.config import Config
 from framework.coordination.election import identity_of_process
 from framework.coordination.store import CoordinationStore
-from framework.errors import ConfigError
+from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.submission import submit
 from framework.topology import Topology
@@ -30,11 +30,20 @@ _log = get_logger()
 
 
 class LetterRequests:
-    """The requests of one command. Use it inside ``letter_requests``, alone."""
+    """The requests of one command, made by ``letter_requests``. ``alone``: raises where another
+    command may have requests, too."""
 
-    def __init__(self, topology: Topology, store: CoordinationStore, config: Config, executor: str) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        store: CoordinationStore,
+        config: Config,
+        executor: str,
+        alone: Callable[[], None] = lambda: None,
+    ) -> None:
         self._topology, self._store = topology, store
         self._config, self._executor = config, executor
+        self._alone = alone
 
     def finish(self) -> None:
         """Finish what a command that was interrupted had asked for."""
@@ -61,6 +70,7 @@ class LetterRequests:
     def _do(self, request: LetterRequest) -> None:
         alone_since: float | None = -math.inf
         while not self.is_done(request):
+            self._alone()
             if self._store.is_led(self._topology.id):
                 alone_since = None
             elif alone_since is None:
@@ -74,6 +84,7 @@ class LetterRequests:
     def _run(self, request: LetterRequest) -> None:
         with submit(self._topology, self._config, self._store, self._executor) as run:
             while not self.is_done(request):
+                self._alone()
                 with suppress(TimeoutError):
                     run.wait_for_commit(run.status().committed_txid + 1, _POLL_S)
 
@@ -108,7 +119,12 @@ def letter_requests(
     )
     if lock is None:
         raise ConfigError(f"another command replays or drops dead letters of topology {topology.id!r}: wait for it")
+
+    def alone() -> None:
+        if lock.lost:
+            raise RetryableError("the connection to ZooKeeper was lost: ask again, which goes on with what is left")
+
     try:
-        yield LetterRequests(topology, store, config, executor)
+        yield LetterRequests(topology, store, config, executor, alone)
     finally:
         lock.resign()

@@ -204,3 +204,20 @@ def test_letters_are_replayed_once_though_drivers_and_commands_die(
     assert total["letters"] == 2
     shown = commands.documents("show", f"{name}/0/100", f"{name}/0/2000")
     assert [each["value"] for each in shown] == ["never-1", "never-2"] and all(each["attempts"] for each in shown)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.rule("C48")
+@pytest.mark.parametrize("collapse_max", [20_000, 0])
+def test_letters_are_replayed_on_spark(
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, spark: str, collapse_max: int
+) -> None:
+    topics.send(topics.create(name), [b"a", b"\xff", b"never", b"bad", b"a"])
+    commands = Commands(settings_of(servers, name, tmp_path, "opaque", "table"))
+    commands.run()
+    commands.settings |= {"spark.master": spark, "topology.collapse.records.max": collapse_max}
+    commands.mend()
+    answer = commands.ask("replay")
+    assert answer.returncode == 3 and "2 replayed, 1 came back" in answer.stdout, answer.stderr
+    assert places(commands) == {2: 1} and counted(tmp_path) == {"a": 2, "\xff": 1, "bad": 1}
