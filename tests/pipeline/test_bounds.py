@@ -260,7 +260,7 @@ def test_catching_up_tells_of_records_behind_an_open_transaction_or_waits_for_th
     waits = {"topology.open.transactions": "wait"}
     with runs.start(waits) as run:
         with pytest.raises(TimeoutError, match=f"records behind open kafka_txns: 6 of {name}/1"):
-            run.wait_until_caught_up(1.0)
+            run.wait_until_caught_up(0.9)
         hanging.commit_transaction(60)
         run.wait_until_caught_up(PATIENCE_S)
     assert runs.counts() == {"seen": 10, "hanging": 1, "hidden": 5}
