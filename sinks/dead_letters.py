@@ -9,6 +9,7 @@ does so, and one that comes back keeps its coordinates (C48).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -178,7 +179,7 @@ class DeadLetterTopic(_DeadLetters):
         marked.write([self._topic], [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
 
     def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
-        return TopicLetters(self._settings.with_conf(conf), self._topic, topology_id, incarnation)
+        return TopicLetters(partial(self._settings.with_conf, conf), self._topic, topology_id, incarnation)
 
 
 _ADDED = ("topic", "topic_id", "partition", "offset", "timestamp_ms", "error", "attempts", "settled")

@@ -46,16 +46,16 @@ def letter_of(key: Key, value: Value) -> Letter:
     topic, timestamp_ms, error, record_key, record_value, headers, attempts = value
     topic_id, partition, offset = key
     return Letter(
-        topic_id,
-        partition,
-        offset,
-        topic,
-        timestamp_ms,
-        error,
-        record_key,
-        record_value,
-        [(name, None if held is None else base64.b64decode(held)) for name, held in json.loads(headers)],
-        attempts or 0,
+        topic_id=topic_id,
+        partition=partition,
+        offset=offset,
+        topic=topic,
+        timestamp_ms=timestamp_ms,
+        error=error,
+        key=record_key,
+        value=record_value,
+        headers=[(name, None if held is None else base64.b64decode(held)) for name, held in json.loads(headers)],
+        attempts=attempts or 0,
         ref=list(key),
     )
 

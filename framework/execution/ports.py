@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -62,6 +62,7 @@ class PhaseResult:
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     read: ReadCounts = field(default_factory=ReadCounts)
     tasks: Sequence[TaskTime] = ()
+    _: KW_ONLY
     spent_s: Mapping[str, float] = field(default_factory=dict)
     late: Mapping[str, int] = field(default_factory=dict)
 
@@ -211,7 +212,7 @@ def summarise(
             spent_s[component_id] += seconds
         late.update(report.late)
     times = [TaskTime.of(each) for each in collected]
-    return PhaseResult(failure, by_label, read, times, dict(spent_s), dict(late))
+    return PhaseResult(failure, by_label, read, times, spent_s=dict(spent_s), late=dict(late))
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

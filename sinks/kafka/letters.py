@@ -9,7 +9,8 @@ an incarnation before a ``reset --everything``, are passed over.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -31,12 +32,12 @@ _SILENCE_S = 30.0
 
 
 class TopicLetters(LetterReader):
-    """The letters of one incarnation of a topology."""
+    """The letters of one incarnation of a topology. The brokers are asked for when the first letter
+    is: a topology that is only looked at may name none."""
 
-    def __init__(self, settings: KafkaSettings, topic: str, topology_id: str, incarnation: str) -> None:
-        self._settings, self._topic = settings, topic
+    def __init__(self, settings: Callable[[], KafkaSettings], topic: str, topology_id: str, incarnation: str) -> None:
+        self._settings_of, self._topic = settings, topic
         self._owner = (topology_id, incarnation)
-        self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._client: Consumer | None = None
 
     def letters(self) -> Iterator[Letter]:
@@ -75,6 +76,14 @@ class TopicLetters(LetterReader):
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+    @cached_property
+    def _settings(self) -> KafkaSettings:
+        return self._settings_of()
+
+    @cached_property
+    def _errors(self) -> ConnectionErrors:
+        return ConnectionErrors(self._settings.bootstrap_servers)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -200,16 +209,16 @@ def _own(headers: Sequence[tuple[str, bytes | None]]) -> list[tuple[str, bytes |
 def _letter(message: Any, added: dict[str, str]) -> Letter:
     stamp = added.get("timestamp_ms")
     return Letter(
-        added.get("topic_id", ""),
-        int(added["partition"]),
-        int(added["offset"]),
-        added.get("topic", ""),
-        int(stamp) if stamp is not None else None,
-        added.get("error", ""),
-        message.key(),
-        message.value(),
-        _own(_headers(message)),
-        int(added.get("attempts", "0")),
+        topic_id=added.get("topic_id", ""),
+        partition=int(added["partition"]),
+        offset=int(added["offset"]),
+        topic=added.get("topic", ""),
+        timestamp_ms=int(stamp) if stamp is not None else None,
+        error=added.get("error", ""),
+        key=message.key(),
+        value=message.value(),
+        headers=_own(_headers(message)),
+        attempts=int(added.get("attempts", "0")),
         ref=[
             added.get("topic_id", ""),
             int(added["partition"]),

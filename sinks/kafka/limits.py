@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -34,6 +34,7 @@ class TopicLimits:
     timestamp may be from the present; None if the topic does not say."""
 
     client_bytes: int
+    _: KW_ONLY
     topic_bytes: int | None = None
     codec: str | None = None
     level: int = -1
@@ -121,7 +122,7 @@ def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
         raise errors.explain(error, admin) from error
     return TopicLimits(
         int(given.get("message.max.bytes", CLIENT_BYTES_MAX)),
-        _bytes_max(found),
+        topic_bytes=_bytes_max(found),
         codec=codec_of(given),
         level=int(given.get("compression.level", -1)),
         needs_key="compact" in found.get("cleanup.policy", ""),

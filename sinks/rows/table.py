@@ -24,7 +24,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
@@ -73,6 +73,7 @@ class Changes:
 
     key: tuple[str, ...]
     sequence: str | None = None
+    _: KW_ONLY
     ignore_nulls: bool = False
     on_new_column: OnNewColumn = "fail"
     keep_deletes: int = 0

@@ -82,7 +82,13 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
             )
         super().__init__(table, columns, on_bad_record)
         self.key, self.sequence_by = tuple(key), sequence_by
-        self._changes = Changes(tuple(key), sequence_by, ignore_nulls, on_new_column, keep_deletes)
+        self._changes = Changes(
+            tuple(key),
+            sequence_by,
+            ignore_nulls=ignore_nulls,
+            on_new_column=on_new_column,
+            keep_deletes=keep_deletes,
+        )
         self._delete_when = Condition(delete_when) if delete_when is not None else None
         self._component_id = ""
         self._tombstones = False
