@@ -28,7 +28,7 @@ import lmdb
 from framework.topology import Fields, Header, Reach, Stamp
 from ratchet import BadRecordError, ConfigError, CorruptStateError, RetryableError, StaleWriterError
 from sinks.backend import Key, MapBackend, Row
-from sinks.plain_values import JsonColumns
+from sinks.value_encoding import JsonColumns
 
 _HEADER, _ROW = b"header", b"row:"
 _MAP_BYTES = 1 << 32

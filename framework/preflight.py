@@ -34,7 +34,7 @@ from framework.topology import (
     Topology,
     ValueType,
 )
-from framework.topology.wrappers import unwrapped
+from framework.topology.spout_wrappers import unwrapped
 from framework.transactions.documents import committed_txid, differences_to_state
 from framework.transactions.first_records import first_rows
 from framework.transactions.history_archive import history_target

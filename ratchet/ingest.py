@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import typer
 
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.run import main as run
 from framework.config import Config

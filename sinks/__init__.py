@@ -13,9 +13,9 @@ from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.count_windows import CountWindowCommitter
 from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
-from sinks.event_time.as_of import AsOfJoiningCommitter
+from sinks.event_time.as_of_join import AsOfJoiningCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
-from sinks.event_time.joins import JoiningCommitter
+from sinks.event_time.interval_join import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.timers import Entry, TimerCommitter
 from sinks.event_time.watermark import WatermarkCommitter

@@ -62,9 +62,9 @@ class MapBackend(StoreIdentity):
     """A store of one state's rows. The driver and each task have a copy, which opens its own
     connections.
 
-    Keys and values arrive in the form of ``framework.topology.canonical``, and must be returned in
-    that form: decimals of the declared scale, timestamps in UTC, no -0.0, and ``canonical.NAN`` as
-    the only NaN object.
+    Keys and values arrive in the form of ``framework.topology.canonical_form``, and must be
+    returned in that form: decimals of the declared scale, timestamps in UTC, no -0.0, and
+    ``canonical_form.NAN`` as the only NaN object.
 
     Every method may raise:
 

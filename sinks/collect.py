@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.topology.plain_values import json_encoder
+from framework.topology.json_values import json_encoder
 from sinks.aggregates import Aggregate, typed
 
 

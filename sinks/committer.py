@@ -23,7 +23,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.canonical import canonical_column, form_of, has_nan, python_objects
+from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.errors import ConfigError
 from framework.paths import local_path
 from sinks.lake.parquet import GRACE_S, ParquetTable

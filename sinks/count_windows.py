@@ -21,7 +21,7 @@ from framework.topology import (
     TransactionAttempt,
     ValueType,
 )
-from framework.topology.canonical import canonical_column, python_values
+from framework.topology.canonical_form import canonical_column, python_values
 from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_merger
 from sinks.backend import Key, Value
 from sinks.committer import Fold, check_key_types, check_no_null_key, check_one_writer

@@ -27,13 +27,13 @@ from framework.topology import (
     TransactionAttempt,
     WrittenTopic,
 )
-from framework.topology.letters import LetterReader
+from framework.topology.dead_letters import LetterReader
+from sinks.dead_letter_table import LETTER_KEY, LETTER_VALUE, TableLetters, row_of
+from sinks.kafka.dead_letters import HEADER, TopicLetters
 from sinks.kafka.delivery import KafkaRecord
-from sinks.kafka.letters import HEADER, TopicLetters
 from sinks.kafka.markers import Marker, marker_of, markers_topic
 from sinks.kafka.record_size import fitted
 from sinks.kafka.writer import check_markers, renew_markers, writers
-from sinks.letter_table import LETTER_KEY, LETTER_VALUE, TableLetters, row_of
 from sinks.states import MapState, checked_state
 
 

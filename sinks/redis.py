@@ -53,8 +53,8 @@ from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backend import Key, Row
 from sinks.exchange import ExchangeBackend
 from sinks.paths import somebody_elses
-from sinks.plain_values import JsonColumns
 from sinks.snapshots import SnapshotBackend
+from sinks.value_encoding import JsonColumns
 
 try:
     import orjson

@@ -31,7 +31,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.canonical import RowForm, canonical_column, python_values
+from framework.topology.canonical_form import RowForm, canonical_column, python_values
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
 from sinks.backend import Key, Row, Value
 from sinks.sql.sqlite import SqliteBackend

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import BadRecordError
-from framework.topology.canonical import python_values
+from framework.topology.canonical_form import python_values
 
 #: So much of a key is shown.
 _SHOWN = 60

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
 from framework.topology import Fields, Header, Reach, Stamp
-from framework.topology.canonical import RowForm
+from framework.topology.canonical_form import RowForm
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
 from sinks.snapshots import as_of, check_held, for_reading

@@ -43,7 +43,7 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from framework.topology.canonical import RowForm, equal, python_values
+from framework.topology.canonical_form import RowForm, equal, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import SWEPT, Key, MapBackend, Row, Value
 from sinks.exchange import exchangeable

@@ -12,7 +12,7 @@ from spouts.codecs.compressed import CompressedCodec
 from spouts.codecs.csv import CsvCodec
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_changes import DebeziumChanges
-from spouts.codecs.encoding import EncodingCodec
+from spouts.codecs.encoding_codec import EncodingCodec
 from spouts.codecs.json import JsonCodec
 from spouts.codecs.messagepack import MessagePackCodec
 from spouts.codecs.protobuf import ProtobufCodec

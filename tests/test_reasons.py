@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from framework import Fields
-from framework.commands.values import json_text
+from framework.commands.value_format import json_text
 from framework.core.rounds import ComponentError, ErrorKind
 from framework.core.run import CoreTopologyFailed
 from framework.errors import REASON_BYTES_MAX, BadRecordError, FailedException, reason_of

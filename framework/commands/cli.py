@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from framework.clients.java import java_version
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.errors import ConfigError
 from framework.extensions import COMMANDS as ADDED
 from framework.extensions import added, summaries
@@ -35,7 +35,7 @@ COMMANDS = {
     "read": ("framework.commands.read:app", "Show what sinks hold, as of one transaction."),
     "explain": ("framework.commands.explain:app", "Show why a number in a sink is what it is."),
     "replay": ("framework.commands.replay:app", "Commit a transaction again, here, and compare."),
-    "find-poison": ("framework.commands.poison:app", "Find the records that make a batch fail."),
+    "find-poison": ("framework.commands.find_poison:app", "Find the records that make a batch fail."),
     "dead-letters": ("framework.commands.dead_letters:app", "List, show, replay and drop records that were taken out."),
     "simulate": ("framework.commands.simulate:app", "Find what breaks exactly-once in your code."),
     "undo": ("framework.commands.undo:app", "Take back the newest transaction."),

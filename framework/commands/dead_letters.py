@@ -14,16 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
-from framework.commands.letter_requests import LetterRequests, letter_requests
+from framework.commands.dead_letter_requests import LetterRequests, letter_requests
+from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_text, printable, shortened
+from framework.commands.value_format import json_text, printable, shortened
 from framework.errors import ConfigError, escaped
 from framework.execution.choice import SPARK
-from framework.inspect.letters import LetterFilter, LetterGroup, Letters, opened_letters, since_ms_of
+from framework.inspect.dead_letters import LetterFilter, LetterGroup, Letters, opened_letters, since_ms_of
 from framework.observe import configure_logging
-from framework.topology.letters import Letter
+from framework.topology.dead_letters import Letter
 from framework.topology.spouts import DROPPED, REPLAYED
 
 app = typer.Typer(

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
+from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_able, printable, shortened, text_of
+from framework.commands.value_format import json_able, printable, shortened, text_of
 from framework.inspect.explain import Cause, Explanation, Step, explain
 from framework.inspect.recompute import Unverifiable
 from framework.observe import configure_logging

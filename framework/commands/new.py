@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.errors import ConfigError
 
 app = typer.Typer(pretty_exceptions_enable=False)

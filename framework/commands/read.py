@@ -11,10 +11,10 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from framework.commands.exits import exit_codes, own_output
+from framework.commands.exit_status import exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_able, printable, shortened
+from framework.commands.value_format import json_able, printable, shortened
 from framework.errors import ConfigError, escaped
 from framework.inspect.read import Snapshot, StateSnapshot, read
 from framework.observe import configure_logging

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
+from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName, Yes
-from framework.commands.values import json_able
+from framework.commands.value_format import json_able
 from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, rebuild
 from framework.inspect.recompute import Unverifiable
 from framework.observe import configure_logging

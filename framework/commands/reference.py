@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import SecretStr
 
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson
 from framework.config import Config
 from framework.errors import ConfigError

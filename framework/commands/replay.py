@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, EXIT_INTERRUPTED, exit_codes, own_output
+from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.loading import load_transactional, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_able, shortened
+from framework.commands.value_format import json_able, shortened
 from framework.errors import ConfigError
 from framework.execution import TaskFailure
 from framework.inspect.replay import (

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.commands.loading import opened_transactional
 from framework.commands.options import ConfigFile, Overrides, TopologyName, Yes
 from framework.errors import ConfigError

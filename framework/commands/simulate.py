@@ -12,10 +12,10 @@ from typing import IO, Annotated
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, exit_codes, own_output
+from framework.commands.exit_status import EXIT_DIFFERS, exit_codes, own_output
 from framework.commands.loading import load_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_able
+from framework.commands.value_format import json_able
 from framework.config import Config
 from framework.observe import configure_logging
 from framework.testing.simulation.assertion import RECORDS, SCHEDULES

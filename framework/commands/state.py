@@ -25,10 +25,10 @@ from typing import IO, Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.exit_status import EXIT_FAILED, exit_codes
 from framework.commands.loading import load_topology
 from framework.commands.options import ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_text
+from framework.commands.value_format import json_text
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.leader_loop import forget_state, restore_state

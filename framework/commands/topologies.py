@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.exit_status import EXIT_FAILED, exit_codes
 from framework.commands.loading import opened_archive
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyId
-from framework.commands.tables import ago, in_columns, local_time, number
-from framework.commands.values import made_by_line
+from framework.commands.text_tables import ago, in_columns, local_time, number
+from framework.commands.value_format import made_by_line
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, escaped

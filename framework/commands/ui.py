@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.commands.options import ConfigFile, Overrides
 from framework.commands.supervision import stop_on_signal
 from framework.commands.topologies import opened

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import typer
 
-from framework.commands.exits import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
+from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
-from framework.commands.values import json_able
+from framework.commands.value_format import json_able
 from framework.inspect.recompute import Unverifiable
 from framework.inspect.verify import verify
 from framework.observe import configure_logging

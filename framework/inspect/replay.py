@@ -25,7 +25,7 @@ from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import GENERAL_PARTITION
 from framework.inspect.sandbox import LeftOut, Sandbox, shadow_of, with_ends
 from framework.topology import Bolt, Change, Topology, TransactionalSpout
-from framework.topology.canonical import equal
+from framework.topology.canonical_form import equal
 from framework.topology.inspectable import inspectable
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import CoordinationStore

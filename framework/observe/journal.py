@@ -154,6 +154,7 @@ class Journal:
         self.committed_rows = 0
         self._committed_rate = RecentRate()
         self.committed_bad_records = 0
+        self.committed_late_records = 0
         self.read_rows = 0
         self.attempts_failed = 0
         self._figures = FiguresBuilder()
@@ -227,6 +228,7 @@ class Journal:
                 self.committed_rows += attempt.source_rows
                 self._committed_rate.add(attempt.source_rows)
                 self.committed_bad_records += attempt.bad_records
+                self.committed_late_records += sum(attempt.late_records.values())
                 self._figures.committed(attempt)
                 self._closed.append(closed)
             for key in [each for each in self._phase_since_s if each[0] <= txid]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from framework.errors import CorruptStateError, InvariantViolation
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
-from framework.topology.canonical import key_form
+from framework.topology.canonical_form import key_form
 from framework.topology.stateful import KeyValueState, StateSize
 
 #: Changes to a state: key -> value, None for a deleted key.

@@ -56,7 +56,7 @@ from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windo
 from framework.operators.watermarks import LATE_STREAM, NEVER, Reading, Source, Watermark
 from framework.shapes import fits
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
-from framework.topology.canonical import form_of, key_form
+from framework.topology.canonical_form import form_of, key_form
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
 from framework.topology.groupings import FieldsGrouping

@@ -24,7 +24,7 @@ from framework.streams.expressions import (
 )
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once
 from framework.streams.ports import JoinHow, Target
-from framework.streams.select import select_of
+from framework.streams.sql_select import select_of
 from framework.streams.steps import (
     MOMENT,
     WINDOW_END,

@@ -41,9 +41,9 @@ from framework.topology.inspectable import (
     KeyedState,
     RebuildableState,
 )
-from framework.topology.ranges import SourceRanges, SourceRecord
 from framework.topology.rich_components import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
 from framework.topology.snapshots import HeldFile, StateReading
+from framework.topology.source_ranges import SourceRanges, SourceRecord
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,

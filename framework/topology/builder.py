@@ -13,6 +13,8 @@ from typing import Any, TypeGuard
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, OutputFieldsDeclarer
 from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM, with_clock
+from framework.topology.dead_letter_replay import with_letters
+from framework.topology.dead_letters import LetterKeeper
 from framework.topology.fencing import FencedState, ValueType
 from framework.topology.graph import (
     BoltDeclarer,
@@ -25,8 +27,6 @@ from framework.topology.graph import (
     valid_id,
 )
 from framework.topology.hashing import ALGORITHM
-from framework.topology.letter_stream import with_letters
-from framework.topology.letters import LetterKeeper
 from framework.topology.rich_components import BaseRichBolt
 from framework.topology.signatures import check_signatures
 from framework.topology.spouts import (

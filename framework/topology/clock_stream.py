@@ -18,7 +18,8 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.ranges import SourceRanges
+from framework.topology.source_ranges import SourceRanges
+from framework.topology.spout_wrappers import Plan, PlannerWrapper, RangesWrapper, ReaderWrapper, SpoutWrapper, without
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     Meta,
@@ -31,7 +32,6 @@ from framework.topology.spouts import (
     Rows,
     Spout,
 )
-from framework.topology.wrappers import Plan, PlannerWrapper, RangesWrapper, ReaderWrapper, SpoutWrapper, without
 
 #: The hidden stream of planning times.
 CLOCK_STREAM = "clock"

@@ -25,8 +25,8 @@ from framework.topology.groupings import (
 )
 from framework.topology.rich_components import BaseRichSpout
 from framework.topology.signatures import check_factory, check_signatures
+from framework.topology.spout_wrappers import unwrapped
 from framework.topology.spouts import Spout
-from framework.topology.wrappers import unwrapped
 
 #: Above this, a parallelism is taken for a mistake of units.
 PARALLELISM_MAX = 10_000

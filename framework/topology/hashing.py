@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from framework.topology.canonical import python_objects
+from framework.topology.canonical_form import python_objects
 
 ALGORITHM = "fields-hash/1"
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

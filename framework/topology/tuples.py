@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.errors import UnknownFieldError
 from framework.topology.attempt import TransactionAttempt
-from framework.topology.canonical import python_objects
+from framework.topology.canonical_form import python_objects
 from framework.topology.fields import Fields
 
 #: The component and the stream that ticks come from, as in Storm.

@@ -50,8 +50,8 @@ from framework.observe.logs import get_logger
 from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
 from framework.topology.clock_stream import CLOCK_STREAM
+from framework.topology.dead_letter_replay import LetterRequest
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
-from framework.topology.letter_stream import LetterRequest
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of, stored_plan

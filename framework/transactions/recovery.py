@@ -16,8 +16,8 @@ from framework.observe.logs import get_logger
 from framework.topology.bolts import Bolt
 from framework.topology.builder import Topology
 from framework.topology.context import TopologyContext
+from framework.topology.dead_letter_replay import LettersPlanner
 from framework.topology.fencing import Standing
-from framework.topology.letter_stream import LettersPlanner
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverContext

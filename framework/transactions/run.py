@@ -130,7 +130,7 @@ class Run(RunningThread):
             read_rows=journal.read_rows,
             committed_rows=journal.committed_rows,
             bad_records=journal.committed_bad_records,
-            late_records=sum(journal.figures().late_records.values()),
+            late_records=journal.committed_late_records,
             lost_records=sum(each.lost_records for each in partitions.values()),
             rows_per_second=journal.rows_per_second(),
             attempts_failed=journal.attempts_failed,

@@ -19,7 +19,7 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.builder import Topology
 from framework.topology.clock_stream import HIDDEN_STREAMS
 from framework.topology.context import TopologyContext
-from framework.topology.letter_stream import LettersPlanner
+from framework.topology.dead_letter_replay import LettersPlanner
 from framework.topology.spouts import (
     Meta,
     OpaquePartitionedTransactionalSpout,
@@ -30,7 +30,7 @@ from framework.topology.spouts import (
     on_stream,
 )
 from framework.transactions.coordinator import SpoutKind
-from framework.transactions.letters import letter_reader_of
+from framework.transactions.dead_letters import letter_reader_of
 from framework.transactions.plans import Plan
 
 

@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 
 from framework import Config
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from ratchet.demo.flights import TOPIC
 from ratchet.demo.flights_data import FLIGHTS, load
 from ratchet.demo.flights_demo import compare

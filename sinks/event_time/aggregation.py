@@ -13,7 +13,7 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
-from framework.topology.canonical import python_values
+from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types
 from sinks.backend import Key, Value
 from sinks.committer import Fold

@@ -21,7 +21,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.canonical import python_values
+from framework.topology.canonical_form import python_values
 from framework.topology.groupings import AllGrouping, FieldsGrouping, Grouping
 from sinks.backend import Key
 from sinks.committer import check_key_types, check_no_null_key, check_one_writer

@@ -15,11 +15,11 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times, times_of
 from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
-from framework.topology.canonical import python_values
+from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.committer import WatermarkedCommitter, Watermarks
-from sinks.plain_values import JsonColumns
 from sinks.states import MapState
+from sinks.value_encoding import JsonColumns
 
 _DUE = "due_at"
 #: What tells the rows of a key apart: its value and its timers, or a record that waits, by the

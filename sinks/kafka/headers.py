@@ -10,7 +10,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from framework.topology.tuples import rows_of
-from sinks.kafka.content import BYTES, RowDict, called, checked_field
+from sinks.kafka.record_content import BYTES, RowDict, called, checked_field
 
 #: What a header holds: a field of text or bytes by its name, bytes for every record, or a function
 #: of the row. Null leaves the header out.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from framework.topology.letters import CUT_HEADER
+from framework.topology.dead_letters import CUT_HEADER
 from sinks.kafka.delivery import KafkaRecord
 
 #: What the protocol adds to a record and its batch, at most, and to each header.

@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 from framework.clients.kafka import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Fields, ReadTopics
-from sinks.kafka.catalog import TopicCatalog
-from sinks.kafka.content import checked_field
+from sinks.kafka.record_content import checked_field
+from sinks.kafka.topic_catalog import TopicCatalog
+
+CatalogOf = Callable[[KafkaSettings], TopicCatalog]
 
 #: Topics of Kafka itself, and of Ratchet: no row names one of these.
 _RESERVED = re.compile(r"__.*|ratchet-markers-.*")
@@ -87,15 +89,16 @@ class Route:
             only = "a topic that is not Kafka's own nor one of markers" if self.is_open else names
             raise BadRecordError(f"field {self.field!r} names topic {topic!r}, and the sink writes only {only}")
 
-    def admit(self, topic: str, catalog: TopicCatalog, settings: KafkaSettings, conf: Mapping[str, Any]) -> None:
-        """Raises ``BadRecordError`` for a topic that is not written."""
+    def admit(self, topic: str, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> None:
+        """Raises ``BadRecordError`` for a topic that is not written. ``catalog_of``: gives the
+        catalog of a cluster, kept from batch to batch."""
         self.check_name(topic)
-        if self._is_read(topic, catalog, settings, conf):
+        if self._is_read(topic, catalog_of, settings, conf):
             raise BadRecordError(
                 f"field {self.field!r} names topic {topic!r}, which the spout of the same topology reads: what is written would "
                 "come back as input, for ever"
             )
-        if not catalog.partition_count(topic):
+        if not catalog_of(settings).partition_count(topic):
             raise BadRecordError(
                 f"field {self.field!r} names topic {topic!r}, which does not exist at {settings.bootstrap_servers}: create it"
             )
@@ -107,12 +110,12 @@ class Route:
             return False
         return self._pattern is None or re.fullmatch(self._pattern, topic) is not None
 
-    def _is_read(self, topic: str, catalog: TopicCatalog, settings: KafkaSettings, conf: Mapping[str, Any]) -> bool:
+    def _is_read(self, topic: str, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> bool:
         read = self._reads
         if read is None or not isinstance(read.settings, KafkaSettings) or not read.include(topic):
             return False
         source = read.settings.with_conf(conf)
-        return source.share_brokers(settings) or TopicCatalog(source).cluster_id() == catalog.cluster_id()
+        return source.share_brokers(settings) or catalog_of(source).cluster_id() == catalog_of(settings).cluster_id()
 
 
 def check_partition(component_id: str, name: str, fields: Fields) -> None:

@@ -30,11 +30,11 @@ from framework.topology import (
 )
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.append import AppendCommitter
-from sinks.kafka.content import BYTES, Content, Encoder, Part, checked_field
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.headers import HeaderContent, Headers, checked_headers
 from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import marker_of, markers_topic, writer_of
+from sinks.kafka.record_content import BYTES, Content, Encoder, Part, checked_field
 from sinks.kafka.routing import Route, check_partition, check_timestamp, partition_column, timestamp_column
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
 from sinks.rows.scratch_table import ScratchTable
@@ -286,7 +286,7 @@ class KafkaSink(ArrowBolt, Committer):
             raise BadRecordError(
                 f"field {self._route.field!r} names topic {topic!r}, which holds the markers of the sink"
             )
-        self._route.admit(topic, writers.catalog(merged), merged, self._conf)
+        self._route.admit(topic, writers.catalog, merged, self._conf)
 
     def _topics(self, batches: Sequence[pa.RecordBatch]) -> list[str]:
         """The topics of these records, each once."""

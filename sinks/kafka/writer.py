@@ -40,7 +40,6 @@ from framework.clients.kafka_errors import kafka_error, passes
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Standing, TopologyContext
-from sinks.kafka.catalog import TopicCatalog
 from sinks.kafka.delivery import Delivery, KafkaRecord, shown_topics
 from sinks.kafka.limits import TopicLimits, limits_of, topic_bytes_max
 from sinks.kafka.markers import (
@@ -54,6 +53,7 @@ from sinks.kafka.markers import (
     transactional_id_of,
     writer_of,
 )
+from sinks.kafka.topic_catalog import TopicCatalog
 
 PROBE_TIMEOUT_S = 10.0
 #: A new producer reads all markers, so compaction must remove outdated ones soon.

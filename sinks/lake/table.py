@@ -61,8 +61,8 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from framework.topology.canonical import comparable, python_values
-from framework.topology.moments import outside_python
+from framework.topology.canonical_form import comparable, python_values
+from framework.topology.datetime_range import outside_python
 from sinks.lake.folders import (
     HeaderChain,
     check_data_file,

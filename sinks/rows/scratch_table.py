@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from framework.topology.canonical import python_values
-from sinks.plain_values import restored
+from framework.topology.canonical_form import python_values
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table import Changes, RowTable
+from sinks.value_encoding import restored
 
 
 class ScratchTable(SqliteTable):

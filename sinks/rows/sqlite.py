@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import BadRecordError
-from framework.topology.canonical import has_nan
+from framework.topology.canonical_form import has_nan
 from sinks.rows.table import Column, RowTable
 from sinks.sql.sqlite_store import SqliteStore
 

@@ -14,7 +14,7 @@ from framework.topology import (
     Input,
 )
 from framework.topology.bolts import OnBadRecord
-from framework.topology.canonical import canonical_column
+from framework.topology.canonical_form import canonical_column
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced

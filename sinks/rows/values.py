@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import BadRecordError
-from framework.topology.canonical import python_values
-from framework.topology.plain_values import json_encoder
+from framework.topology.canonical_form import python_values
+from framework.topology.json_values import json_encoder
 from sinks.sql.schema import Dialect
 
 

@@ -27,7 +27,7 @@ from framework.errors import (
     TopologyError,
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
-from framework.topology.canonical import has_nan, python_values
+from framework.topology.canonical_form import has_nan, python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import SWEPT, Key, Row
 from sinks.exchange import ExchangeBackend

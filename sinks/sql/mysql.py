@@ -24,15 +24,15 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header
-from framework.topology.canonical import python_values
-from framework.topology.plain_values import plain
+from framework.topology.canonical_form import python_values
+from framework.topology.json_values import plain
 from sinks.backend import Key, MapBackend
-from sinks.plain_values import is_plain, restored
 from sinks.refusals import explained
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection
 from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width
 from sinks.sql.mysql_store import MySqlStore
+from sinks.value_encoding import is_plain, restored
 
 #: Keys per SELECT.
 _KEYS_PER_SELECT = 500

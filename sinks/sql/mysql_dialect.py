@@ -12,8 +12,8 @@ from framework.errors import TopologyError
 from framework.topology import Fields, ValueType
 from sinks.aggregates import Aggregate
 from sinks.backend import SWEPT
-from sinks.plain_values import check_storable
 from sinks.sql.schema import Dialect, TableShape, previous
+from sinks.value_encoding import check_storable
 
 #: The longest key of an index, in bytes, and how many of them a column that is neither text nor
 #: bytes takes at most.

@@ -26,7 +26,7 @@ from framework.errors import (
     BadRecordError,
 )
 from framework.topology import REBUILT, Fields, Header, Stamp, ValueType
-from framework.topology.canonical import NAN, python_values
+from framework.topology.canonical_form import NAN, python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, MapBackend, Row
 from sinks.refusals import explained, refused_row

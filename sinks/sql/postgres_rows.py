@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.topology.canonical import python_values
+from framework.topology.canonical_form import python_values
 
 #: A key of so many bytes fits into any index: a row of an index has up to 2,704 bytes, after
 #: PostgreSQL has compressed what is long.

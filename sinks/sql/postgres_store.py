@@ -21,11 +21,11 @@ from framework.errors import (
     RetryableError,
 )
 from framework.topology import Header, Reach
-from sinks.plain_values import check_storable
 from sinks.sql.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
 from sinks.sql.postgres_server import identity, losses
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
 from sinks.sql.store import SqlStore
+from sinks.value_encoding import check_storable
 
 try:
     import psycopg

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from framework.topology import Fields, Header
 from sinks.backend import Key, MapBackend
-from sinks.plain_values import restored
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.sqlite_store import ReadFile, SqliteStore
+from sinks.value_encoding import restored
 
 #: Keys per SELECT. SQLite takes at most 32,766 parameters.
 _KEYS_PER_SELECT = 500

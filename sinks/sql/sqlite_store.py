@@ -22,12 +22,12 @@ from framework.errors import (
 )
 from framework.paths import local_path
 from framework.topology import Header, Reach
-from framework.topology.canonical import python_values
-from framework.topology.plain_values import plain
+from framework.topology.canonical_form import python_values
+from framework.topology.json_values import plain
 from sinks.paths import check_can_be_made
-from sinks.plain_values import check_storable, is_plain
 from sinks.sql.schema import Dialect
 from sinks.sql.store import SqlRollBack, SqlStore
+from sinks.value_encoding import check_storable, is_plain
 
 #: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently
 #: becomes a float.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Fields
-from framework.topology.plain_values import json_encoder
+from framework.topology.json_values import json_encoder
 from framework.topology.tuples import rows_of
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, PerValueCodec, TextCodec, Values

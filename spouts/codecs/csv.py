@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.codec import BulkCodec, Values
-from spouts.codecs.encoding import EncodingCodec
+from spouts.codecs.encoding_codec import EncodingCodec
 from spouts.codecs.messagepack import declared_types
 
 #: A cell may be as large as a record. The module's own limit is 128 kB.

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from framework.topology.plain_values import json_encoder
+from framework.topology.json_values import json_encoder
 from spouts.codecs.alias import names_in_records
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, Values, all_good
-from spouts.codecs.encoding import EncodingCodec
+from spouts.codecs.encoding_codec import EncodingCodec
 from spouts.codecs.json_arrow import nullable
 from spouts.codecs.json_extra import EXTRA, Extra, OnExtra, checked_extra
 from spouts.codecs.json_reader import JsonReader, Rows

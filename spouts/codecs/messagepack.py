@@ -12,7 +12,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from framework.topology.columns import column_of
 from spouts.codecs.codec import BulkCodec, Values
-from spouts.codecs.encoding import EncodingCodec
+from spouts.codecs.encoding_codec import EncodingCodec
 
 #: The extension type of timestamps becomes a moment with a zone.
 _AS_MOMENT = 3

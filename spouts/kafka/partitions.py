@@ -166,10 +166,10 @@ def end_in(meta: Meta) -> tuple[int, str] | None:
     return (int(meta[END_OFFSET]), str(meta.get(END_ASKED))) if END_OFFSET in meta else None
 
 
-def _position(meta: Meta, edge: str) -> Position:
-    topic_id, epoch = meta.get("topic_id"), meta.get(f"{edge}_leader_epoch")
+def _position(meta: Meta, bound: str) -> Position:
+    topic_id, epoch = meta.get("topic_id"), meta.get(f"{bound}_leader_epoch")
     return Position(
-        int(meta[f"{edge}_offset"]),
+        int(meta[f"{bound}_offset"]),
         str(topic_id) if topic_id is not None else None,
         int(epoch) if epoch is not None else None,
     )

@@ -23,7 +23,7 @@ from framework.topology import (
     ReadCounts,
     TransactionAttempt,
 )
-from framework.topology.letters import Letter
+from framework.topology.dead_letters import Letter
 from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk, Run

@@ -18,9 +18,9 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_consumer import Consumer
-from framework.commands.exits import exit_codes
+from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides
-from framework.commands.values import text_of
+from framework.commands.value_format import text_of
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
 

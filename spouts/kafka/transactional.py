@@ -26,12 +26,12 @@ from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
 from spouts.codecs.codec import Codec
 from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.consumer.native_range_consumer import why_not_native
-from spouts.kafka.edges import checked_edges
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.options import above_0, at_least_1, checked_group
-from spouts.kafka.planning.limits import KafkaLimits
-from spouts.kafka.planning.loops import OwnTopics
+from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning.topic_loops import OwnTopics
+from spouts.kafka.read_bounds import checked_bounds
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
 
@@ -138,12 +138,12 @@ class _KafkaSpout:
         self._source = KafkaSource(
             names,
             pattern,
-            checked_edges("start", start, names, without=tables, words=("earliest", "latest")),
+            checked_bounds("start", start, names, without=tables, words=("earliest", "latest")),
             on_data_loss == "skip",
             waits_for_leaders=self._waits_for_leaders,
             read_first=tables,
             start_group=checked_group("start_group", start_group) if start_group is not None else None,
-            end=checked_edges("end", end, names, words=("latest",)) if end is not None else None,
+            end=checked_bounds("end", end, names, words=("latest",)) if end is not None else None,
         )
         self._settings = KafkaSettings(bootstrap_servers, settings)
         checked = checked_streams(

@@ -20,7 +20,7 @@ from framework.topology import (
     PartitionReader,
     TransactionAttempt,
 )
-from framework.topology.letters import Letter
+from framework.topology.dead_letters import Letter
 from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, Rows
 from framework.transactions import CoordinationStore
 from framework.transactions.driver import Driver

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from framework.commands.exits import own_output
+from framework.commands.exit_status import own_output
 from framework.observe import configure_logging
 from framework.observe.progress import ProgressLines, TerminalStream
 

@@ -34,10 +34,10 @@ from sinks import (
     WatermarkCommitter,
     WindowedCommitter,
 )
-from sinks.event_time import waiting
+from sinks.event_time import join_buffer
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.event_time_reference import Options, Record, Reference, Sent, us
-from tests.sinks.event_time.test_joins import ROW, Part
+from tests.sinks.event_time.test_interval_join import ROW, Part
 
 DIGEST = "digest"
 KEYS = "abc"
@@ -341,11 +341,11 @@ def run_event_time(seed: int) -> tuple[str | None, World]:
         how=chance.choice(["inner", "left", "right", "outer"]),
     )
     world = World(chance, options, opaque=chance.random() < 0.6)
-    before, waiting.ROW_RECORDS = waiting.ROW_RECORDS, chance.choice([1, 2, 32])
+    before, join_buffer.ROW_RECORDS = join_buffer.ROW_RECORDS, chance.choice([1, 2, 32])
     try:
         world.run()
     except Violation as violation:
         return str(violation), world
     finally:
-        waiting.ROW_RECORDS = before
+        join_buffer.ROW_RECORDS = before
     return None, world

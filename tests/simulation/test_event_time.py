@@ -13,7 +13,7 @@ import pytest
 from framework.operators import joins
 from framework.operators.event_clock import EventClock
 from sinks import OpaqueMapState, WatermarkCommitter
-from sinks.event_time import as_of, sessions, waiting
+from sinks.event_time import as_of_join, join_buffer, sessions
 from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from tests.simulation.event_time import run_event_time
 
@@ -97,27 +97,29 @@ def a_late_session_touches_none(patch: pytest.MonkeyPatch) -> None:
 
 def partners_in_one_bucket_only(patch: pytest.MonkeyPatch) -> None:
     bucket = joins.bucket_of
-    patch.setattr(waiting, "buckets_around", lambda at, within: [bucket(at, within)])
+    patch.setattr(join_buffer, "buckets_around", lambda at, within: [bucket(at, within)])
 
 
 def partners_are_forgotten_too_soon(patch: pytest.MonkeyPatch) -> None:
-    over = waiting.WaitingRows.is_over
+    over = join_buffer.WaitingRows.is_over
     patch.setattr(
-        waiting.WaitingRows, "is_over", lambda self, each: over(self, each) or each.at + self._within == self._watermark
+        join_buffer.WaitingRows,
+        "is_over",
+        lambda self, each: over(self, each) or each.at + self._within == self._watermark,
     )
 
 
 def matches_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(waiting.WaitingRows, "match", lambda self, side, each: None)
+    patch.setattr(join_buffer.WaitingRows, "match", lambda self, side, each: None)
 
 
 def rows_of_the_same_time_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    made = as_of.AsOfJoiningCommitter._joined
+    made = as_of_join.AsOfJoiningCommitter._joined
 
     def younger(self: Any, key: Any, left: Any, latest: Any) -> Any:
         return made(self, key, left, latest if latest is None or latest.at < left.at else None)
 
-    patch.setattr(as_of.AsOfJoiningCommitter, "_joined", younger)
+    patch.setattr(as_of_join.AsOfJoiningCommitter, "_joined", younger)
 
 
 def absurd_times_count(patch: pytest.MonkeyPatch) -> None:

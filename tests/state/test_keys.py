@@ -18,7 +18,7 @@ from framework.state import BaseWindowedBolt, CountWindow, TimeWindow, Window
 from framework.state.layers import LayeredState
 from framework.state.memory import MemoryBytes
 from framework.state.serialization import MsgpackSerializer
-from framework.topology.canonical import key_form
+from framework.topology.canonical_form import key_form
 from framework.topology.hashing import hash_value
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import journal, lmdb

@@ -23,8 +23,8 @@ from typing import Any
 
 from framework.testing.simulation.external_effects import Outside
 from framework.topology import Bolt, FencedState, Topology
+from framework.topology.spout_wrappers import unwrapped
 from framework.topology.spouts import Spout
-from framework.topology.wrappers import unwrapped
 
 _OURS = ("framework", "spouts", "sinks", "integration")
 _INSTALLED = tuple(

@@ -36,7 +36,7 @@ from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.assignment import Assignment, placed
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
-from spouts.kafka.consumer.pace import FetchPace
+from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.range_consumer import (
     DAMAGED,
     NOT_IN_LOG,

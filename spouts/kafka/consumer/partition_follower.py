@@ -27,7 +27,7 @@ from framework.errors import DataLossError, FailedException, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.consumer.consumer_pool import reader_of
-from spouts.kafka.consumer.damage import after_damage
+from spouts.kafka.consumer.damaged_batches import after_damage
 from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
 from spouts.kafka.consumer.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.group_offsets import GroupOffsets

@@ -36,7 +36,7 @@ from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.assignment import Assignment, placed
 from spouts.kafka.consumer.chunk import MessageChunk
-from spouts.kafka.consumer.pace import LARGE_BYTES, FetchPace
+from spouts.kafka.consumer.fetch_settings import LARGE_BYTES, FetchPace
 from spouts.kafka.partitions import TopicPartition, partition_id
 from spouts.kafka.record_format import EVERYTHING, Parts
 

@@ -39,9 +39,8 @@ from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, 
 from framework.topology.spouts import END_OFFSET, Backlog, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
-from spouts.kafka.consumer.damage import Damage, find_damage
+from spouts.kafka.consumer.damaged_batches import Damage, find_damage
 from spouts.kafka.consumer.truncation import truncated
-from spouts.kafka.edges import EARLIEST, Edge, Edges
 from spouts.kafka.group_offsets import GroupOffsets, committed_positions
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partitions import (
@@ -55,12 +54,13 @@ from spouts.kafka.partitions import (
     topic_and_number,
 )
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
-from spouts.kafka.planning.edge_offsets import named_edge, offsets_at
-from spouts.kafka.planning.limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka.planning.loops import OwnTopics
+from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_shares
+from spouts.kafka.planning.bound_offsets import named_bound, offsets_at
+from spouts.kafka.planning.end_offsets import ReadingEnd
+from spouts.kafka.planning.offset_ranges import KafkaRanges
 from spouts.kafka.planning.open_transactions import OpenTransactions
-from spouts.kafka.planning.ranges import KafkaRanges
-from spouts.kafka.planning.reading_end import ReadingEnd
+from spouts.kafka.planning.topic_loops import OwnTopics
+from spouts.kafka.read_bounds import EARLIEST, Bound, Bounds
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
 
@@ -86,13 +86,13 @@ class KafkaSource:
 
     topics: tuple[str, ...]
     pattern: str | None
-    start: Edges
+    start: Bounds
     skips_lost_data: bool
     waits_for_leaders: bool
     _: KW_ONLY
     read_first: tuple[str, ...] = ()
     start_group: str | None = None
-    end: Edges | None = None
+    end: Bounds | None = None
     waits_for_open: bool = False
 
     @property
@@ -719,15 +719,15 @@ class KafkaPlanner(PartitionPlanner):
         positions = {each: begun_again(pinned[each]) for each in asked if each in pinned}
         if (group := self._source.start_group) is not None and (unknown := [e for e in asked if e not in positions]):
             positions.update(committed_positions(self._settings, group, unknown))
-        edges: dict[str, Edge] = {
-            each: named_edge("start", self._source.start, each) if each in asked else "earliest"
+        bounds: dict[str, Bound] = {
+            each: named_bound("start", self._source.start, each) if each in asked else "earliest"
             for each in new
             if each not in positions
         }
         for partition, offset in offsets_at(
-            self._metadata, edges, ends, patient=self._source.waits_for_leaders or first
+            self._metadata, bounds, ends, patient=self._source.waits_for_leaders or first
         ).items():
-            if isinstance(edges[partition], int) and offset > ends[partition].offset:
+            if isinstance(bounds[partition], int) and offset > ends[partition].offset:
                 raise ConfigError(
                     f"start is offset {offset} of partition {partition}, whose log ends at offset {ends[partition].offset}"
                 )

@@ -21,7 +21,7 @@ from sinks import (
     WindowedCommitter,
 )
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.sinks.event_time.test_joins import ROW, Part
+from tests.sinks.event_time.test_interval_join import ROW, Part
 
 pytestmark = pytest.mark.rule("C44")
 

@@ -17,7 +17,7 @@ from framework.testing import run_on
 from sinks import Count, First, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, WatermarkCommitter
 from sinks.event_time.sessions import SessionCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.sinks.event_time.test_joins import counting
+from tests.sinks.event_time.test_interval_join import counting
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")

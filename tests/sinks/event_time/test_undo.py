@@ -32,7 +32,7 @@ from sinks import (
 )
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
-from tests.sinks.event_time.test_joins import ROW, Part
+from tests.sinks.event_time.test_interval_join import ROW, Part
 
 pytestmark = pytest.mark.rule("C44")
 

@@ -16,7 +16,7 @@ import pytest
 
 from framework import Fields
 from framework.errors import TopologyError
-from sinks.plain_values import JsonColumns
+from sinks.value_encoding import JsonColumns
 from spouts import AliasedCodec, JsonCodec, TextCodec, UndecodableValueError
 
 UTC = datetime.UTC

@@ -15,7 +15,7 @@ from tests.kit.fuzzing import Counts
 from tests.kit.readers import needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
-from tests.spouts.kafka.test_feeds import START, opened, rows_of
+from tests.spouts.kafka.test_tailing_consumers import START, opened, rows_of
 
 READS, FEEDS = 24, 8
 

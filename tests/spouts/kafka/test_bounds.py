@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError, DataLossError, RetryableError
 from spouts import KafkaSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.edges import Edges, Instant, checked_edges
 from spouts.kafka.planning import planner
 from spouts.kafka.planning.planner import KafkaPlanner
+from spouts.kafka.read_bounds import Bounds, Instant, checked_bounds
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planner_over
 
 Plan = Mapping[str, Any]
-LATEST = Edges("latest")
+LATEST = Bounds("latest")
 BOTH = ("earliest", "latest")
 
 
@@ -62,23 +62,23 @@ NEW_YEAR_MS = 1_735_689_600_000
 
 
 @pytest.mark.parametrize(
-    ("said", "edges"),
+    ("said", "bounds"),
     [
-        ("latest", Edges("latest")),
-        (NEW_YEAR, Edges(Instant(NEW_YEAR_MS))),
-        (NEW_YEAR_MS, Edges(Instant(NEW_YEAR_MS))),
-        ("2025-01-01T01:00:00+01:00", Edges(Instant(NEW_YEAR_MS))),
-        ({"a": "latest", "b": NEW_YEAR}, Edges(None, {"a": "latest", "b": Instant(NEW_YEAR_MS)})),
-        ({"a/0": 7, "a/1": "latest", "b": "latest"}, Edges(None, {"b": "latest"}, {"a/0": 7, "a/1": "latest"})),
-        ({"a": {0: 7, "1": 8}, ("b", 0): 9}, Edges(None, {}, {"a/0": 7, "a/1": 8, "b/0": 9})),
+        ("latest", Bounds("latest")),
+        (NEW_YEAR, Bounds(Instant(NEW_YEAR_MS))),
+        (NEW_YEAR_MS, Bounds(Instant(NEW_YEAR_MS))),
+        ("2025-01-01T01:00:00+01:00", Bounds(Instant(NEW_YEAR_MS))),
+        ({"a": "latest", "b": NEW_YEAR}, Bounds(None, {"a": "latest", "b": Instant(NEW_YEAR_MS)})),
+        ({"a/0": 7, "a/1": "latest", "b": "latest"}, Bounds(None, {"b": "latest"}, {"a/0": 7, "a/1": "latest"})),
+        ({"a": {0: 7, "1": 8}, ("b", 0): 9}, Bounds(None, {}, {"a/0": 7, "a/1": 8, "b/0": 9})),
     ],
 )
-def test_what_bounds_may_say(said: Any, edges: Edges) -> None:
-    assert checked_edges("end", said, ["a", "b"], words=("latest",)) == edges
+def test_what_bounds_may_say(said: Any, bounds: Bounds) -> None:
+    assert checked_bounds("end", said, ["a", "b"], words=("latest",)) == bounds
 
 
 def test_the_partitions_of_an_only_topic_need_no_name() -> None:
-    assert checked_edges("start", {0: 7, 1: "earliest"}, ["a"], words=BOTH) == Edges(
+    assert checked_bounds("start", {0: 7, 1: "earliest"}, ["a"], words=BOTH) == Bounds(
         None, {}, {"a/0": 7, "a/1": "earliest"}
     )
 
@@ -202,30 +202,30 @@ def test_a_topic_that_is_gone_is_a_loss_and_ends(monkeypatch: pytest.MonkeyPatch
 
 def test_offsets_may_be_ahead_of_the_log_and_are_waited_for() -> None:
     logs = filled(["a/0", "a/1"], 5)
-    edges = Edges(None, {}, {"a/0": 8, "a/1": 3})
-    plan = read_to_end(logs, {}, end=edges)
+    bounds = Bounds(None, {}, {"a/0": 8, "a/1": 3})
+    plan = read_to_end(logs, {}, end=bounds)
     assert spans(plan) == {"a/0": (0, 5), "a/1": (0, 3)}
-    made = planner_over(logs, end=edges)
+    made = planner_over(logs, end=bounds)
     assert not made.finished(plan)
     logs.logs["a/0"][1] = 20
-    plan = read_to_end(logs, plan, end=edges)
+    plan = read_to_end(logs, plan, end=bounds)
     assert spans(plan)["a/0"] == (5, 8) and made.finished(plan)
 
 
 def test_an_end_that_says_nothing_of_a_partition_is_refused() -> None:
     with pytest.raises(ConfigError, match="end says nothing of partition a/1: give it an offset, 'latest'"):
-        planner_over(filled(["a/0", "a/1"]), end=Edges(None, {}, {"a/0": 8})).plan({})
+        planner_over(filled(["a/0", "a/1"]), end=Bounds(None, {}, {"a/0": 8})).plan({})
 
 
 def test_a_time_to_come_is_refused() -> None:
-    soon = Edges(Instant(int(time.time() * 1000) + 3_600_000))
+    soon = Bounds(Instant(int(time.time() * 1000) + 3_600_000))
     with pytest.raises(ConfigError, match="s in the future for partition a/0"):
         planner_over(filled(["a/0"]), end=soon).plan({})
 
 
 def test_topics_that_are_read_first_are_waited_for_to_their_end_only() -> None:
     logs = filled(["a/0", "b/0"])
-    options: Any = {"end": Edges(None, {}, {"a/0": 7, "b/0": 5}), "read_first": ("b",)}
+    options: Any = {"end": Bounds(None, {}, {"a/0": 7, "b/0": 5}), "read_first": ("b",)}
     first = sure(planner_over(logs, 3, **options).plan({}))
     assert spans(first) == {"a/0": (0, 0), "b/0": (0, 3)}
     last = read_to_end(logs, first, **options)
@@ -238,7 +238,7 @@ def test_topics_that_are_read_first_are_waited_for_to_their_end_only() -> None:
 
 def test_a_new_partition_that_does_not_answer_is_waited_for_when_the_end_is_fixed_again() -> None:
     logs = filled(["a/0"])
-    plan = read_to_end(logs, {}, end=Edges(None, {}, {"a/0": 5}))
+    plan = read_to_end(logs, {}, end=Bounds(None, {}, {"a/0": 5}))
     logs.logs["a/1"] = [0, 7, 0]
     made = planner_over(logs, end=LATEST)
     answers, logs.beginnings = logs.beginnings, lambda partitions, patient: {}  # type: ignore[method-assign]
@@ -257,7 +257,7 @@ def test_the_first_plan_waits_for_every_partition() -> None:
 
 def test_another_end_is_gone_on_to_and_new_partitions_with_it() -> None:
     logs = filled(["a/0"])
-    at = {number: Edges(None, {"a": Instant(number)}) for number in (1, 2)}
+    at = {number: Bounds(None, {"a": Instant(number)}) for number in (1, 2)}
     logs.times = {1: {"a/0": 5}, 2: {"a/0": 9, "a/1": 3}}
     plan = read_to_end(logs, {}, end=at[1])
     assert planner_over(logs, end=at[1]).finished(plan)
@@ -299,7 +299,7 @@ def test_ranges_that_are_cut_and_joined_keep_the_end() -> None:
 def test_a_first_plan_that_is_planned_afresh_has_the_same_start_and_end(knows: str) -> None:
     """An opaque spout plans it afresh, after nothing."""
     logs = filled(["a/0", "a/1"])
-    options: Any = {"start": LATEST, "end": Edges(None, {}, {"a/0": "latest", "a/1": 20})}
+    options: Any = {"start": LATEST, "end": Bounds(None, {}, {"a/0": "latest", "a/1": 20})}
     made = planner_over(logs, **options)
     first = sure(made.plan({}))
     for log in logs.logs.values():
@@ -316,7 +316,7 @@ def test_a_first_plan_that_is_planned_afresh_has_the_same_start_and_end(knows: s
 def test_a_first_plan_that_is_planned_afresh_after_a_loss_says_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "METADATA_AGE_MAX_S", -1.0)
     logs = filled(["a/0"])
-    options: Any = {"start": Edges(None, {}, {"a/0": 3}), "end": LATEST}
+    options: Any = {"start": Bounds(None, {}, {"a/0": 3}), "end": LATEST}
     first = sure(planner_over(logs, 2, **options).plan({}))
     logs.logs["a/0"] = [5, 40, 0]
     made = planner_over(logs, skips_lost_data=False, **options)
@@ -338,7 +338,7 @@ def test_a_first_plan_that_is_planned_afresh_after_a_loss_says_what_was_lost(mon
 def test_a_start_by_offsets_and_by_topic() -> None:
     logs = filled(["a/0", "a/1", "b/0"])
     logs.times = {5: {"b/0": 7}}
-    start = Edges(None, {"b": Instant(5)}, {"a/0": 4, "a/1": "latest"})
+    start = Bounds(None, {"b": Instant(5)}, {"a/0": 4, "a/1": "latest"})
     assert spans(sure(planner_over(logs, start=start).plan({}))) == {"a/0": (4, 12), "a/1": (12, 12), "b/0": (7, 12)}
 
 
@@ -346,14 +346,14 @@ def test_a_start_that_the_log_does_not_have() -> None:
     logs = filled(["a/0"])
     logs.logs["a/0"][0] = 3
     with pytest.raises(ConfigError, match="start is offset 13 of partition a/0, whose log ends at offset 12"):
-        planner_over(logs, start=Edges(None, {}, {"a/0": 13})).plan({})
-    before = Edges(None, {}, {"a/0": 1})
+        planner_over(logs, start=Bounds(None, {}, {"a/0": 13})).plan({})
+    before = Bounds(None, {}, {"a/0": 1})
     with pytest.raises(DataLossError, match="no longer holds offsets 1 to 3"):
         planner_over(logs, start=before, skips_lost_data=False).plan({})
     plan = sure(planner_over(logs, start=before).plan({}))
     assert (spans(plan), plan["a/0"]["lost_records"]) == ({"a/0": (3, 12)}, 2)
     with pytest.raises(ConfigError, match="start says nothing of partition a/0"):
-        planner_over(logs, start=Edges(None, {}, {"a/1": 1})).plan({})
+        planner_over(logs, start=Bounds(None, {}, {"a/1": 1})).plan({})
 
 
 def test_tables_need_no_start() -> None:
@@ -363,7 +363,7 @@ def test_tables_need_no_start() -> None:
         read_first=["b"],
         start={"a/0": 3},
     )
-    plan = sure(planner_over(filled(["a/0", "b/0"]), start=Edges(None, {}, {"a/0": 3}), read_first=("b",)).plan({}))
+    plan = sure(planner_over(filled(["a/0", "b/0"]), start=Bounds(None, {}, {"a/0": 3}), read_first=("b",)).plan({}))
     assert spans(plan) == {"a/0": (3, 3), "b/0": (0, 12)}
 
 

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, Message
 
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import DataLossError, RetryableError
+from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.native_range_consumer import NativeSession
-from spouts.kafka.consumer.pace import FetchPace
 from spouts.kafka.consumer.range_consumer import PLACED_AGAIN_MAX, KafkaSession, Range
 
 TP = ("orders", 3)

@@ -16,12 +16,12 @@ from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka import metadata
 from spouts.kafka.consumer import truncation
-from spouts.kafka.edges import EARLIEST
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.partitions import topic_and_number
 from spouts.kafka.planning import planner
-from spouts.kafka.planning.limits import KafkaLimits
+from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.read_bounds import EARLIEST
 
 
 class FakeLogs:

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaTransactionalSpout
-from spouts.kafka.edges import Edge, Edges
 from spouts.kafka.partitions import topic_and_number
 from spouts.kafka.planning import planner
 from spouts.kafka.planning.planner import KafkaPlanner
+from spouts.kafka.read_bounds import Bound, Bounds
 from tests.kit.waiting import wait_for
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planned, planner_over
 
 Plan = Mapping[str, Any]
 
 
-def with_tables(logs: FakeLogs, records_max: int = 10, start: Edge = "earliest") -> KafkaPlanner:
-    return planner_over(logs, records_max, read_first=("b",), start=Edges(start))
+def with_tables(logs: FakeLogs, records_max: int = 10, start: Bound = "earliest") -> KafkaPlanner:
+    return planner_over(logs, records_max, read_first=("b",), start=Bounds(start))
 
 
 def taken(plan: Plan | None, topic: str) -> int:
@@ -49,7 +49,7 @@ def sure(plan: Plan | None) -> Plan:
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_tables_are_read_to_their_ends_before_the_others(start: Edge) -> None:
+def test_tables_are_read_to_their_ends_before_the_others(start: Bound) -> None:
     """Also by another planner, which only knows the plans; also while more is written."""
     logs = FakeLogs(PARTITIONS)
     for partition in PARTITIONS:

@@ -46,8 +46,8 @@ from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as python_session
 from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_reader
+from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
-from spouts.kafka.consumer.pace import FetchPace
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts

@@ -9,7 +9,7 @@ import pytest
 from framework import Fields
 from framework.clients.kafka import KafkaSettings
 from framework.topology import DEAD_LETTER_STREAM
-from framework.topology.letters import Letter
+from framework.topology.dead_letters import Letter
 from framework.topology.spouts import on_stream
 from spouts import JsonCodec, TextCodec, TopicStream
 from spouts.kafka.reader import KafkaReader

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields
-from framework.topology.plain_values import plain
-from sinks.plain_values import JsonColumns, restored
+from framework.topology.json_values import plain
+from sinks.value_encoding import JsonColumns, restored
 
 
 @pytest.mark.parametrize(

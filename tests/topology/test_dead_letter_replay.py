@@ -9,7 +9,7 @@ import pytest
 
 from framework.errors import DataLossError
 from framework.topology import DEAD_LETTER_STREAM, TopologyContext, TransactionAttempt
-from framework.topology.letter_stream import (
+from framework.topology.dead_letter_replay import (
     BATCH_BYTES_MAX,
     CUT_REASON,
     LETTERS_PARTITION,
@@ -17,9 +17,9 @@ from framework.topology.letter_stream import (
     LettersPlanner,
     with_letters,
 )
-from framework.topology.letters import CUT_HEADER, Letter, LetterReader
+from framework.topology.dead_letters import CUT_HEADER, Letter, LetterReader
+from framework.topology.spout_wrappers import unwrapped
 from framework.topology.spouts import LEFT_OUT, REFUSED, REPLAYED, on_stream
-from framework.topology.wrappers import unwrapped
 from tests.kit.lettered import FIELDS, OpaqueLetteredSpout
 
 CONTEXT = TopologyContext("t", "spout", 0, 1, {}, parallelisms={})

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.testing import run_on
 from sinks import AsOfJoiningCommitter, MemoryBackend, OpaqueMapState, WatermarkCommitter
-from sinks.event_time.pair import LATE_LEFT_STREAM, LATE_RIGHT_STREAM
+from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.sinks.event_time.test_joins import ROW, Part
+from tests.sinks.event_time.test_interval_join import ROW, Part
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from framework.commands.exits import EXIT_FAILED, exit_codes
+from framework.commands.exit_status import EXIT_FAILED, exit_codes
 from framework.commands.loading import load_topology
 from framework.commands.options import ConfigFile, Overrides, TopologyName
 from framework.config import Config

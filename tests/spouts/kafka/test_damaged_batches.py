@@ -15,7 +15,7 @@ from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import KafkaSpout, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.consumer.damage import Damage, after_damage, find_damage
+from spouts.kafka.consumer.damaged_batches import Damage, after_damage, find_damage
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_consumer import Consumer
 from framework.errors import ConfigError, DataLossError, RetryableError
-from framework.topology.letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader
 
 #: What the names of the added headers begin with.
 HEADER = "ratchet."

@@ -9,7 +9,7 @@ from typing import Any
 from framework.topology.bolts import Bolt, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.ranges import SourceRanges, SourceRecord
+from framework.topology.source_ranges import SourceRanges, SourceRecord
 from framework.topology.spouts import (
     Backlog,
     Meta,

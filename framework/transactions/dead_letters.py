@@ -8,8 +8,8 @@ from typing import Any
 import cloudpickle
 
 from framework.topology.builder import Topology
+from framework.topology.dead_letters import LetterKeeper, LetterReader
 from framework.topology.graph import Component
-from framework.topology.letters import LetterKeeper, LetterReader
 from framework.topology.spouts import DEAD_LETTER_STREAM
 
 

@@ -13,9 +13,9 @@ from framework.coordination.store import CoordinationStore
 from framework.durations import micros_of
 from framework.errors import ConfigError
 from framework.topology import Topology
-from framework.topology.letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader
+from framework.transactions.dead_letters import letter_reader_of
 from framework.transactions.documents import read_incarnation
-from framework.transactions.letters import letter_reader_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

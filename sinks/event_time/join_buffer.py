@@ -13,8 +13,8 @@ from framework.operators.joins import bucket_end, bucket_of, buckets_around
 from framework.operators.watermarks import NEVER
 from framework.topology import Fields
 from sinks.backend import Key, Value
-from sinks.plain_values import JsonColumns
 from sinks.states import MapState
+from sinks.value_encoding import JsonColumns
 
 #: How many records a row holds. A record that is added, or finds its first partner, writes its row.
 ROW_RECORDS = 32

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.errors import MovedOnError
 from framework.topology import Fields
-from framework.topology.letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader
 from sinks.backend import Key, Value
 from sinks.states import MapState
 

@@ -13,8 +13,8 @@ from framework.clients.kafka import KafkaSettings
 from framework.clients.kafka_traffic import RECORD_BYTES, Traffic
 from framework.errors import RetryableError
 from spouts.kafka.consumer import range_consumer as limits
+from spouts.kafka.consumer.fetch_settings import EXPANDED_BYTES, LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.native_range_consumer import NativeSession
-from spouts.kafka.consumer.pace import EXPANDED_BYTES, LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING
 from tests.kit.quotas import limit_client

@@ -11,7 +11,7 @@ import pyarrow as pa
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Fields
 from framework.topology.tuples import rows_of
-from sinks.plain_values import JsonColumns
+from sinks.value_encoding import JsonColumns
 
 RowDict = Mapping[str, Any]
 #: A batch may have more than 2 GB.

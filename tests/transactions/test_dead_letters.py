@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from framework.commands.letter_requests import LetterRequests
+from framework.commands.dead_letter_requests import LetterRequests
 from framework.config import Config
 from framework.errors import CommitOutcomeUnknown, RetryableError
 from framework.inspect.explain import explain
 from framework.inspect.replay import replay as replay_batch
 from framework.inspect.verify import verify
 from framework.testing.simulation.virtual_threads import DriverDied
-from framework.topology import letter_stream
-from framework.topology.letter_stream import LETTERS_PARTITION, LetterRequest
+from framework.topology import dead_letter_replay
+from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest
 from framework.topology.spouts import DROPPED, REPLAYED
 from framework.transactions import MemoryStore
 from framework.transactions.documents import committed_txid, read_plan, write_letter_request
@@ -36,7 +36,7 @@ LEFT = {(0, 5): 1, (1, 3): 1}
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letter_stream, "BATCH_LETTERS_MAX", 3)
+    monkeypatch.setattr(dead_letter_replay, "BATCH_LETTERS_MAX", 3)
 
 
 class Replay:

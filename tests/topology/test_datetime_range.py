@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from framework.errors import BadRecordError
-from framework.topology.moments import in_microseconds, outside_python
+from framework.topology.datetime_range import in_microseconds, outside_python
 from framework.topology.tuples import rows_of
 
 OUTSIDE = [
@@ -86,7 +86,7 @@ if sys.argv[1] == "without":
     sys.meta_path.insert(0, Without())
 else:
     import pandas
-from tests.topology.test_moments import FINE, OUTSIDE, column
+from tests.topology.test_datetime_range import FINE, OUTSIDE, column
 from framework.topology.hashing import hash_rows
 from framework.errors import BadRecordError
 from framework.topology.tuples import rows_of

@@ -15,7 +15,7 @@ from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
 from sinks.event_time.committer import Watermarks
-from sinks.event_time.pair import LEFT, RIGHT, PairCommitter
+from sinks.event_time.two_stream_join import LEFT, RIGHT, PairCommitter
 from sinks.states import MapState
 
 _DUE = "due_at"

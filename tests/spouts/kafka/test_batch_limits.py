@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from framework.errors import BadRecordError, ConfigError
 from spouts.codecs.bad_records import WINDOW_RECORDS, BadRecordShare
-from spouts.kafka.planning.limits import (
+from spouts.kafka.planning.batch_limits import (
     FIRST_BATCH_RECORDS,
     FIRST_SIZED_BATCH_RECORDS,
     GROWTH_MAX,

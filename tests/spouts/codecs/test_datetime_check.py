@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spouts import AvroCodec, Codec, UndecodableValueError
-from spouts.codecs.times import decoded, decoded_good
+from spouts.codecs.datetime_check import decoded, decoded_good
 from tests.kit.avro import encoded
 
 _YEAR_US = 31_556_952 * 10**6

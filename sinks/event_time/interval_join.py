@@ -13,8 +13,8 @@ from framework.operators.joins import pairs
 from framework.topology import Input
 from sinks.backend import Key, Value
 from sinks.event_time.committer import Watermarks
-from sinks.event_time.pair import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, LEFT, RIGHT, PairCommitter
-from sinks.event_time.waiting import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
+from sinks.event_time.join_buffer import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
+from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, LEFT, RIGHT, PairCommitter
 from sinks.states import MapState
 
 __all__ = ["LATE_LEFT_STREAM", "LATE_RIGHT_STREAM", "JoiningCommitter"]

@@ -1,4 +1,4 @@
-"""Values in plain forms (``framework.topology.plain_values``), for stores that lack their types:
+"""Values in plain forms (``framework.topology.json_values``), for stores that lack their types:
 stored and returned exactly. ``spouts.JsonCodec`` reads all of it back."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from framework.topology.canonical import NAN
-from framework.topology.plain_values import Conversion, integer_bounds, json_encoder
+from framework.topology.canonical_form import NAN
+from framework.topology.json_values import Conversion, integer_bounds, json_encoder
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _UINT64_MAX = 2**64 - 1

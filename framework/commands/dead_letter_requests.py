@@ -16,8 +16,8 @@ from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.submission import submit
 from framework.topology import Topology
-from framework.topology.letter_stream import LETTERS_PARTITION, LetterRequest, takes_letters
-from framework.topology.letters import Letter
+from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest, takes_letters
+from framework.topology.dead_letters import Letter
 from framework.transactions.documents import committed_txid, read_letter_request, read_plan, write_letter_request
 
 #: A request is one document, and has so many letters at most.

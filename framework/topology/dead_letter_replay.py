@@ -33,8 +33,9 @@ import pyarrow as pa
 from framework.errors import DataLossError, RetryableError
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.context import TopologyContext
-from framework.topology.letters import Letter, LetterReader
-from framework.topology.ranges import SourceRanges
+from framework.topology.dead_letters import Letter, LetterReader
+from framework.topology.source_ranges import SourceRanges
+from framework.topology.spout_wrappers import Plan, PlannerWrapper, RangesWrapper, ReaderWrapper, SpoutWrapper, without
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -53,7 +54,6 @@ from framework.topology.spouts import (
     Rows,
     on_stream,
 )
-from framework.topology.wrappers import Plan, PlannerWrapper, RangesWrapper, ReaderWrapper, SpoutWrapper, without
 
 #: The pseudo-partition in plans.
 LETTERS_PARTITION = "@letters"

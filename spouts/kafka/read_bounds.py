@@ -19,22 +19,22 @@ class Instant(NamedTuple):
 
 
 #: A place in a partition. An ``int`` is an offset.
-Edge = Union[Literal["earliest", "latest"], Instant, int]
+Bound = Union[Literal["earliest", "latest"], Instant, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
+class Bounds:
     """A place in each partition. That of the partition goes before that of its topic, and both
     before ``everywhere``."""
 
-    everywhere: Edge | None = None
-    topics: Mapping[str, Edge] = field(default_factory=dict)
-    partitions: Mapping[str, Edge] = field(default_factory=dict)
+    everywhere: Bound | None = None
+    topics: Mapping[str, Bound] = field(default_factory=dict)
+    partitions: Mapping[str, Bound] = field(default_factory=dict)
 
-    def of(self, partition: str) -> Edge | None:
+    def of(self, partition: str) -> Bound | None:
         """None: nothing is said of this partition.
 
-        >>> Edges("latest", {}, {"orders/3": 70}).of("orders/3")
+        >>> Bounds("latest", {}, {"orders/3": 70}).of("orders/3")
         70
         """
         if partition in self.partitions:
@@ -44,32 +44,32 @@ class Edges:
         return self.everywhere
 
 
-EARLIEST = Edges("earliest")
+EARLIEST = Bounds("earliest")
 #: How the text of an offset begins.
 OFFSET = "offset "
 
 
-def text_of_edge(edge: Edge) -> str:
-    """An edge in one word, to compare it with what a plan was made for.
+def text_of_bound(bound: Bound) -> str:
+    """A bound in one word, to compare it with what a plan was made for.
 
-    >>> text_of_edge(Instant(1_000)), text_of_edge(70), text_of_edge("latest")
+    >>> text_of_bound(Instant(1_000)), text_of_bound(70), text_of_bound("latest")
     ('time 1000', 'offset 70', 'latest')
     """
-    if isinstance(edge, Instant):
-        return f"time {edge.time_ms}"
-    return edge if isinstance(edge, str) else f"{OFFSET}{edge}"
+    if isinstance(bound, Instant):
+        return f"time {bound.time_ms}"
+    return bound if isinstance(bound, str) else f"{OFFSET}{bound}"
 
 
-def checked_edges(
+def checked_bounds(
     name: str, given: object, topics: Collection[str], *, without: Collection[str] = (), words: tuple[str, ...]
-) -> Edges:
+) -> Bounds:
     """What the argument ``name`` says. ``topics``: those that the spout reads; none, if a pattern
     says which. ``without``: topics that may be left out. ``words``: the words that it may say.
     Raises ``ConfigError``."""
     if not isinstance(given, Mapping):
-        return Edges(_edge(name, given, words))
-    by_topic: dict[str, Edge] = {}
-    by_partition: dict[str, Edge] = {}
+        return Bounds(_bound(name, given, words))
+    by_topic: dict[str, Bound] = {}
+    by_partition: dict[str, Bound] = {}
     for key, value in given.items():
         topic, number = _place(name, key, topics)
         if topics and topic not in topics:
@@ -81,13 +81,13 @@ def checked_edges(
                 place = partition_id(topic, _number(name, each))
                 by_partition[place] = _place_in(f"{name}[{topic!r}][{each!r}]", at, words)
         else:
-            by_topic[topic] = _edge(f"{name}[{key!r}]", value, words)
+            by_topic[topic] = _bound(f"{name}[{key!r}]", value, words)
     if not by_topic and not by_partition:
         raise ConfigError(f"{name} is an empty mapping: name topics or partitions")
     named = by_topic.keys() | {topic_and_number(each)[0] for each in by_partition}
     if left := sorted(set(topics) - named - set(without)):
         raise ConfigError(f"{name} says nothing of topic {left[0]!r}: name each topic, or give one value for all")
-    return Edges(None, by_topic, by_partition)
+    return Bounds(None, by_topic, by_partition)
 
 
 def _place(name: str, key: object, topics: Collection[str]) -> tuple[str, int | None]:
@@ -114,16 +114,16 @@ def _number(name: str, given: object) -> int:
     raise ConfigError(f"{name} names partition {given!r}: give its number, as in 'topic/0'")
 
 
-def _place_in(name: str, given: Any, words: tuple[str, ...]) -> Edge:
+def _place_in(name: str, given: Any, words: tuple[str, ...]) -> Bound:
     """The place in one partition: an int is an offset."""
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 0:
             raise ConfigError(f"{name} is offset {given}: give one of 0 or more")
         return given
-    return _edge(name, given, words, or_offset="an offset, ")
+    return _bound(name, given, words, or_offset="an offset, ")
 
 
-def _edge(name: str, given: Any, words: tuple[str, ...], or_offset: str = "") -> Edge:
+def _bound(name: str, given: Any, words: tuple[str, ...], or_offset: str = "") -> Bound:
     """The place in several partitions: an int is a time."""
     if isinstance(given, str) and given in words:
         return "latest" if given == "latest" else "earliest"

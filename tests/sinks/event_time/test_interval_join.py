@@ -13,9 +13,9 @@ from framework.errors import TopologyError
 from framework.testing import run_on
 from framework.topology import ArrowBolt
 from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
-from sinks.event_time import waiting
-from sinks.event_time.joins import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
-from sinks.event_time.waiting import ROW_RECORDS
+from sinks.event_time import join_buffer
+from sinks.event_time.interval_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
+from sinks.event_time.join_buffer import ROW_RECORDS
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.sinks.event_time.test_windows import FAULTS
 
@@ -167,7 +167,7 @@ def test_batches_tasks_and_failures_change_no_pair(
     drawn: Any, take: int, faults: Any, how: str, opaque: bool, row_records: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "ROW_RECORDS", row_records)
+        patch.setattr(join_buffer, "ROW_RECORDS", row_records)
         check(drawn, take, faults, how=how, opaque=opaque)
 
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from framework.errors import RetryableError
 from framework.topology.spouts import END_OFFSET, Meta, is_read_to_end
-from spouts.kafka.edges import OFFSET, Edges, text_of_edge
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partitions import END_ASKED, SAME_LOG, Position, topic_and_number
-from spouts.kafka.planning.edge_offsets import check_is_past, named_edge, offsets_at
+from spouts.kafka.planning.bound_offsets import check_is_past, named_bound, offsets_at
 from spouts.kafka.planning.open_transactions import OpenTransactions
+from spouts.kafka.read_bounds import OFFSET, Bounds, text_of_bound
 
 Plan = Mapping[str, Meta | None]
 
@@ -24,7 +24,7 @@ class ReadingEnd:
     """``asked``: what the spout's ``end`` says; None: reading does not end. ``waits_for_open``: the
     end of a log includes what is behind an open kafka_txn."""
 
-    def __init__(self, asked: Edges | None, open_transactions: OpenTransactions, *, waits_for_open: bool) -> None:
+    def __init__(self, asked: Bounds | None, open_transactions: OpenTransactions, *, waits_for_open: bool) -> None:
         self._asked = asked
         self._open_transactions = open_transactions
         self._waits_for_open = waits_for_open
@@ -40,8 +40,8 @@ class ReadingEnd:
 
     def asked_of(self, partition: str) -> str | None:
         """What plans say was asked for."""
-        edge = self._asked.of(partition) if self._asked is not None else None
-        return text_of_edge(edge) if edge is not None else None
+        bound = self._asked.of(partition) if self._asked is not None else None
+        return text_of_bound(bound) if bound is not None else None
 
     def holds(self, partition: str, meta: Meta | None) -> bool:
         """Whether this entry of a plan has the end that is asked for."""
@@ -118,25 +118,28 @@ class ReadingEnd:
         """Note where reading ends, in the partitions where that is not fixed yet. ``known_ends``: a
         plan that the next one may replace: the ends are those that it has. Raises ``ConfigError``
         where nothing is said of a partition, or a time is in the future."""
-        edges = {
-            each: named_edge("end", self._asked, each)
+        bounds = {
+            each: named_bound("end", self._asked, each)
             for each, position in positions.items()
             if position.end is None or position.end[1] != self.asked_of(each)
         }
-        for partition in list(edges):
+        for partition in list(bounds):
             if (known := self._known(partition, positions[partition], known_ends)) is not None:
-                positions[partition].end = known, text_of_edge(edges.pop(partition))
-        if not edges:
+                positions[partition].end = known, text_of_bound(bounds.pop(partition))
+        if not bounds:
             return
-        check_is_past(edges)
+        check_is_past(bounds)
         self._open_transactions.look(metadata, ends, now=True)
         last = {**ends, **(self._open_transactions.ends if self._waits_for_open else {})}
-        found = offsets_at(metadata, {each: at for each, at in edges.items() if each in ends}, last, patient=True)
-        for partition, edge in edges.items():
+        found = offsets_at(metadata, {each: at for each, at in bounds.items() if each in ends}, last, patient=True)
+        for partition, bound in bounds.items():
             position = positions[partition]
             if partition in ends and partition not in found:
                 metadata.refresh()
                 raise RetryableError("a partition's leader has moved; looking it up again")
-            position.end = (found.get(partition, position.offset), text_of_edge(edge))  # of a topic that is gone: here
-            if edge == "latest" and not self._waits_for_open and partition in ends:
+            position.end = (
+                found.get(partition, position.offset),
+                text_of_bound(bound),
+            )  # of a topic that is gone: here
+            if bound == "latest" and not self._waits_for_open and partition in ends:
                 self._open_transactions.tell(partition, ends[partition].offset)

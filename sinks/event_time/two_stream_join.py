@@ -11,11 +11,11 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.operators.timestamps import check_times, times_of
 from framework.topology import Fields, Input, OutputFieldsDeclarer
-from framework.topology.canonical import python_values
+from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.committer import WatermarkedCommitter
-from sinks.plain_values import JsonColumns
 from sinks.states import MapState
+from sinks.value_encoding import JsonColumns
 
 #: Records behind the watermark, of each side.
 LATE_LEFT_STREAM = "late_left"
