@@ -257,13 +257,13 @@ class KafkaSink(ArrowBolt, Committer):
         if self._fields is None:
             raise TopologyError("a KafkaSink was used outside a topology")
         where = str(self._route)
-        columns = {
-            "key": self._key.column(self._fields, batch, where),
-            "value": self._value_part.column(self._fields, batch, where),
-        }
-        if self._tombstone is not None:
-            dead = pc.fill_null(batch.column(self._tombstone), False)
-            columns["value"] = pc.if_else(dead, pa.scalar(None, BYTES), columns["value"])
+        columns = {"key": self._key.column(self._fields, batch, where)}
+        if self._tombstone is None:
+            columns["value"] = self._value_part.column(self._fields, batch, where)
+        else:  # the other fields of a tombstone may be null, and make no value
+            alive = pc.invert(pc.fill_null(batch.column(self._tombstone), False))
+            values = self._value_part.column(self._fields, batch.filter(alive), where)
+            columns["value"] = pc.replace_with_mask(pa.nulls(batch.num_rows, BYTES), alive, values)
         if self._headers is not None:
             columns["headers"] = self._headers.column(batch, where)
         if self._timestamp is not None:

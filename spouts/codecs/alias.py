@@ -11,6 +11,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, Truths, Values
+from spouts.codecs.encoding_codec import encoder
 
 
 def names_in_records(fields: Fields, alias: Mapping[str, str] | None) -> list[str]:
@@ -38,7 +39,8 @@ class AliasedCodec(Codec):
     fields, such as ``AvroCodec``.
 
     ``alias``: field -> the name that the codec gives it, as of ``JsonCodec``. Raises
-    ``TopologyError`` for a name that the codec does not have, and for two fields of one name.
+    ``TopologyError`` for a name that the codec does not have, and for two fields of one name. It
+    encodes if the codec does.
 
     >>> from spouts import TextCodec
     >>> AliasedCodec(TextCodec("value"), {"line": "value"}).decode([b"a"]).to_pydict()
@@ -58,6 +60,7 @@ class AliasedCodec(Codec):
             if names.count(name) > 1:
                 raise TopologyError(f"alias: two fields are called {name!r}; give one of them another name")
         self._codec = codec
+        self._in_records = dict(zip(names, codec.fields, strict=True))
         self.fields = Fields.of(
             {name: codec.fields.type_of(given) for name, given in zip(names, codec.fields, strict=True)}
         )
@@ -78,6 +81,21 @@ class AliasedCodec(Codec):
 
     def left_out(self, values: Values | pa.BinaryArray) -> Truths | None:
         return self._codec.left_out(values)
+
+    def check_encodable(self, fields: Fields) -> None:
+        """Raises ``TopologyError`` for fields that the codec cannot encode."""
+        for name in fields:
+            if name not in self.fields:
+                raise TopologyError(f"alias: there is no field {name!r}; {_known(name, list(self.fields))}")
+        encoder(self._codec).check_encodable(
+            Fields.of({self._in_records[name]: fields.type_of(name) for name in fields})
+        )
+
+    def encode(self, batch: pa.RecordBatch) -> pa.Array:
+        """One value for each row. Raises ``BadRecordError`` for a row that cannot be encoded."""
+        return encoder(self._codec).encode(
+            batch.rename_columns([self._in_records[each] for each in batch.schema.names])
+        )
 
     def _renamed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.rename_columns(list(self.fields))

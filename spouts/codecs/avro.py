@@ -15,14 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.avro_arrow import arrow_schema
 from spouts.codecs.avro_binary import Bounds
 from spouts.codecs.avro_bulk import BulkAvro
 from spouts.codecs.avro_resolution import resolved
 from spouts.codecs.avro_schema import AvroType, Schema, loaded, parsed
+from spouts.codecs.avro_writer import RowWriter
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
+from spouts.codecs.encoding_codec import ColumnEncodingCodec
 
 #: Below this many values, bulk decoding costs more than it saves.
 _BULK_FROM = 16
@@ -86,28 +89,36 @@ class AvroDecoder:
         return row
 
 
-class AvroCodec(PerValueCodec):
+class AvroCodec(PerValueCodec, ColumnEncodingCodec):
     """Avro values without a header, all written with one schema.
 
     ``schema``: as JSON data, as text, or as the path of a file. ``reader_schema``: resolve values
     to this schema by Avro's rules; it then gives the codec's fields. ``spouts.codecs.avro_schema``
     lists the Arrow types. A value with too many or too few bytes is an error.
 
+    It encodes rows with ``schema``: a field that the rows do not have gets its default, or null. A
+    null where the schema has none, and a text that is no symbol of an enum, are errors. With
+    ``reader_schema`` it decodes only.
+
     >>> codec = AvroCodec({"type": "record", "name": "Word", "fields": [{"name": "word", "type": "string"}]})
     >>> codec.decode([b"\\x06dog", None]).to_pylist()
     [{'word': 'dog'}, {'word': None}]
+    >>> codec.encode_row({"word": "dog"})
+    b'\\x06dog'
     """  # noqa: W505 - doctest lines are not wrapped
 
     def __init__(self, schema: Schema | Path, reader_schema: Schema | Path | None = None) -> None:
         self._schema = loaded(schema)
         self._reader_schema = loaded(reader_schema) if reader_schema is not None else None
         self._decoder: AvroDecoder | None = self._new_decoder()
+        self._writer: RowWriter | None = None
 
     def _new_decoder(self) -> AvroDecoder:
         writer = parsed(self._schema)
         reader = parsed(self._reader_schema) if self._reader_schema is not None else writer
         target = arrow_schema(reader)
         self.fields = Fields.of_schema(target)
+        self.names_its_fields = reader.kind == "record"
         return AvroDecoder(writer, reader, target)
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
@@ -115,5 +126,19 @@ class AvroCodec(PerValueCodec):
             self._decoder = self._new_decoder()
         return self._decoder.decode_good(values)
 
+    def check_encodable(self, fields: Fields) -> None:
+        if self._reader_schema is not None:
+            raise TopologyError("AvroCodec with reader_schema= decodes only: give the schema to write with, alone")
+        super().check_encodable(fields)
+        self._row_writer().check(fields.names)
+
+    def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        return self._row_writer().write(columns, rows)
+
+    def _row_writer(self) -> RowWriter:
+        if self._writer is None:
+            self._writer = RowWriter(parsed(self._schema))
+        return self._writer
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_decoder": None}  # the receiver parses the schema again
+        return {**vars(self), "_decoder": None, "_writer": None}  # the receiver parses the schema again

@@ -18,6 +18,7 @@ from framework.topology.json_values import json_encoder
 from framework.topology.tuples import rows_of
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, PerValueCodec, TextCodec, Values
+from spouts.codecs.encoding_codec import encoder
 from spouts.codecs.iso8601 import moments
 
 #: The prefix of an attribute's header in binary mode, and of its field here.
@@ -118,20 +119,16 @@ class CloudEventsCodec(PerValueCodec):
 
     def check_encodable(self, fields: Fields) -> None:
         """Raises ``TopologyError`` for fields that are no event."""
-        check = getattr(self._codec, "check_encodable", None)
-        if check is None:
-            raise TopologyError(f"{type(self._codec).__name__} decodes only")
         ours = self._own(fields.names)
-        check(fields.select([each for each in fields if each not in ours]))
+        encoder(self._codec).check_encodable(fields.select([each for each in fields if each not in ours]))
         missing = [PREFIX + each for each in _REQUIRED if PREFIX + each not in ours]
         if missing and self._mode == "structured":
             raise TopologyError(f"CloudEventsCodec: an event needs the fields {', '.join(missing)}")
 
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
         """One value for each row. Raises ``BadRecordError`` for a row that is no event."""
-        inner: Any = self._codec
         ours = self._own(batch.schema.names)
-        data = inner.encode(batch.select([each for each in batch.schema.names if each not in ours]))
+        data = encoder(self._codec).encode(batch.select([each for each in batch.schema.names if each not in ours]))
         if self._mode == "binary":
             return data
         rows = rows_of(batch.select(ours))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, PerValueCodec, Truths, Values, joined
+from spouts.codecs.encoding_codec import encoder
 
 Compression = Literal["gzip", "zstd", "lz4", "snappy", "bz2"]
 #: A value that becomes larger is a bad record: compressed, it may be a few bytes.
@@ -77,15 +78,11 @@ class CompressedCodec(PerValueCodec):
 
     def check_encodable(self, fields: Fields) -> None:
         """Raises ``TopologyError`` for fields that the codec inside cannot encode."""
-        check = getattr(self._codec, "check_encodable", None)
-        if check is None:
-            raise TopologyError(f"{type(self._codec).__name__} decodes only")
-        check(fields)
+        encoder(self._codec).check_encodable(fields)
 
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
         """One value for each row. Raises ``BadRecordError`` for a row that cannot be encoded."""
-        inner: Any = self._codec
-        values = inner.encode(batch).to_pylist()
+        values = encoder(self._codec).encode(batch).to_pylist()
         return pa.array([None if each is None else self.compressed(each) for each in values], pa.large_binary())
 
     def compressed(self, value: bytes) -> bytes:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Fields
+from framework.topology.columns import cast_column, column_of
 from framework.topology.tuples import rows_of
 from spouts.codecs.codec import Codec
+
+#: Rows that become values at a time. Each is a piece of bytes per column for a moment, and such
+#: pieces are many times as large as the columns.
+_CHUNK_ROWS = 4_096
 
 
 class EncodingCodec(Codec):
@@ -35,7 +40,7 @@ class EncodingCodec(Codec):
                     "to encode"
                 )
             declared, wanted = fields.type_of(name), self.fields.type_of(name)
-            if declared is not None and wanted is not None and declared != wanted:
+            if declared is not None and wanted is not None and nullable_type(declared) != nullable_type(wanted):
                 raise TopologyError(
                     f"{type(self).__name__}: field {name!r} is {declared}, and it encodes {wanted}: cast one"
                 )
@@ -51,4 +56,84 @@ class EncodingCodec(Codec):
         try:
             return self.encode_row(row)
         except (ValueError, TypeError, OverflowError) as error:
-            raise BadRecordError(f"{type(self).__name__} cannot encode the row: {error}") from error
+            raise refusal(self, error) from error
+
+
+class ColumnEncodingCodec(EncodingCodec):
+    """A codec that encodes whole columns. Implement ``encode_columns``.
+
+    ``names_its_fields``: whether records name the fields. Otherwise the codec has one field, and
+    encodes the one field that it is given, whatever its name is.
+    """
+
+    names_its_fields = True
+
+    @abstractmethod
+    def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        """The value of each row. ``columns``: those that the rows have, in the codec's types; parts
+        of them may be null that the codec declares not to be. Raises ``ValueError`` with the reason
+        if a row cannot be encoded."""
+
+    def check_encodable(self, fields: Fields) -> None:
+        super().check_encodable(Fields.of({self._named(fields.names, each): fields.type_of(each) for each in fields}))
+
+    def encode(self, batch: pa.RecordBatch) -> pa.Array:
+        columns = {self._named(batch.schema.names, each): batch.column(each) for each in batch.schema.names}
+        values = [
+            pa.array(self._values(columns, begin, min(_CHUNK_ROWS, batch.num_rows - begin)), pa.large_binary())
+            for begin in range(0, batch.num_rows, _CHUNK_ROWS)
+        ]
+        return pa.concat_arrays(values) if values else pa.array([], pa.large_binary())
+
+    def encode_row(self, row: Mapping[str, Any]) -> bytes:
+        names = [*row]
+        columns = {
+            self._named(names, name): column_of([value], self.fields.type_of(self._named(names, name)))
+            for name, value in row.items()
+        }
+        return self.encode_columns(columns, 1)[0]
+
+    def _values(self, columns: Mapping[str, pa.Array], begin: int, rows: int) -> Sequence[bytes]:
+        try:
+            return self.encode_columns(
+                {name: self._typed(name, column.slice(begin, rows)) for name, column in columns.items()}, rows
+            )
+        except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+            raise refusal(self, error) from error
+
+    def _typed(self, name: str, column: pa.Array) -> pa.Array:
+        wanted = nullable_type(self.fields.type_of(name))
+        if nullable_type(column.type) == wanted:
+            return column
+        try:
+            return cast_column(column, wanted)
+        except (ValueError, pa.ArrowException) as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    def _named(self, names: Sequence[str], name: str) -> str:
+        """The name that the codec has for a field of the rows. ``names``: all of theirs."""
+        return name if self.names_its_fields or len(names) != 1 else self.fields.names[0]
+
+
+def encoder(codec: Codec) -> Any:
+    """The codec, which must encode. Raises ``TopologyError``."""
+    if not hasattr(codec, "check_encodable"):
+        raise TopologyError(f"{type(codec).__name__} decodes only")
+    return codec
+
+
+def refusal(codec: Codec, error: Exception) -> BadRecordError:
+    """The error for a row that a codec cannot encode, for this reason."""
+    return BadRecordError(f"{type(codec).__name__} cannot encode the row: {error}")
+
+
+def nullable_type(declared: pa.DataType) -> pa.DataType:
+    """The type with nulls allowed in every part, and its items called as Arrow calls them."""
+    types = pa.types
+    if types.is_struct(declared):
+        return pa.struct([pa.field(each.name, nullable_type(each.type)) for each in declared])
+    if types.is_map(declared):
+        return pa.map_(nullable_type(declared.key_type), nullable_type(declared.item_type))
+    if types.is_list(declared):
+        return pa.list_(nullable_type(declared.value_type))
+    return declared

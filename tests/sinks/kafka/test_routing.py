@@ -220,6 +220,26 @@ def test_a_tombstone_is_what_a_field_says_or_a_null_value(topics: Topics, name: 
     assert found[2] == {b"a": b"x", b"b": b"y", b"c": b"z", b"d": None}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value": ["n"], "value_codec": JsonCodec(pa.schema([pa.field("n", pa.int64(), nullable=False)]))},
+        {"value": lambda row: b"%d" % row["n"]},
+    ],
+)
+def test_a_tombstone_needs_no_value_that_could_be_written(options: dict[str, Any]) -> None:
+    fields = Fields(n=int, gone=bool)
+    sink = KafkaSink("t", tombstone="gone", **options)
+    builder = TransactionalTopologyBuilder("t", "spout", MemoryTransactionalSpout({0: []}, fields, 1))
+    builder.set_bolt("out", sink).global_grouping("spout")
+    builder.build()
+    rows = [{"n": None, "gone": True}, {"n": 1, "gone": False}, {"n": None, "gone": True}, {"n": 2, "gone": None}]
+    batch = pa.RecordBatch.from_pylist(rows, fields.schema())
+    values = [each and each.strip(b'{"n:}') for each in sink._parts(batch)["value"].to_pylist()]
+    assert values == [None, b"1", None, b"2"]
+    assert sink._parts(batch.slice(0, 1))["value"].to_pylist() == [None]
+
+
 @pytest.mark.integration
 def test_a_topic_of_small_batches_that_a_kept_producer_meets_later_is_written(topics: Topics, name: str) -> None:
     """The producer's own batches would be larger than the topic takes."""
