@@ -14,7 +14,7 @@ from integration import EmbeddedServers
 from ratchet.demo import flights_data
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "story.md"
-BLOCK = re.compile(r"(?P<mended><!-- mended -->\n)?```(?P<language>python|console)\n(?P<text>.*?)```", re.S)
+BLOCK = re.compile(r"(?P<corrected><!-- corrected -->\n)?```(?P<language>python|console)\n(?P<text>.*?)```", re.S)
 PROMPT = "(Pdb) "
 #: A rebuild that takes some seconds says how far it is. The page leaves this out.
 PROGRESS = re.compile(r"^rebuilt to transaction .* a second\n", re.M)
@@ -28,7 +28,7 @@ def test_every_command_of_the_story_prints_what_the_page_shows(servers: Embedded
     )
     code, commands = tmp_path / "delays.py", 0
     for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
-        if block["mended"]:
+        if block["corrected"]:
             wrong = next(line for line in code.read_text().splitlines(keepends=True) if "abs(" in line)
             code.write_text(code.read_text().replace(wrong, block["text"]))
         elif block["language"] == "python":
