@@ -8,6 +8,9 @@ import re
 
 from framework.errors import ConfigError
 
+#: Microseconds per second.
+MICROS = 1_000_000
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _UNITS = {
     "us": 1,
     "ms": 1_000,
@@ -36,11 +39,11 @@ def micros_of(duration: Duration, what: str) -> int:
     """
     found: float | None = None
     if isinstance(duration, datetime.timedelta):
-        found = (duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds
+        found = timedelta_to_micros(duration)
     elif isinstance(duration, str):
         found = _micros_in(duration)
     elif isinstance(duration, (int, float)) and not isinstance(duration, bool) and math.isfinite(duration):
-        found = duration * 1_000_000
+        found = duration * MICROS
     if found is None or not 0 <= found < 1 << 61:
         raise ConfigError(
             f"{what} is {duration!r}: give a length of time, such as '30 s', '5 min', '1 h', '1 day', or seconds as a number"
@@ -56,6 +59,15 @@ def micros_above_0(duration: Duration, what: str) -> int:
     return micros
 
 
+def seconds_to_micros(seconds: float) -> int:
+    return round(seconds * MICROS)
+
+
+def timedelta_to_micros(delta: datetime.timedelta) -> int:
+    """Exact."""
+    return delta // _MICROSECOND
+
+
 def seconds_of(setting: object) -> object:
     """The seconds in a text of a setting, such as "5 min" or "90"; anything else as it is. Raises
     ``ValueError``.
@@ -68,7 +80,7 @@ def seconds_of(setting: object) -> object:
     micros = _micros_in(setting if setting.strip()[-1:].isalpha() else f"{setting} s")
     if micros is None:
         raise ValueError('must be seconds, or a text such as "90 s", "5 min", "1 h" or "500 ms"')
-    return micros / 1_000_000
+    return micros / MICROS
 
 
 def _micros_in(text: str) -> float | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.operators.assigners import CountWindow
+from framework.operators.count_windows import CountWindow
 from framework.topology import (
     ArrowBolt,
     Committer,
@@ -67,7 +66,7 @@ class CountWindowCommitter(ArrowBolt, Committer):
         if self.state.value_type is not ValueType.OPAQUE:
             raise TopologyError(f"{name} needs an OpaqueMapState: a replay must start from the windows before it")
         self.window = CountWindow(count, step)
-        self.part = math.gcd(count, self.window.every)
+        self.part = self.window.pane
         self.key = tuple(key)
         self.aggregates = expanded_aggregates(name, aggregates, {*self.key, _FIRST, _END, _COUNT, _PART})
         self._component_id = ""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from framework.operators.watermarks import NEVER
+from framework.operators.watermarks import NEVER, is_idle, slowest
 
 
 class PartitionTime(NamedTuple):
@@ -65,9 +65,7 @@ class EventClock:
         for partition, at in newest.items():
             before = known.get(partition)
             known[partition] = PartitionTime(max(at, before.newest) if before is not None else at, elapsed)
-        awake = [each.newest for each in _awake(known, elapsed, idle_after).values()]
-        gone_on = [each.newest + elapsed - each.seen_at for each in known.values()] if advance_when_idle else []
-        reached = min(awake) if awake else max(gone_on, default=NEVER)
+        reached = slowest(known.values(), elapsed, idle_after, advance_when_idle=advance_when_idle)
         watermark = self.watermark
         if reached != NEVER and not unread:
             watermark = max(watermark, reached - out_of_orderness)
@@ -75,8 +73,12 @@ class EventClock:
 
     def held_up_by(self, idle_after: int | None) -> str | None:
         """The partition that is the furthest behind of those that are not idle."""
-        awake = _awake(self.partitions, self.elapsed, idle_after)
-        return min(awake, key=lambda name: (awake[name].newest, name), default=None)
+        awake = [
+            (each.newest, name)
+            for name, each in self.partitions.items()
+            if not is_idle(each.seen_at, self.elapsed, idle_after)
+        ]
+        return min(awake)[1] if awake else None
 
     def document(self) -> dict[str, Any]:
         """JSON-able."""
@@ -91,11 +93,3 @@ class EventClock:
     def of_document(document: Mapping[str, Any]) -> EventClock:
         partitions = {name: PartitionTime(*each) for name, each in document["partitions"].items()}
         return EventClock(document["watermark"], document["planned_at"], document["elapsed"], partitions)
-
-
-def _awake(
-    partitions: Mapping[str, PartitionTime], elapsed: int, idle_after: int | None
-) -> Mapping[str, PartitionTime]:
-    return {
-        name: each for name, each in partitions.items() if idle_after is None or elapsed - each.seen_at < idle_after
-    }

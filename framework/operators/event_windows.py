@@ -1,13 +1,18 @@
-"""Windows of event time: to which of them a time belongs. Pure arithmetic on arrays of microseconds
-since 1970. A window holds its start and not its end.
+"""Windows of event time: to which of them a time belongs. Pure arithmetic, in microseconds since
+1970. A window holds its start and not its end.
 
-A window is named by its end, because that is when it is due.
+Transactional topologies fold records into windows: ``assign`` gives the windows of an array of
+times. They name a window by its end, because that is when it is due. Core topologies keep tuples
+until their windows are due, each tuple once, in its *pane*: the length of a pane divides both the
+length and the step of the windows.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import zoneinfo
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,6 +21,7 @@ import numpy as np
 
 from framework.durations import Duration, micros_above_0, micros_of
 from framework.errors import ConfigError
+from framework.operators.timestamps import micros_since_epoch
 
 _DAY = 86_400_000_000
 _EPOCH = datetime.date(1970, 1, 1)
@@ -62,20 +68,64 @@ class EventWindows:
         first = np.concatenate(starts)
         return Assigned(np.concatenate(rows), first, first + self.length)
 
+    def last_of(self, at: int) -> tuple[int, int]:
+        """The start and the end of the last window of a time."""
+        if self.zone is not None:
+            return self._days_around(at)
+        start = self.origin + (at - self.origin) // self.step * self.step
+        return start, start + self.length
+
+    def end_of(self, at: int) -> int:
+        """The end of the last window of a time, of a pane, or of the window that starts there."""
+        return self.last_of(at)[1]
+
+    def pane_of(self, at: int) -> int:
+        """The start of the pane that a time is in."""
+        if self._tumble:
+            return self.last_of(at)[0]
+        return self.origin + (at - self.origin) // self._pane * self._pane
+
+    def windows_of(self, pane: int) -> Sequence[int]:
+        """The starts of the windows that a pane is part of, the earliest first.
+
+        >>> list(hopping(10, 5).windows_of(20_000_000))
+        [15000000, 20000000]
+        """
+        if self._tumble:
+            return (pane,)
+        last, _ = self.last_of(pane)
+        return range(last - (last + self.length - self._pane - pane) // self.step * self.step, last + 1, self.step)
+
+    def panes_of(self, start: int) -> Sequence[int]:
+        """The starts of the panes of a window."""
+        return (start,) if self._tumble else range(start, start + self.length, self._pane)
+
+    @property
+    def _tumble(self) -> bool:
+        """A pane is a window."""
+        return self.step == self.length
+
+    @property
+    def _pane(self) -> int:
+        return math.gcd(self.length, self.step)
+
     def settings(self) -> dict[str, Any]:
         """What makes a window: JSON-able."""
         return {"length": self.length, "step": self.step, "origin": self.origin, "zone": self.zone}
 
     def _days(self, at: Micros) -> tuple[Micros, Micros]:
         """Looks at each distinct quarter of an hour once: no zone changes its offset within one."""
-        zone, days = str(self.zone), self.length // _DAY
         quarters, place = np.unique(at // 900_000_000, return_inverse=True)
         bounds = np.empty((len(quarters), 2), np.int64)
         for number, quarter in enumerate(quarters.tolist()):
-            day = _day_of(zone, quarter * 900_000_000)
-            first = day - (day - self.origin // _DAY) % days
-            bounds[number] = _midnight(zone, first), _midnight(zone, first + days)
+            bounds[number] = self._days_around(quarter * 900_000_000)
         return bounds[place, 0], bounds[place, 1]
+
+    def _days_around(self, at: int) -> tuple[int, int]:
+        zone, days = str(self.zone), self.length // _DAY
+        day = _day_of(zone, at)
+        first = day - (day - self.origin // _DAY) % days
+        return _midnight(zone, first), _midnight(zone, first + days)
 
 
 def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None) -> EventWindows:
@@ -113,8 +163,7 @@ def _midnight(zone: str, day: int) -> int:
     first = naive.astimezone(datetime.UTC)
     while first.astimezone(where).date() < date:
         first += datetime.timedelta(minutes=15)
-    since = first - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000
+    return micros_since_epoch(first)
 
 
 def _day_of(zone: str, at: int) -> int:

@@ -1,12 +1,15 @@
-"""Event times of a column, as microseconds since 1970."""
+"""Event times of a column, or of one tuple, as microseconds since 1970."""
 
 from __future__ import annotations
 
+import datetime
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from framework.durations import seconds_to_micros, timedelta_to_micros
 from framework.errors import BadRecordError, TopologyError
 
 #: The units of numbers in a column of times, in microseconds.
@@ -15,6 +18,24 @@ UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FIRST, _LAST = -62_104_060_800_000_000, 253_370_764_800_000_000
 #: Numbers beyond this overflow.
 _MOST = 1 << 61
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def micros_since_epoch(moment: datetime.datetime) -> int:
+    """Microseconds since 1970. ``moment``: with a zone."""
+    return timedelta_to_micros(moment - _EPOCH)
+
+
+def time_of(value: Any, field: str) -> int:
+    """The time of one tuple: a ``datetime`` with a zone, or seconds since 1970. Raises
+    ``BadRecordError`` for another value."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return micros_since_epoch(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return seconds_to_micros(value)
+    raise BadRecordError(
+        f"field {field!r} holds {value!r}: a window needs a datetime with a zone, or seconds since 1970 as a number"
+    )
 
 
 def check_times(component_id: str, field: str, declared: pa.DataType | None, unit: str) -> None:

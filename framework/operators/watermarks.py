@@ -13,7 +13,7 @@ that round has come (``Reading.upto``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 #: The stream of tuples that come when their window has closed.
@@ -26,6 +26,31 @@ NEVER = -(1 << 62)
 _NO_BOUND = 1 << 62
 #: A component and its stream.
 Source = tuple[str, str]
+
+
+def is_idle(seen_at: int, now: int, idle_after: int | None) -> bool:
+    """Whether a source of which something came last at ``seen_at`` holds nothing up any more.
+    ``idle_after``: None: it always does."""
+    return idle_after is not None and now - seen_at >= idle_after
+
+
+def slowest(sources: Iterable[tuple[int, int]], now: int, idle_after: int | None, *, advance_when_idle: bool) -> int:
+    """The newest time of the source that is furthest behind and not idle; ``NEVER`` while nothing
+    has come. ``sources``: of each its newest time, and when something of it came last.
+    ``advance_when_idle``: when all are idle, time has gone on as fast as ``now`` since something
+    came.
+
+    >>> slowest([(50, 0), (20, 9)], 10, None, advance_when_idle=True)
+    20
+    >>> [slowest([(50, 0), (20, 9)], now, 10, advance_when_idle=True) for now in (10, 30)]
+    [20, 80]
+    """
+    sources = list(sources)
+    awake = [newest for newest, seen_at in sources if not is_idle(seen_at, now, idle_after)]
+    if awake:
+        return min(awake)
+    gone_on = (newest + now - seen_at for newest, seen_at in sources if newest > NEVER)
+    return max(gone_on, default=NEVER) if advance_when_idle else NEVER
 
 
 class Reading(NamedTuple):
@@ -90,10 +115,10 @@ class _Input:
     def bound(self, idle: int | None, now: int) -> int:
         """What the partitions of which more is to be read, and that are not idle, allow."""
         if self.unread is None:
-            return NEVER if idle is None or now - self.unknown_since < idle else _NO_BOUND
+            return _NO_BOUND if is_idle(self.unknown_since, now, idle) else NEVER
         found = _NO_BOUND
         for origin, newest in self.unread.items():
-            if idle is None or now - self.noticed[origin][1] < idle:
+            if not is_idle(self.noticed[origin][1], now, idle):
                 own = self._own.get(origin, NEVER) if self.in_order else NEVER
                 found = min(found, max(newest, own))
         return found
@@ -171,9 +196,7 @@ class Watermark:
         not idle, and of each partition that is not idle and not read to its end. When all inputs
         are idle, time has gone on since something came."""
         inputs, idle = self._inputs.values(), self._idle
-        awake = [each.latest for each in inputs if idle is None or now - each.came < idle]
-        gone_on = [each.latest + now - each.came for each in inputs if each.latest > NEVER]
-        latest = min(awake) if awake else max(gone_on, default=NEVER)
+        latest = slowest([(each.latest, each.came) for each in inputs], now, idle, advance_when_idle=True)
         latest = min([latest, *(each.bound(idle, now) for each in inputs)])
         return latest - self._lag if latest > NEVER else NEVER
 
@@ -187,7 +210,7 @@ class Watermark:
             return None
         inputs = self._inputs.values()
         changes = [each - now for its in inputs for each in its.changes_at(idle) if each > now]
-        goes_on = all(now - each.came >= idle for each in inputs) and reached > NEVER
+        goes_on = all(is_idle(each.came, now, idle) for each in inputs) and reached > NEVER
         if goes_on and all(each.bound(idle, now) == _NO_BOUND for each in inputs):
             changes.append(at - reached)
         return min(changes, default=None)

@@ -5,10 +5,11 @@ Source: *Storm State Management*.
 
 from typing import Any
 
-from framework.operators.assigners import CountWindow, TimeWindow
+from framework.operators.count_windows import CountWindow
 from framework.operators.watermarks import LATE_STREAM
 from framework.state.memory import InMemoryKeyValueStateProvider
 from framework.state.serialization import MsgpackSerializer, PickleSerializer, Serializer
+from framework.state.time_windows import TimeWindow
 from framework.state.windows import BaseWindowedBolt, Window
 from framework.topology.stateful import KeyValueState, State, StateProvider
 

@@ -51,10 +51,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.durations import MICROS, seconds_to_micros
 from framework.errors import ConfigError, CorruptStateError, TopologyError
-from framework.operators.assigners import MICROS, CountWindow, TimeWindow, Windows, micros, time_of
+from framework.operators.count_windows import CountWindow
+from framework.operators.timestamps import time_of
 from framework.operators.watermarks import LATE_STREAM, NEVER, Reading, Source, Watermark
 from framework.shapes import fits
+from framework.state.time_windows import TimeWindow
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import form_of, key_form
 from framework.topology.context import TopologyContext
@@ -114,7 +117,9 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     gathers = True
 
-    def __init__(self, windows: Windows, *, key: Sequence[str] = (), late: Fields | None = None) -> None:
+    def __init__(
+        self, windows: CountWindow | TimeWindow, *, key: Sequence[str] = (), late: Fields | None = None
+    ) -> None:
         if isinstance(windows, CountWindow) and late is not None:
             raise ConfigError("windows by count know no late tuples: late= is for a TimeWindow")
         if isinstance(windows, TimeWindow) and windows.timestamp is None and late is not None:
@@ -460,6 +465,7 @@ class _ByTime:
         expires: bool = False,
     ) -> None:
         self._windows, self._state, self._task, self._elapsed, self._now = windows, state, task, elapsed, now
+        self._assigner = windows.assigner
         place = task.place
         self._field = windows.timestamp or ""
         self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
@@ -497,7 +503,7 @@ class _ByTime:
             {each: self._latest_of(known) for each, known in latest.items()},
             lag=windows.lag,
             idle=windows.idle,
-            now=micros(elapsed()),
+            now=seconds_to_micros(elapsed()),
             follows=follows,
         )
         if reached is None and not self._reached_before.entries:
@@ -567,7 +573,7 @@ class _ByTime:
         """Whether the tuple is late, and the windows that it has made due. ``origin``: stands for
         the source partition that it is from."""
         at = time_of(tup[self._field], self._field)
-        if self._windows.is_ahead(at, micros(self._now())):
+        if self._windows.is_ahead(at, seconds_to_micros(self._now())):
             return True, []
         late, again = self._take_in(key, tup, at)
         source, now = (tup.source_component, tup.source_stream), self._elapsed_now()
@@ -606,7 +612,7 @@ class _ByTime:
         return self._advance()
 
     def _elapsed_now(self) -> int:
-        return micros(self._elapsed())
+        return seconds_to_micros(self._elapsed())
 
     def _save(self, source: Source, latest: int) -> None:
         self._saved[source] = latest
@@ -625,10 +631,10 @@ class _ByTime:
     def _take_in(self, key: tuple[Any, ...], tup: Tuple, at: int) -> tuple[bool, list[Window]]:
         """Keep a tuple, unless it is late. Returns whether it is late, and the windows that fire
         again because of it."""
-        pane = self._windows.pane_of(at)
+        pane = self._assigner.pane_of(at)
         watermark = self._watermark_of(key)
         over = max(watermark - self._windows.lateness, self._over_of(key))
-        late = self._windows.expires(pane) - self._windows.lateness <= over
+        late = self._assigner.end_of(pane) <= over
         again: list[Window] = []
         if not late:
             number = self._state.get((key, "p", pane)) or 0
@@ -638,8 +644,8 @@ class _ByTime:
             self._schedule(key, pane)
             again = [
                 self._window(key, start)
-                for start in self._windows.windows_of(pane)
-                if over < start + self._windows.length <= watermark
+                for start in self._assigner.windows_of(pane)
+                if over < self._assigner.end_of(start) <= watermark
             ]
         return late, again
 
@@ -655,9 +661,9 @@ class _ByTime:
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
         self._newest = max(self._newest, pane)
         watermark = self._watermark_of(key)
-        wanted = [(self._windows.expires(pane), "purge", key, pane)]
-        for start in self._windows.windows_of(pane):
-            end = start + self._windows.length
+        wanted = [(self._assigner.end_of(pane) + self._windows.lateness, "purge", key, pane)]
+        for start in self._assigner.windows_of(pane):
+            end = self._assigner.end_of(start)
             if end > watermark:
                 wanted.append((end, "fire", key, start))
             if self._windows.lateness:
@@ -689,7 +695,7 @@ class _ByTime:
         return fired
 
     def _window(self, key: tuple[Any, ...], start: int) -> Window:
-        panes = list(self._windows.panes_of(start))
+        panes = list(self._assigner.panes_of(start))
         counts = self._state.multi_get([(key, "p", pane) for pane in panes])
         places = [
             (key, "t", (pane, number))
@@ -703,7 +709,7 @@ class _ByTime:
         return Window(
             key,
             start=start / MICROS,
-            end=(start + self._windows.length) / MICROS,
+            end=self._assigner.end_of(start) / MICROS,
             tuples=_tuples(self._state.multi_get(places)),
             firing=firing,
             watermark=self._watermark_of(key) / MICROS,
@@ -744,7 +750,7 @@ class _ByClock(_ByTime):
 
     def _reached_now(self) -> int:
         """Processing time in microseconds. It never goes backwards."""
-        self._at = max(self._at, micros(self._now()))
+        self._at = max(self._at, seconds_to_micros(self._now()))
         return self._at
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.operators.timestamps import check_times, times_of
+from framework.operators.timestamps import check_times, micros_since_epoch, times_of
 from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
@@ -219,8 +219,7 @@ class TimerCommitter(WatermarkedCommitter):
 def _micros(moment: datetime.datetime) -> int:
     if moment.tzinfo is None:
         raise ValueError(f"{moment} has no zone, so it names no moment: a timer needs a datetime with one")
-    since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return micros_since_epoch(moment)
 
 
 def _moment(micros: int) -> datetime.datetime:

@@ -65,8 +65,8 @@ from framework.core.leader_loop import (
 )
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
+from framework.durations import seconds_to_micros
 from framework.errors import FailedException, RetryableError, StaleWriterError
-from framework.operators.assigners import micros
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryBytes
@@ -273,7 +273,7 @@ def check_due(kept: Mapping[Any, Any], place: tuple[int, int]) -> None:
     reached = kept.get(((), "r", *place), _NEVER)
     for key, what, *more in kept:
         if what == "p" and (key, "f", *more) not in kept:
-            end = more[0] + micros(SPAN)
+            end = more[0] + seconds_to_micros(SPAN)
             assert end > reached, f"window {key, more} was due, and has not fired"
 
 

@@ -70,6 +70,32 @@ def test_a_time_is_in_each_window_that_spans_it_and_in_no_other(
     assert found == expected
 
 
+@given(
+    st.integers(1, 50),
+    st.integers(1, 50),
+    st.integers(0, 60),
+    st.integers(-500, 500),
+    st.sampled_from([None, "Europe/Berlin", "America/Sao_Paulo"]),
+)
+def test_a_pane_is_in_the_windows_of_each_of_its_times(
+    length: int, step: int, origin: int, at: int, zone: str | None
+) -> None:
+    step = min(step, length)
+    window = hopping(length, step, origin=origin)
+    if zone is not None:
+        window, at = tumbling(f"{length} days", origin=f"{origin} days", zone=zone), at * 86_400 + at
+    at *= MICROS
+    assigned = window.assign(np.array([at]))
+    starts = window.windows_of(window.pane_of(at))
+    assert list(starts) == assigned.starts.tolist()[::-1]
+    assert [window.end_of(start) for start in starts] == assigned.ends.tolist()[::-1]
+    assert window.end_of(window.pane_of(at)) == max(assigned.ends)
+    for start in starts:
+        panes = window.panes_of(start)
+        assert window.pane_of(at) in panes
+        assert all(start in window.windows_of(pane) for pane in panes)
+
+
 def test_the_day_before_one_that_a_zone_has_left_out_has_its_start() -> None:
     """Samoa had no 30 December 2011."""
     at = micros("2011-12-29T12:00:00", "Pacific/Apia")

@@ -23,8 +23,8 @@ from framework.core.flow_control import Budget
 from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
+from framework.durations import MICROS, seconds_to_micros
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
-from framework.operators.assigners import MICROS, micros
 from framework.state.windows import _NEVER, Window, _Before, _ByClock, _ByTime
 from tests.kit import state_world
 from tests.kit.state_world import (
@@ -457,7 +457,7 @@ def test_windows_that_fire_before_their_end_are_caught(monkeypatch: pytest.Monke
     reached_now = _ByClock._reached_now
 
     def ahead(self: _ByClock) -> int:
-        return reached_now(self) + micros(LENGTH_S) // 2
+        return reached_now(self) + seconds_to_micros(LENGTH_S) // 2
 
     def due(self: _ByClock) -> list[Window]:
         self._watermark = ahead(self)

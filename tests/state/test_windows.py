@@ -33,8 +33,9 @@ from framework.core.checkpoints import CheckpointRecord, Layout
 from framework.core.leader_loop import stateful_components
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Namespaces, rescaled
+from framework.durations import MICROS
 from framework.errors import BadRecordError, ConfigError, TopologyError
-from framework.operators.assigners import MICROS, time_of
+from framework.operators.timestamps import time_of
 from framework.state import (
     LATE_STREAM,
     BaseWindowedBolt,
