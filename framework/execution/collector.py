@@ -24,6 +24,10 @@ BATCH_BYTES_MAX = 256 << 20
 Sink = Callable[[str, pa.RecordBatch, int | None], None]
 
 
+def _alive() -> None:
+    """Outside of a task nothing is cancelled."""
+
+
 class Streams:
     """The streams that a component declares. Checks what it emits against them."""
 
@@ -140,8 +144,9 @@ def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 class TaskCollector:
     """The ``OutputCollector`` of one component in one task.
 
-    The task that runs the component sets ``sink``. The sink is not pickled: a committer pickled
-    between the phases keeps this object, and the commit task gives it a new sink.
+    The task that runs the component sets ``sink``, and ``check_alive``, which raises when the
+    attempt was cancelled. They are not pickled: a committer pickled between the phases keeps this
+    object, and the commit task gives it new ones.
     """
 
     def __init__(
@@ -151,6 +156,7 @@ class TaskCollector:
         self._streams = Streams(component_id, streams, direct_streams)
         self._rows: dict[tuple[str, int | None], list[Any]] = {}  # the values, row by row
         self.sink: Sink | None = None
+        self.check_alive: Callable[[], None] = _alive
         self.subscribers: frozenset[str] = frozenset()
         self.emitted = 0
         self._take_default_stream()
@@ -161,7 +167,7 @@ class TaskCollector:
         return stream in self.subscribers
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "sink": None, "emit": None}
+        return {**vars(self), "sink": None, "check_alive": _alive, "emit": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -177,6 +177,7 @@ class _Runner:
             self.collector = TaskCollector(component.id, component.streams, component.direct_streams)
             self.collector.subscribers = frozenset(self._edges)
         self.collector.sink = self._deliver
+        self.collector.check_alive = task.check_alive
 
     def prepare(self, kept: bytes | None = None) -> None:
         """``kept``: what a committer has kept of the processing phase."""

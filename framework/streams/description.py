@@ -73,7 +73,11 @@ def _promise(topology: Topology, component: Component) -> str:
     if component.committer:
         kinds = [_value_type(each) for each in component.states]
         return f"writes in the order of transactions{', ' + ', '.join(kinds) if kinds else ''}"
-    return "" if isinstance(instance, Bolt) and instance.deterministic else "a replay may give other rows"
+    if isinstance(instance, Bolt) and instance.deterministic:
+        return ""
+    if isinstance(instance, StepsBolt) and instance.looks_up:
+        return "a replay asks again, and may get other answers"
+    return "a replay may give other rows"
 
 
 def _value_type(state: FencedState) -> str:

@@ -7,10 +7,9 @@ so that a column that nothing uses is not computed, and not decoded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,13 +22,9 @@ from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
 from framework.streams.frames import frame_of
-from framework.topology.columns import column_of
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 MOMENT = pa.timestamp("us", "UTC")
-#: What ``setup=`` has made in this process. Models are large.
-_SETUPS_MAX = 16
-_setups: OrderedDict[str, Any] = OrderedDict()
 
 Columns = frozenset[str]
 
@@ -45,6 +40,11 @@ class Step(ABC):
     def deterministic(self) -> bool:
         """Whether equal rows always give equal rows."""
         return True
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """The functions of the user that the step calls."""
+        return ()
 
     @abstractmethod
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame: ...
@@ -126,123 +126,6 @@ class Windows(Step):
 
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - {WINDOW_START, WINDOW_END}) | {self.on}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFilter(Step):
-    function: Callable[[dict[str, Any]], Any]
-    is_deterministic: bool
-
-    @property
-    def deterministic(self) -> bool:
-        return self.is_deterministic
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        kept = [bool(self.function(row)) for row in frame.iter_rows(named=True)]
-        return frame.filter(pl.Series(kept, dtype=pl.Boolean))
-
-    def needs(self, wanted: Columns) -> Columns:
-        return frozenset(self.schema.names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionMap(Step):
-    """Rows by a Python function: one per row, or any number (``many``)."""
-
-    function: Callable[[dict[str, Any]], Any]
-    is_deterministic: bool
-    many: bool
-    before: Columns
-
-    @property
-    def deterministic(self) -> bool:
-        return self.is_deterministic
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        rows: list[tuple[Any, ...]] = []
-        for row in frame.iter_rows(named=True):
-            given = self.function(row)
-            rows += [self._values(each) for each in given] if self.many else [self._values(given)]
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
-        try:
-            arrays = [column_of(values, declared.type) for values, declared in zip(columns, self.schema, strict=True)]
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise BadRecordError(f"{self.call}: what it returned does not fit its types: {error}") from error
-        return pl.DataFrame(pl.from_arrow(pa.table(arrays, schema=self.schema)))
-
-    def _values(self, given: Any) -> tuple[Any, ...]:
-        names = self.schema.names
-        if isinstance(given, Mapping):
-            unknown = next((name for name in given if name not in names), None)
-            if unknown is not None:
-                raise self.call.mistake(f"it returned a field {unknown!r}, and declares {', '.join(names)}")
-            return tuple(given.get(name) for name in names)
-        values = given if isinstance(given, (tuple, list)) and len(names) > 1 else (given,)
-        if len(values) != len(names):
-            raise self.call.mistake(f"it returned {given!r}, and declares {len(names)} fields: {', '.join(names)}")
-        return tuple(values)
-
-    def needs(self, wanted: Columns) -> Columns:
-        return self.before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchMap(Step):
-    """Batches by a Python function. ``setup`` is called once per process; what it returned is the
-    second argument."""
-
-    function: Callable[..., Any]
-    is_deterministic: bool
-    kind: Literal["arrow", "polars", "pandas"]
-    before: Columns
-    setup: Callable[[], Any] | None = None
-    key: str = field(default="", compare=False)
-
-    @property
-    def deterministic(self) -> bool:
-        return self.is_deterministic
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        if not frame.height:
-            return pl.DataFrame(pl.from_arrow(self.schema.empty_table()))
-        given: Any = frame
-        if self.kind == "arrow":
-            given = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-        elif self.kind == "pandas":
-            given = frame.to_arrow(compat_level=pl.CompatLevel.oldest()).to_pandas()
-        returned = self.function(given) if self.setup is None else self.function(given, self._made(self.setup))
-        table = self._table(returned)
-        missing = next((name for name in self.schema.names if name not in table.column_names), None)
-        if missing is not None:
-            raise self.call.mistake(f"what it returned has no column {missing!r} ({', '.join(table.column_names)})")
-        try:
-            made = table.select(self.schema.names).cast(self.schema)
-        except (pa.ArrowException, ValueError) as error:
-            raise BadRecordError(f"{self.call}: what it returned does not fit its types: {error}") from error
-        return pl.DataFrame(pl.from_arrow(made))
-
-    def _table(self, returned: Any) -> pa.Table:
-        if isinstance(returned, pa.Table):
-            return returned
-        if isinstance(returned, pa.RecordBatch):
-            return pa.Table.from_batches([returned])
-        if isinstance(returned, pl.DataFrame):
-            return returned.to_arrow(compat_level=pl.CompatLevel.oldest())
-        if hasattr(returned, "columns") and hasattr(returned, "iloc"):
-            return pa.Table.from_pandas(returned, preserve_index=False)
-        raise self.call.mistake(
-            f"it returned a {type(returned).__name__}: return a table or a record batch of Arrow, or a frame of polars or pandas"
-        )
-
-    def _made(self, setup: Callable[[], Any]) -> Any:
-        if self.key not in _setups:
-            _setups[self.key] = setup()
-            while len(_setups) > _SETUPS_MAX:
-                _setups.popitem(last=False)
-        return _setups[self.key]
-
-    def needs(self, wanted: Columns) -> Columns:
-        return self.before
 
 
 def _computed(call: Call, compute: Callable[[], pl.DataFrame]) -> pl.DataFrame:

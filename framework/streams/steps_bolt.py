@@ -14,6 +14,8 @@ import polars as pl
 import pyarrow as pa
 
 from framework.streams.frames import batches_of, frame_of
+from framework.streams.function_calls import check_alive
+from framework.streams.lookups import Lookup
 from framework.streams.steps import Step
 from framework.topology import (
     DEFAULT_STREAM,
@@ -50,7 +52,14 @@ class StepsBolt(ArrowBolt):
         self._outputs = dict(outputs)
         self.deterministic = all(step.deterministic for step in root.steps())
         self.commits_on_driver = self.deterministic
+        #: Those of the user, whose files tell in the history which code made a transaction.
+        self.functions = list(dict.fromkeys(each for step in root.steps() for each in step.functions))
         self._collector: OutputCollector | None = None
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether answers of a ``lookup`` that may change are in the rows."""
+        return any(isinstance(step, Lookup) and not step.deterministic for step in self._root.steps())
 
     @property
     def calls(self) -> list[str]:
@@ -64,7 +73,11 @@ class StepsBolt(ArrowBolt):
 
     def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:
         if batch.num_rows:
-            self._run(self._root, frame_of(batch))
+            outer = check_alive.set(getattr(self._collector, "check_alive", check_alive.get()))
+            try:
+                self._run(self._root, frame_of(batch))
+            finally:
+                check_alive.reset(outer)
         return None
 
     def _run(self, branch: Branch, frame: pl.DataFrame) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 import pyarrow as pa
 
-from framework.durations import Duration
+from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.operators.sessions import Sessions
@@ -22,6 +22,9 @@ from framework.streams.expressions import (
     column_or_expression,
     parsed,
 )
+from framework.streams.function_calls import Calls, calls_of, is_async
+from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
+from framework.streams.lookups import CACHE_SIZE, Lookup
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select import select_of
@@ -29,12 +32,9 @@ from framework.streams.steps import (
     MOMENT,
     WINDOW_END,
     WINDOW_START,
-    BatchMap,
     Compute,
     Explode,
     Filter,
-    FunctionFilter,
-    FunctionMap,
     Step,
     Windows,
 )
@@ -90,6 +90,8 @@ class Stream:
         gives the same for the same row."""
         call = called("filter", condition)
         if callable(condition) and not isinstance(condition, pl.Expr):
+            if is_async(condition):
+                raise call.mistake("filter takes no async def: make a column by map(...), and filter by that")
             step: Step = FunctionFilter(
                 call=call, schema=self.schema, function=condition, is_deterministic=deterministic
             )
@@ -169,14 +171,48 @@ class Stream:
         schema = pa.schema([pa.field(column, kind.value_type) if e.name == column else e for e in self.schema])
         return self._after(Explode(call=call, schema=schema, column=column))
 
-    def map(self, function: RowFunction, *, deterministic: bool = False, **types: FieldType) -> Stream:
+    def map(
+        self,
+        function: RowFunction,
+        *,
+        setup: Callable[[], Any] | None = None,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int = 0,
+        deterministic: bool = False,
+        **types: FieldType,
+    ) -> Stream:
         """One row per row by a Python function. ``types`` are the columns that it returns, as a
-        mapping, a tuple, or, where there is one, the value."""
-        return self._mapped("map", function, deterministic, types, many=False)
+        mapping, a tuple, or, where there is one, the value.
 
-    def flat_map(self, function: RowFunction, *, deterministic: bool = False, **types: FieldType) -> Stream:
-        """Any number of rows per row by a Python function, which returns or yields them."""
-        return self._mapped("flat_map", function, deterministic, types, many=True)
+        An ``async def`` is called for up to ``concurrency`` rows at a time (by default 32), and may
+        take up to ``timeout`` (by default 30 s) for each; rows keep their order. ``retries``: how
+        often a call that failed is made again, after 0.1 s, 0.2 s, and so on up to 10 s. A row that
+        is bad raises ``BadRecordError``, for the ``on_bad_record`` of the source. While time is
+        over or a connection fails, the batch is tried again, without end; any other error counts
+        for ``topology.max.attempts``.
+        ``setup``: called once per process, to load a model or to open a client; what it returned is
+        the function's second argument."""
+        call = called("map", function)
+        calls = self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries)
+        return self._mapped(calls, types, deterministic=deterministic, many=False)
+
+    def flat_map(
+        self,
+        function: RowFunction,
+        *,
+        setup: Callable[[], Any] | None = None,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int = 0,
+        deterministic: bool = False,
+        **types: FieldType,
+    ) -> Stream:
+        """Any number of rows per row by a Python function, which returns or yields them; an ``async
+        def`` returns them. The rest as of ``map``."""
+        call = called("flat_map", function)
+        calls = self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries)
+        return self._mapped(calls, types, deterministic=deterministic, many=True)
 
     def map_batches(
         self,
@@ -184,26 +220,89 @@ class Stream:
         *,
         setup: Callable[[], Any] | None = None,
         kind: Literal["arrow", "polars", "pandas"] = "arrow",
+        batch_size: int | None = None,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int = 0,
         deterministic: bool = False,
         **types: FieldType,
     ) -> Stream:
-        """Rows by a function of a table. ``kind``: what it takes. ``types``: the columns that it
-        returns. ``setup``: called once per process, to load a model; what it returned is the
-        function's second argument. The rows of a table have nothing in common: a replay may divide
-        them in another way."""
+        """Rows by a function of a table. ``kind``: what it takes. ``batch_size``: the rows of a
+        table at most. ``types``: the columns that it returns. The rows of a table have nothing in
+        common: a replay may divide them in another way. ``concurrency``, ``timeout``: tables at a
+        time, and for each. The rest as of ``map``."""
         call = called("map_batches", function)
         if kind not in ("arrow", "polars", "pandas"):
             raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
-        schema = self._of_function(call, function, types)
+        calls = self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries)
         step = BatchMap(
             call=call,
-            schema=schema,
-            function=function,
+            schema=self._of_function(call, types),
+            calls=calls,
             is_deterministic=deterministic,
             kind=kind,
             before=frozenset(self.schema.names),
-            setup=setup,
-            key=uuid.uuid4().hex,
+            batch_size=_number_above_0(call, "batch_size", batch_size),
+        )
+        return self._after(step)
+
+    def lookup(
+        self,
+        function: Callable[..., Any],
+        *,
+        on: str | Sequence[str],
+        cache: Duration | None = None,
+        cache_size: int = CACHE_SIZE,
+        batch_size: int | None = None,
+        setup: Callable[[], Any] | None = None,
+        concurrency: int | None = None,
+        timeout: Duration | None = None,
+        retries: int = 3,
+        deterministic: bool = False,
+        **types: FieldType,
+    ) -> Stream:
+        """Each row with what a function knows about its key. ``on``: the column of the key, or
+        several, which the function gets as a tuple. ``types``: the columns that it returns, as of
+        ``map``; None stands for nulls in all of them. A key with a null is not looked up, and gets
+        nulls.
+
+        The function is called once per key of a transaction and task. ``batch_size``: it gets a
+        list of up to so many keys, and returns a mapping of keys to answers, or a list of answers.
+        ``cache``: how long a process keeps an answer, also None, for at most ``cache_size`` keys;
+        by default, for the transaction. The rest as of ``map``.
+
+        Each row is written exactly once, with one answer. A replay asks again and may get another
+        one: opaque states and tables keep that of the last attempt; what skips a replay (Kafka,
+        Delta Lake) keeps that of the attempt that it has committed, which another sink may not
+        have. ``deterministic``: the answer for a key never changes."""
+        keys = (on,) if isinstance(on, str) else tuple(on)
+        call = called("lookup", function, **({"on": on} | ({"cache": cache} if cache is not None else {})))
+        if not keys:
+            raise call.mistake("name at least one column, as in on='customer'")
+        check_names(call, keys, self.schema)
+        nested = next((each for each in keys if pa.types.is_nested(self.schema.field(each).type)), None)
+        if nested is not None:
+            raise call.mistake(
+                f"column {nested!r} is {self.schema.field(nested).type}, which is no key: name plain columns"
+            )
+        answers = self._of_function(call, types)
+        taken = next((each for each in answers.names if each in self.schema.names), None)
+        if taken is not None:
+            raise call.mistake(f"there is a column {taken!r} already: give the answer another name")
+        try:
+            cache_s = micros_above_0(cache, "cache") / 1_000_000 if cache is not None else None
+        except ConfigError as error:
+            raise call.mistake(error) from None
+        step = Lookup(
+            call=call,
+            schema=pa.schema([*self.schema, *answers]),
+            calls=self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries),
+            on=keys,
+            answers=answers,
+            is_deterministic=deterministic,
+            batch_size=_number_above_0(call, "batch_size", batch_size),
+            cache_s=cache_s,
+            cache_size=_number_above_0(call, "cache_size", cache_size) or CACHE_SIZE,
         )
         return self._after(step)
 
@@ -541,24 +640,37 @@ class Stream:
             raise call.mistake("a column needs a type, as in name=str")
         return schema
 
-    def _of_function(self, call: Call, function: object, types: Mapping[str, FieldType]) -> pa.Schema:
-        if not callable(function):
-            raise call.mistake(f"{function!r} is a {type(function).__name__}: give a function")
+    def _of_function(self, call: Call, types: Mapping[str, FieldType]) -> pa.Schema:
         if not types:
             raise call.mistake("say which columns the function returns, as in map(function, word=str, length=int)")
         return self._declared(call, types)
 
-    def _mapped(
-        self, operator: str, function: RowFunction, deterministic: bool, types: Mapping[str, FieldType], *, many: bool
-    ) -> Stream:
-        call = called(operator, function)
-        schema = self._of_function(call, function, types)
-        before = frozenset(self.schema.names)
-        return self._after(
-            FunctionMap(
-                call=call, schema=schema, function=function, is_deterministic=deterministic, many=many, before=before
-            )
+    def _calls(
+        self,
+        call: Call,
+        function: Callable[..., Any],
+        setup: Callable[[], Any] | None,
+        *,
+        concurrency: int | None,
+        timeout: Duration | None,
+        retries: int,
+    ) -> Calls:
+        if not callable(function):
+            raise call.mistake(f"{function!r} is a {type(function).__name__}: give a function")
+        return calls_of(
+            call, function, uuid.uuid4().hex, setup=setup, concurrency=concurrency, timeout=timeout, retries=retries
         )
+
+    def _mapped(self, calls: Calls, types: Mapping[str, FieldType], *, deterministic: bool, many: bool) -> Stream:
+        step = FunctionMap(
+            call=calls.call,
+            schema=self._of_function(calls.call, types),
+            calls=calls,
+            is_deterministic=deterministic,
+            many=many,
+            before=frozenset(self.schema.names),
+        )
+        return self._after(step)
 
     def _grouping(self, call: Call, grouping: GroupingName | Sequence[str] | Grouping) -> Grouping:
         if isinstance(grouping, Grouping):
@@ -613,6 +725,12 @@ class Stream:
     def _of(self, node: Node) -> Stream:
         """The rows of another node of the same pipeline."""
         return Stream(self._pipeline, node)
+
+
+def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        raise call.mistake(f"{what} is {number!r}: give a number of 1 or more")
+    return number
 
 
 def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:

@@ -1,0 +1,110 @@
+"""Rows with what a function of the user knows about their key.
+
+The same key gets one answer in a transaction and task. A replay asks again, and may get another
+one, unless a cache still holds the one before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from cachetools import LRUCache, TTLCache
+
+from framework.streams.function_calls import Calls
+from framework.streams.function_steps import frame_of_values, values_of
+from framework.streams.steps import Columns, Step
+
+Key = tuple[Any, ...]
+Answer = tuple[Any, ...]
+#: The keys that a cache holds where the user says nothing.
+CACHE_SIZE = 10_000
+#: The caches of this process, by the key of their calls.
+_caches: LRUCache[str, TTLCache[Key, Answer]] = LRUCache(maxsize=64)
+_caches_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup(Step):
+    """``answers``: the columns that the function returns. ``batch_size``: the keys that it takes at
+    a time; None: one, not in a list. ``cache_s``: how long a process keeps an answer; None: it
+    keeps none."""
+
+    calls: Calls
+    on: tuple[str, ...]
+    answers: pa.Schema
+    is_deterministic: bool
+    batch_size: int | None = None
+    cache_s: float | None = None
+    cache_size: int = CACHE_SIZE
+    #: The answers of this batch and task. Each has a copy of the step.
+    known: dict[Key, Answer] = field(default_factory=dict, compare=False)
+
+    @property
+    def deterministic(self) -> bool:
+        return self.is_deterministic
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return self.calls.functions
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        names = list(self.on)
+        keys = frame.select(names).drop_nulls().unique(maintain_order=True)
+        answers = frame_of_values(self.call, self.answers, self._answers(keys.rows()))
+        return frame.join(keys.hstack(answers), on=names, how="left", maintain_order="left")
+
+    def needs(self, wanted: Columns) -> Columns:
+        return (wanted - set(self.answers.names)) | set(self.on)
+
+    def _answers(self, keys: Sequence[Key]) -> list[Answer]:
+        found = [self.known.get(key) for key in keys]
+        unknown = [place for place, answer in enumerate(found) if answer is None]
+        if self.cache_s is not None:
+            cache = self._cache(self.cache_s)
+            with _caches_lock:
+                for place in unknown:
+                    found[place] = cache.get(keys[place])
+            unknown = [place for place in unknown if found[place] is None]
+        for place, answer in zip(unknown, self._asked([keys[place] for place in unknown]), strict=True):
+            found[place] = answer
+        answers = [answer for answer in found if answer is not None]
+        self.known.update(zip(keys, answers, strict=True))
+        if self.cache_s is not None:
+            with _caches_lock:
+                cache.update({keys[place]: answers[place] for place in unknown})
+        return answers
+
+    def _asked(self, keys: Sequence[Key]) -> list[Answer]:
+        given = [key[0] for key in keys] if len(self.on) == 1 else list(keys)
+        if not given:
+            return []
+        if self.batch_size is None:
+            returned = self.calls.results(given)
+        else:
+            parts = [given[first : first + self.batch_size] for first in range(0, len(given), self.batch_size)]
+            answers = self.calls.results(parts)
+            returned = [each for part, its in zip(parts, answers, strict=True) for each in self._of_part(part, its)]
+        nothing = (None,) * len(self.answers)
+        return [values_of(self.call, self.answers, each) if each is not None else nothing for each in returned]
+
+    def _of_part(self, keys: Sequence[Any], returned: Any) -> Sequence[Any]:
+        if isinstance(returned, Mapping):
+            return [returned.get(key) for key in keys]
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(keys):
+            many = f" of {len(returned)}" if isinstance(returned, (list, tuple)) else ""
+            raise self.call.mistake(
+                f"the function got {len(keys)} keys, and returned a {type(returned).__name__}{many}: return a mapping of keys "
+                "to answers, or a list with an answer for each key"
+            )
+        return returned
+
+    def _cache(self, seconds: float) -> TTLCache[Key, Answer]:
+        with _caches_lock:
+            if self.calls.key not in _caches:
+                _caches[self.calls.key] = TTLCache(self.cache_size, seconds)
+            return _caches[self.calls.key]
