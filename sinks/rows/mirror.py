@@ -259,11 +259,13 @@ class _Catalog(Members):
         own = self._own
         if parts and not own.makes_in_sql_txn:
             with own.reading() as connection:
-                self._make(connection, parts)
+                self._make(connection, parts, attempt.txid)
         with own.committing(attempt) as (connection, first):
             if not first or not parts:
                 return
-            known = self._make(connection, parts) if own.makes_in_sql_txn else self._known(connection, parts)
+            known = (
+                self._make(connection, parts, attempt.txid) if own.makes_in_sql_txn else self._known(connection, parts)
+            )
             for each in parts:
                 if each.columns is not None and each.rounds is not None:
                     self._table(each.name, each.key, each.columns).apply(connection, each.rounds, attempt.txid)
@@ -290,28 +292,29 @@ class _Catalog(Members):
         rows = self._own.rows_where(connection, [_NAME, _SOURCE, _KEY, _COLUMNS], f"{_NAME} IN ({marks})", *names)
         return {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
 
-    def _make(self, connection: Any, parts: Sequence[_Part]) -> dict[str, _Entry]:
+    def _make(self, connection: Any, parts: Sequence[_Part], txid: int) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
         held, known = self._entries(connection, parts), self._known(connection, parts)
         for each in parts:
             if each.columns is None:
                 continue
             wanted, before = _Entry(each.source, each.key, _shown(each.columns)), held.get(each.name)
-            if before == wanted:
+            table = self._table(each.name, each.key, each.columns)
+            if before == wanted and table.keeps_all(connection):
                 continue
             if before is None:
                 names = self._own.rows_where(connection, [_NAME], f"{_NAME} IS NOT NULL")
                 self._check_name(each, {*held, *(name for (name,) in names)})
-            types = dict(json.loads(before.columns)) if before is not None else {}
-            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name, kind) != kind]
-            self._table(each.name, each.key, each.columns).make(connection, changed)
+            types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
+            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
+            table.make(connection, changed, txid)
             held[each.name] = wanted
         return known
 
     def _check_name(self, part: _Part, held: Collection[str]) -> None:
         name = part.name.casefold()  # some databases tell names apart by it, some do not
         others = {each.casefold() for each in held}
-        beside = {f"{each}{end}" for each in (*others, name) for end in _BESIDE}
+        beside = {f"{each}{end}" for each in (*others, name, self._own.name.casefold()) for end in _BESIDE}
         taken = name in others or name in beside or any(f"{name}{end}" in others for end in _BESIDE)
         if taken or name == self._own.name.casefold() or name.startswith("_ratchet_"):
             raise ConfigError(

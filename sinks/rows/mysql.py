@@ -125,12 +125,24 @@ class MySqlTable(MySqlStore, RowTable):
             found.append(Column(name, whole, generated="GENERATED" in made))
         return found
 
-    def _unique(self, connection: Any, columns: Sequence[str]) -> bool:
+    def _unique(self, connection: Any, table: str, columns: Sequence[str]) -> bool:
         indexes: dict[str, set[str]] = {}
-        for index, name, cut, repeated in connection.execute(_INDEXES, (self._table,)).fetchall():
+        for index, name, cut, repeated in connection.execute(_INDEXES, (table,)).fetchall():
             if not repeated:
                 indexes.setdefault(index, set()).add("" if cut or name is None else name)
         return set(columns) in indexes.values()
+
+    def _giving_key(self, connection: Any) -> str:
+        indexes = [index for index, *_ in connection.execute(_INDEXES, (self._table,)).fetchall()]
+        drop = "DROP PRIMARY KEY, " if "PRIMARY" in indexes else ""
+        return f"ALTER TABLE {self._at(self._table)} {drop}ADD PRIMARY KEY ({self._list(self._by_key().key)})"
+
+    def _giving_type(self, name: str) -> str:
+        return f"ALTER TABLE {self._at(self._table)} MODIFY {self._q(name)} {self._declared()[name]}"
+
+    def _retype_before(self, connection: Any, column: Column) -> None:
+        before = self._at(f"{self._table}_before")
+        self._run(connection, f"ALTER TABLE {before} MODIFY {self._q(column.name)} {column.kind}")
 
     def _index_stamp(self, connection: Any) -> None:
         indexes: dict[str, str] = {}

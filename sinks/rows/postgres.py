@@ -22,6 +22,7 @@ _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+_PRIMARY_KEY = "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'"
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
 _WIDENINGS = (
@@ -75,8 +76,23 @@ class PostgresTable(PostgresStore, RowTable):
     def _held_columns(self, connection: Any, table: str) -> list[Column]:
         return [Column(*row) for row in connection.execute(_COLUMNS, (qualified(self._home, table),))]
 
-    def _unique(self, connection: Any, columns: Sequence[str]) -> bool:
-        return self._is_unique(connection, qualified(self._home, self._table), columns)
+    def _unique(self, connection: Any, table: str, columns: Sequence[str]) -> bool:
+        return self._is_unique(connection, qualified(self._home, table), columns)
+
+    def _giving_key(self, connection: Any) -> str:
+        held = connection.execute(_PRIMARY_KEY, (qualified(self._home, self._table),)).fetchone()
+        drop = f"DROP CONSTRAINT {qualified('', held[0])}, " if held is not None else ""
+        return f"ALTER TABLE {self._at(self._table)} {drop}ADD PRIMARY KEY ({self._list(self._by_key().key)})"
+
+    def _giving_type(self, name: str) -> str:
+        kind, column = self._declared()[name], self._q(name)
+        return f"ALTER TABLE {self._at(self._table)} ALTER COLUMN {column} TYPE {kind} USING {column}::{kind}"
+
+    def _retype_before(self, connection: Any, column: Column) -> None:
+        before, name = self._at(f"{self._table}_before"), self._q(column.name)
+        self._run(
+            connection, f"ALTER TABLE {before} ALTER COLUMN {name} TYPE {column.kind} USING {name}::{column.kind}"
+        )
 
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
         statement = f"COPY {into} ({self._list(rows.column_names)}) FROM STDIN (FORMAT csv)"

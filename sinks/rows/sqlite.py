@@ -56,12 +56,12 @@ class SqliteTable(SqliteStore, RowTable):
         found = connection.execute("SELECT name, type, hidden FROM pragma_table_xinfo(?) WHERE hidden <> 1", (table,))
         return [Column(name, kind, generated=hidden in (2, 3)) for name, kind, hidden in found]
 
-    def _unique(self, connection: sqlite3.Connection, columns: Sequence[str]) -> bool:
-        primary = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk > 0", (self._table,))
+    def _unique(self, connection: sqlite3.Connection, table: str, columns: Sequence[str]) -> bool:
+        primary = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk > 0", (table,))
         if {name for (name,) in primary} == set(columns):
             return True
         indexes = connection.execute(
-            'SELECT name FROM pragma_index_list(?) WHERE "unique" = 1 AND partial = 0', (self._table,)
+            'SELECT name FROM pragma_index_list(?) WHERE "unique" = 1 AND partial = 0', (table,)
         ).fetchall()
         for (index,) in indexes:
             if {name for (name,) in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))} == set(
@@ -69,6 +69,17 @@ class SqliteTable(SqliteStore, RowTable):
             ):
                 return True
         return False
+
+    def _giving_key(self, connection: sqlite3.Connection) -> str:
+        key, table = self._list(self._by_key().key), self._at(self._table)
+        query = "SELECT 1 FROM pragma_table_info(?) WHERE pk > 0"
+        if connection.execute(query, (self._table,)).fetchone() is not None:
+            return f"make a table that has PRIMARY KEY ({key}), copy the rows into it, and rename it to {table}"
+        return f"CREATE UNIQUE INDEX {self._q(f'{self._table}_key')} ON {table} ({key})"
+
+    def _giving_type(self, name: str) -> str:
+        kind = self._declared()[name]
+        return f"make a table that has the column as {kind}, copy the rows into it, and rename it to {self._at(self._table)}"
 
     def _load(self, connection: sqlite3.Connection, into: str, rows: pa.Table) -> None:
         columns = [self._stored_column(*each) for each in zip(rows.columns, rows.column_names, strict=True)]

@@ -119,8 +119,16 @@ class RowTable(SqlStore, Table):
         """The columns of a table, in order; empty if there is no table."""
 
     @abstractmethod
-    def _unique(self, connection: Any, columns: Sequence[str]) -> bool:
-        """Whether a key or an index makes these columns of the table unique."""
+    def _unique(self, connection: Any, table: str, columns: Sequence[str]) -> bool:
+        """Whether a key or an index makes these columns of a table unique."""
+
+    @abstractmethod
+    def _giving_key(self, connection: Any) -> str:
+        """The statement that gives the table the declared key."""
+
+    @abstractmethod
+    def _giving_type(self, name: str) -> str:
+        """The statement that gives a column its declared type."""
 
     @abstractmethod
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
@@ -296,10 +304,10 @@ class RowTable(SqlStore, Table):
             name = (needed or missing)[0]
             advice = "" if self._changes is None or needed else "; or use on_new_column='add' or 'ignore'"
             raise ConfigError(f"{self.location} has no column {name!r}: {self._adding(name)}{advice}")
-        if self._changes is not None and not self._unique(connection, self._changes.key):
+        if self._changes is not None and not self._unique(connection, self._table, self._changes.key):
             raise ConfigError(
-                f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: ALTER TABLE "
-                f"{self._at(self._table)} ADD PRIMARY KEY ({self._list(self._changes.key)})"
+                f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: "
+                f"{self._giving_key(connection)}"
             )
 
     def _add_stamp(self, connection: Any, stamp: str) -> None:
@@ -309,7 +317,7 @@ class RowTable(SqlStore, Table):
             if self._changes is None:
                 self._index_stamp(connection)
 
-    def _create_side_tables(self, connection: Any) -> None:
+    def _create_side_tables(self, connection: Any, txid: int | None = None) -> None:
         integer, text = self.dialect.integer, self.dialect.text
         with self._creating(connection):
             self._run(
@@ -318,13 +326,13 @@ class RowTable(SqlStore, Table):
                 f"txid {integer} NOT NULL, PRIMARY KEY (state, writer)){self.side_table_options}",
             )
             if self._changes is not None:
-                self._create_before(connection)
+                self._create_before(connection, txid)
 
-    def _create_before(self, connection: Any) -> None:
+    def _create_before(self, connection: Any, txid: int | None = None) -> None:
         changes = self._by_key()
         before, integer = f"{self._table}_before", self.dialect.integer
         columns = [each for each in self._held_columns(connection, self._table) if not each.generated]
-        found = {each.name for each in self._held_columns(connection, before)}
+        found = self._fitting_before(connection, columns, txid)
         if not found:
             kinds = ", ".join(f"{self._q(each.name)} {each.kind}" for each in columns)
             self._run(
@@ -344,6 +352,35 @@ class RowTable(SqlStore, Table):
                 f"CREATE TABLE IF NOT EXISTS {self._at(f'{self._table}_deleted')} ({named}, {TXID} {integer} NOT NULL, "
                 f"PRIMARY KEY ({self._list(changes.key)}, {TXID})){self.side_table_options}",
             )
+
+    def _fitting_before(self, connection: Any, columns: Sequence[Column], txid: int | None) -> set[str]:
+        """The columns of ``<table>_before``; none if there is no such table. One that does not fit
+        the table, because somebody has changed the table's key or types, is removed if it is empty,
+        and else changed. ``txid``: of the transaction under way; rows from before an earlier one
+        are not needed."""
+        before, key = f"{self._table}_before", self._by_key().key
+        held = {each.name: each.kind.removesuffix(" NULL") for each in self._held_columns(connection, before)}
+        shared = [each for each in columns if each.name in held]
+        other = [each for each in shared if held[each.name] != each.kind.removesuffix(" NULL")]
+        same_key = not held or self._unique(connection, before, key)
+        if same_key and not other:
+            return set(held)
+        if txid is not None:
+            self._run(connection, f"DELETE FROM {self._at(before)} WHERE {TXID} < {txid:d}")
+        if self._run(connection, f"SELECT 1 FROM {self._at(before)} LIMIT 1").fetchone() is None:
+            self._run(connection, f"DROP TABLE {self._at(before)}")
+            return set()
+        if not same_key:
+            raise ConfigError(
+                f"{self.location} has another key than {before!r}, which can put its last transaction back: when that is "
+                f"committed in the topology, DROP TABLE {self._at(before)}"
+            )
+        for each in other:
+            self._retype_before(connection, each)
+        return set(held)
+
+    def _retype_before(self, connection: Any, column: Column) -> None:
+        """Give a column of ``<table>_before`` the type that it has in the table."""
 
     def _missing_kinds(self, held: Sequence[Column]) -> dict[str, str]:
         names = {each.name for each in held}
@@ -410,6 +447,8 @@ class RowTable(SqlStore, Table):
         changes = self._by_key()
         before = self._at(f"{self._table}_before")
         of_txid = f"{before}.{TXID} = {txid:d}"
+        if self._run(connection, f"SELECT 1 FROM {before} WHERE {of_txid} LIMIT 1").fetchone() is None:
+            return 0  # somebody may have given the table another key in the meantime
         count = self._delete(connection, before, f"{of_txid} AND {before}.{EXISTED} = 0")
         found = {each.name for each in self._held_columns(connection, f"{self._table}_before")}
         columns = [
@@ -508,27 +547,34 @@ class RowTable(SqlStore, Table):
             self._apply(connection, each, names, copied, txid)
 
     def _copied(self, connection: Any) -> list[str]:
-        """The columns of rows from before."""
-        before = self._held_columns(connection, f"{self._table}_before")
-        return [each.name for each in before if each.name not in (TXID, EXISTED)]
+        """The columns of rows from before that the table has, too."""
+        held = {each.name for each in self._held_columns(connection, self._table)}
+        return [each.name for each in self._held_columns(connection, f"{self._table}_before") if each.name in held]
 
-    def make(self, connection: Any, changed: Iterable[str] = ()) -> None:
+    def keeps_all(self, connection: Any) -> bool:
+        """Whether the rows from before have all columns of the table. Somebody may have added some
+        by hand."""
+        held = {each.name for each in self._held_columns(connection, self._table) if not each.generated}
+        return held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}
+
+    def make(self, connection: Any, changed: Iterable[str], txid: int) -> None:
         """Create the table if there is none; else check it, and change it as ``on_new_column``
-        allows. ``changed``: the columns whose declared type is another one than before. Raises
-        ``ConfigError`` for one that the table does not hold."""
+        allows. ``changed``: the columns whose declared type is another one than before. ``txid``:
+        of the transaction under way. Raises ``ConfigError`` for a column that does not hold its
+        declared type."""
         columns = self._held_columns(connection, self._table)
         if columns:
             self._check_columns(connection, columns)
         self._create_or_stamp(connection, columns)
-        self._create_side_tables(connection)
+        self._create_side_tables(connection, txid)
         self._fit(connection)
         kinds = {each.name: each.kind for each in self._held_columns(connection, self._table)}
-        for name in changed:
+        for name in {each.name for each in columns}.intersection(changed):
             declared = self._declared()[name]
             if not _holds(kinds[name].casefold(), declared.casefold()):
                 raise ConfigError(
                     f"{self.location}: column {name!r} of the source is {declared} now, and that of the table is "
-                    f"{kinds[name]}: change it there, too"
+                    f"{kinds[name].replace('%%', '%')}: {self._giving_type(name)}"
                 )
 
     def empty(self, connection: Any, txid: int) -> None:

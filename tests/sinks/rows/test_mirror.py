@@ -244,6 +244,81 @@ def test_the_mirror_holds_what_the_source_holds(tmp_path_factory: Any, drawn: An
             assert (rows(database, table, names) if made else []) == sorted(held.values(), key=repr)
 
 
+NUMBER = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+PRICE = {**NUMBER, "parameters": {"scale": "2", "connect.decimal.precision": "6"}}
+PAIRS = {"id": INT, "part": INT, "name": TEXT}
+
+
+@pytest.mark.parametrize(("old", "new"), [(PRICE, {"type": "double"}), (INT, TEXT), (TEXT, INT)])
+def test_a_column_that_comes_back_with_another_type_is_named(database: Database, old: Any, new: Any) -> None:
+    writer = Writer(database)
+    writer.commit(1, [change_record("people", {"id": INT, "value": old}, "c", {"id": 1, "value": None})])
+    writer.commit(2, [change_record("people", {"id": INT}, "c", {"id": 2})])
+    with pytest.raises(ConfigError, match="column 'value' of the source is .* now, and that of the table is"):
+        writer.begin(3, [change_record("people", {"id": INT, "value": new}, "c", {"id": 3, "value": None})])
+
+
+def obey(database: Database, advice: str) -> None:
+    """Do what the last line of a pipeline advises."""
+    if isinstance(database, SqliteDatabase):
+        table = advice.rpartition("rename it to ")[2]
+        ((made,),) = database.run("SELECT sql FROM sqlite_master WHERE name = 'people'")
+        for old, new in (('PRIMARY KEY ("id")', 'PRIMARY KEY ("id", "part")'), ('"name" INTEGER', '"name" TEXT')):
+            made = made.replace(old, new) if new.rpartition('"name" ')[2] in advice else made
+        database.run(f"ALTER TABLE {table} RENAME TO old")
+        database.run(made)
+        database.run(f"INSERT INTO {table} SELECT * FROM old")
+        database.run("DROP TABLE old")
+    else:
+        database.run("ALTER TABLE " + advice.rpartition("ALTER TABLE ")[2])
+
+
+def test_what_is_advised_about_a_type_helps(database: Database) -> None:
+    def number(value: Any, kind: Any = INT) -> Record:
+        return change_record("people", {"id": INT, "name": kind}, "u", {"id": 1, "name": value})
+
+    writer = Writer(database)
+    writer.commit(1, [number(1)])
+    writer.commit(2, [number(2)])
+    with pytest.raises(ConfigError) as told:
+        writer.begin(3, [number("x", TEXT)])
+    obey(database, str(told.value))
+    writer = Writer(database)
+    writer.begin(3, [number("x", TEXT)], 2)
+    writer.begin(3, [number("y", TEXT)], 3)
+    writer.commit(3, [], 4)
+    assert rows(database) == [(1, "2")]
+
+
+def test_what_is_advised_about_a_key_helps(database: Database) -> None:
+    def pair(key: int, part: int, *by: str, op: str = "c") -> Record:
+        return change_record("people", PAIRS, op, {"id": key, "part": part, "name": "a"}, key=by or ("id", "part"))
+
+    writer = Writer(database)
+    writer.commit(1, [pair(1, 1, "id")])
+    with pytest.raises(ConfigError) as told:
+        writer.begin(2, [pair(1, 2)])
+    obey(database, str(told.value))
+    writer = Writer(database)
+    writer.commit(2, [pair(1, 2)], 2)
+    writer.begin(3, [pair(1, 1, op="d"), pair(1, 2, op="d")])
+    writer.commit(3, [], 2)
+    assert rows(database, columns="id, part") == [(1, 1), (1, 2)]
+
+
+def test_columns_of_the_copy_may_be_added_and_dropped_by_hand(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann", note="x")])
+    writer.commit(2, [put("people", 2, "bo")])
+    database.run("ALTER TABLE people DROP COLUMN note")
+    database.run(f"ALTER TABLE people ADD COLUMN tag {'varchar(9)' if isinstance(database, MySqlDatabase) else 'text'}")
+    database.run("UPDATE people SET tag = 'mine'")
+    writer.commit(3, [put("people", 2, "bob")])
+    writer.begin(4, [delete("people", 1), truncate("people")])
+    writer.commit(4, [], 2)
+    assert rows(database, columns="id, name, tag") == [(1, "ann", "mine"), (2, "bob", "mine")]
+
+
 def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
     database = SqliteDatabase(tmp_path / "copy.db")
     writer = Writer(database)
@@ -268,7 +343,8 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
             "column 'name' of the source is",
         ),
         (put("ratchet_mirror", 1), "cannot be called 'ratchet_mirror'"),
-        (change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, key=["id", "name"]), "ADD PRIMARY KEY"),
+        (put("ratchet_mirror_before", 1), "cannot be called 'ratchet_mirror_before'"),
+        (change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, key=["id", "name"]), "PRIMARY KEY"),
     ):
         header = opened(writer.table, 2, writer.table.read_header().open.attempt_id + 1)  # type: ignore[union-attr]
         writer.fill(granted(header), [record])
