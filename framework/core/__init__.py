@@ -1,2 +1,2 @@
-"""Core topologies: tuples with ackers, rounds, tasks that live from round to round, and checkpoints
+"""Core topologies: tuples tracked by ackers, rounds, tasks that live across rounds, and checkpoints
 of their state."""

@@ -1,4 +1,5 @@
-"""A task of the acker: the trees that it tracks, and what it decides about them."""
+"""The task of one acker: the tuple trees that it tracks, and the decisions that it makes about
+them."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
 class AckerTask:
     """The task of one acker. It reports each decision in the round in which it decides.
 
-    Invariant: what a task says of a round is applied once, and after that nothing that the task
-    said of an earlier round. A tree that misses something for that reason times out; if something
-    were applied twice, an incomplete tree could pass for complete. What is said of rounds before
-    ``first_round`` is not applied either: nobody tracks those trees any more."""
+    Invariant: an acker applies each task's report on a round at most once, and in the order of the
+    rounds. A report that comes late is dropped, and so is any report on a round before
+    ``first_round``, whose trees no acker tracks any more. A dropped report makes its tree time out.
+    Applying a report twice could make an incomplete tree look complete."""
 
     def __init__(self, number: int, first_round: int) -> None:
         self._number = number
         self._before = first_round - 1
         self._heard: dict[tuple[int, int], int] = {}  # task -> its last round that was applied
-        # What was decided, and not told yet.
+        # Decided, not yet reported to the spouts.
         self._completed: list[Ids] = []
         self._failed: list[Ids] = []
         self._expired: list[Ids] = []
@@ -63,22 +64,21 @@ class AckerTask:
         return [*passing, (0, decisions)]
 
     def throw_away(self) -> None:
-        """Keep what was decided: the next round tells it, because the spouts have not heard of
-        it."""
+        """Keep the decisions: the spouts have not received them, so the next round reports them."""
 
     def close(self) -> None:
         """Nothing to release."""
 
     def _with_shared(self, round_: Round) -> Roots:
-        """The trees with an open tuple that is part of several trees; asked when trees may time
-        out."""
+        """The trees with an open tuple that is part of several trees. Reported only when trees may
+        time out."""
         if not round_.rotates or not self._shared:
             return Roots()
         self._shared = {root: value for root, value in self._shared.items() if self._acker.value(root) is not None}
         return Roots.of(self._shared)
 
     def _apply(self, parts: Sequence[LedgerPart]) -> set[int]:
-        """Apply what tasks say. Returns the trees whose timeout starts anew."""
+        """Apply the reports of tasks. Returns the trees whose timeout restarts."""
         decided = self._acker.apply(
             born=np.concatenate([part.born for part in parts]),
             roots=np.concatenate([part.roots for part in parts]),
@@ -97,7 +97,7 @@ class AckerTask:
 
 
 def _told(decided: list[Ids]) -> Roots:
-    """All of what was decided, which is told now."""
+    """Take everything that was decided, and empty the list."""
     roots = Roots.of(np.concatenate([NO_IDS, *decided]))
     decided.clear()
     return roots

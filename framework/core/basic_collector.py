@@ -1,4 +1,4 @@
-"""The collector of a basic bolt, and the rows that a basic bolt executes one after the other."""
+"""The collector of a basic bolt, and the rows of a batch that a basic bolt executes one by one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from framework.execution.plan import Edge
 from framework.topology import DEFAULT_STREAM, Fields
 from framework.topology.tuples import plain_class, rows_of
 
-#: The width of no row: of what ``emit`` takes when the rows that it was made for are over.
+#: Replaces the row width in an ``emit`` function whose batch is over, so that no row fits and every
+#: call goes to the collector.
 _OVER = -1
 
 
 class Rows:
-    """The rows of a batch, and how many of them were taken. ``roots``: the tree that each row is
-    part of, or ``NO_TREE``. ``edges``: the ids of the edges that they came on. ``untaken``: the
-    values of the others."""
+    """The rows of a batch, and how many of them were executed.
+
+    * ``roots``: the tree that each row is part of, or ``NO_TREE``.
+    * ``edges``: the ids of the edges on which the rows arrived.
+    * ``untaken``: the values of the rows that are not executed yet."""
 
     def __init__(self, batch: pa.RecordBatch, fields: Fields, edge: Edge) -> None:
         self.made = plain_class(fields, edge.source, edge.stream)
@@ -36,7 +39,7 @@ class Rows:
         self.taken = 0
 
     def take(self) -> None:
-        """Note that one more was executed."""
+        """Count one more row as executed."""
         self.taken += 1
 
     def __len__(self) -> int:
@@ -44,8 +47,8 @@ class Rows:
 
 
 class BasicCollector:
-    """Anchors what is emitted to the tuple that is being executed: a single one (``roots``), or the
-    rows of a batch in turn (``over``). ``report``: shows an error."""
+    """Anchors emitted rows to the tuple that is being executed: to a single tuple (``roots``), or
+    to each row of a batch in turn (``over``). ``report``: shows an error."""
 
     def __init__(self, out: Outflow, surroundings: Surroundings, report: Callable[[BaseException], None]) -> None:
         self._out = out
@@ -64,7 +67,8 @@ class BasicCollector:
         self._roots = roots
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        if "emit" in vars(self):  # a bolt has kept this method, and rows are executed now
+        # the bolt kept a reference to this method, and a batch is being executed
+        if "emit" in vars(self):
             self.emit(values, stream)
         else:
             self._emit(values, stream)
@@ -82,12 +86,13 @@ class BasicCollector:
 
     @contextlib.contextmanager
     def over(self, rows: Rows) -> Iterator[Callable[[], None]]:
-        """Anchor to the rows of a batch, from the first that is not taken. Yields what to call
-        after each row: then it is taken.
+        """Anchor to the rows of a batch, starting with the first that is not executed. Yields a
+        function; call it after each row to mark the row as executed.
 
-        Meanwhile ``emit`` is a function that knows the default stream, where nearly all rows go. It
-        notes no roots: they follow from how many rows there were after each row of the batch. A
-        bolt may keep it, as it may keep the method: whichever is called later does the same."""
+        Meanwhile ``emit`` is replaced by a faster function for the default stream, which carries
+        nearly all rows. It records no roots per row: they follow from the number of values emitted
+        for each row of the batch. A bolt may keep a reference to either function; both do the same
+        at any time."""
         self._rows = rows
         next_row, end = rows.take, _nothing
         if self._out.takes_rows(DEFAULT_STREAM):
@@ -105,7 +110,7 @@ class BasicCollector:
         self._out.emit(values, self.roots, stream, None)
 
     def _emit_of(self, made: _MadeOfRows) -> tuple[Callable[..., None], Callable[[], None]]:
-        """The function ``emit`` over rows, and what to call when they are over."""
+        """Return the fast ``emit`` for a batch, and a function to call when the batch is over."""
         other, thread = self._emit, self._surroundings.thread
         width, kept = made.unsent.width, made.unsent.values
         keep, most, checked = kept.extend, width * BUFFERED_ROWS_MAX, self._out.checked
@@ -141,8 +146,8 @@ def _nothing() -> None: ...
 
 
 class _MadeOfRows:
-    """The rows of the default stream that are emitted for the rows of a batch. ``unsent``: those
-    that are not sent yet."""
+    """The rows of the default stream that are emitted for the rows of a batch. ``unsent``: the
+    emitted rows that are not sent yet."""
 
     def __init__(self, out: Outflow, rows: Rows) -> None:
         self._out = out
@@ -152,15 +157,17 @@ class _MadeOfRows:
     def _begin(self) -> None:
         self.unsent = self._out.unsent(DEFAULT_STREAM)
         self._first = self._rows.taken
-        self._ends = [len(self.unsent.values)]  # how many values there are before the first row, and after each
+        # number of values before the first row and after each row
+        self._ends = [len(self.unsent.values)]
 
     def next_row(self) -> None:
         self._rows.taken += 1
         self._ends.append(len(self.unsent.values))
 
     def anchor(self) -> None:
-        """Give what was emitted since the last time its roots."""
-        ends = [*self._ends, len(self.unsent.values)]  # the last is of the row that is being executed
+        """Assign roots to the rows that were emitted since the last call."""
+        # the last entry is for the row that is being executed
+        ends = [*self._ends, len(self.unsent.values)]
         counts = np.diff(ends) // self.unsent.width
         if counts.any():
             which = np.repeat(np.arange(self._first, self._first + len(counts)), counts)
@@ -168,7 +175,7 @@ class _MadeOfRows:
         self._begin()
 
     def send(self) -> None:
-        """Send what was emitted until now. Raises the error of rows that cannot be sent."""
+        """Send the rows that were emitted so far. Raises the error of rows that cannot be sent."""
         self.anchor()
         try:
             self._out.flush_stream(DEFAULT_STREAM)

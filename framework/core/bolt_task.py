@@ -1,4 +1,4 @@
-"""The task of a bolt, rich or basic, which lives from round to round."""
+"""The task of a rich or basic bolt, which lives across rounds."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def tuples_of(batch: pa.RecordBatch, fields: Fields, edge: Edge) -> Iterator[Anc
 
 
 class Inbox:
-    """The tuples that have come to a bolt task and are not executed yet, in the order of
-    arrival. ``expect``: hears of each batch before its first tuple is taken."""
+    """The tuples that have arrived at a bolt task and are not executed yet, in order of arrival.
+    ``expect``: called with each batch before its first tuple is taken."""
 
     def __init__(self, expect: Callable[[Edge, pa.RecordBatch], None]) -> None:
         self._expect = expect
@@ -52,22 +52,23 @@ class Inbox:
         self._later += batch.num_rows
 
     def take(self) -> AnchoredTuple:
-        """The tuple that has waited longest."""
-        while not self._first:  # rows become tuples batch by batch: as rows they need less memory
+        """Remove and return the oldest tuple."""
+        # convert batch by batch: rows in Arrow form need less memory than tuples
+        while not self._first:
             edge, fields, batch = self._next()
             self._first.extend(tuples_of(batch, fields, edge))
         return self._first.popleft()
 
     def rows(self) -> Rows | None:
-        """What has waited longest, where each of these rows is part of one tree, or of none. The
-        caller takes some of them. None where they are not: then ``take`` has them."""
+        """The oldest rows, if each of them is part of at most one tree; the caller takes some of
+        them. None otherwise: call ``take``."""
         if not self._rows and not self._first and self._batches and at_most_one(self._batches[0][2].column(ROOTS)):
             edge, fields, batch = self._next()
             self._rows = Rows(batch, fields, edge)
         return self._rows or None
 
     def roots(self) -> Iterator[int]:
-        """The roots of the trees that these tuples are part of."""
+        """The roots of the trees that the waiting tuples are part of."""
         for tup in self._first:
             yield from tup.roots
         if self._rows is not None:
@@ -126,7 +127,8 @@ class BoltCollector:
             self._bolt.report(error)
 
     def _roots(self, anchors: Anchors) -> Sequence[int]:
-        """The roots of what is emitted now. The acks of its anchors will be bound to it."""
+        """The roots for the row that is emitted now. Binds the acks of the anchors to this
+        emission."""
         found = _received(anchors)
         for each in found:
             self._bolt.bind(each)
@@ -136,7 +138,7 @@ class BoltCollector:
 
 
 def _received(anchors: Anchors) -> Sequence[AnchoredTuple]:
-    """The anchors, each of which a bolt must have received."""
+    """Check that the bolt received each of the anchors, and return them."""
     if anchors is None:
         return ()
     return [received(each) for each in ((anchors,) if isinstance(anchors, Tuple) else anchors)]
@@ -184,21 +186,22 @@ class BoltTask(ComponentTask):
             self.acked(found)
 
     def settle(self, tup: AnchoredTuple) -> bool:
-        """Note that the bolt has acked or failed the tuple. Returns False when it had done so
-        before."""
+        """Mark the tuple as acked or failed. Returns False when it was marked before."""
         if tup.settled:
             return False
         tup.settled = True
         return True
 
     def bind(self, tup: AnchoredTuple) -> None:
-        """Bind the ack of a tuple to what is emitted now. The ack may come rounds later, and the
-        outcome with the emission may be lost. So a random number goes with the outcome, once per
-        tuple, and goes with the ack once more: without the first, the tree cannot seem complete."""
+        """Bind the ack of a tuple to the rows that are emitted now.
+
+        The ack may follow many rounds later, and the outcome that carries the rows may be lost in
+        between. So a random number is XORed into the tree twice: once with this outcome, once with
+        the ack. If the outcome is lost, the tree cannot look complete."""
         outcome = self.outcome
         if tup.settled or tup.bound_to == outcome.serial:
             return
-        number = randbits(64)  # by a generator that user code cannot seed
+        number = randbits(64)  # from a generator that user code cannot seed
         tup.edge ^= number
         tup.bound_to = outcome.serial
         outcome.ledger.bound(tup.roots, number)
@@ -209,20 +212,22 @@ class BoltTask(ComponentTask):
         self.outcome.ledger.failed(tup.roots)
 
     def raised(self, tup: AnchoredTuple, error: BaseException) -> None:
-        """The bolt has raised for a tuple, which fails unless it was acked before."""
+        """Handle an error that the bolt raised for a tuple: the tuple fails unless it was acked
+        before."""
         with self._surroundings.lock:
             if self.settle(tup):
                 self.fail(tup)
             self._blame(tup.roots, error)
 
     def _blame(self, roots: Sequence[int], error: BaseException) -> None:
-        """The tuple is to blame, unless something did not answer, or the error is of rows that
-        other tuples may have been made into."""
+        """Blame the tuple, unless the cause is an external system that does not answer, or rows
+        that cannot be sent and may have been emitted for other tuples."""
         if not (isinstance(error, RetryableError) or self.out.failed):
             self.outcome.blame(roots)
 
     def is_fatal(self, error: BaseException, kind: ErrorKind) -> bool:
-        """A bad record is none where records are given up: its failures are counted."""
+        """When spouts give up records, a bad record is not fatal: its failures are counted
+        instead."""
         counts = kind is ErrorKind.DIED and isinstance(error, BadRecordError) and self._surroundings.blames
         return not counts and super().is_fatal(error, kind)
 
@@ -236,7 +241,7 @@ class BoltTask(ComponentTask):
         self._inbox.put(edge, fields, batch)
 
     def expect(self, edge: Edge, batch: pa.RecordBatch) -> None:
-        """Hear which rows are executed next."""
+        """Called with the rows that are executed next."""
 
     @property
     def waiting(self) -> int:
@@ -246,9 +251,8 @@ class BoltTask(ComponentTask):
         return self._inbox.roots()
 
     def work(self, budget: Budget) -> None:
-        """Execute what waits, as far as the budget allows. An error ends the instance and fails the
-        tuple; the next tuple gets a new instance. While a new instance cannot start, everything
-        waits."""
+        """Execute waiting tuples within the budget. An error ends the instance and fails the tuple;
+        the next tuple gets a new instance. While no new instance can start, all tuples wait."""
         while self._inbox:
             bolt = self.instance()
             if bolt is None or not budget.goes_on():
@@ -286,11 +290,11 @@ class BoltTask(ComponentTask):
         return ()
 
     def roots_for(self, tup: AnchoredTuple) -> Sequence[int]:
-        """The roots of the trees that a row is part of that is anchored to a tuple."""
+        """The roots for a row that is anchored to this tuple."""
         return tup.roots or self.roots_of_nothing()
 
     def roots_of_nothing(self) -> Sequence[int]:
-        """The roots of the trees that a row without anchors is part of."""
+        """The roots for a row without anchors."""
         return ()
 
     def _tick_due_in(self) -> float | None:
@@ -298,7 +302,7 @@ class BoltTask(ComponentTask):
         return self._ticked_at + self._tick_s - self._surroundings.clock() if self._tick_s is not None else None
 
     def _taken(self, budget: Budget) -> Iterator[AnchoredTuple]:
-        """What waits, as far as the budget allows: one tuple at least."""
+        """Take waiting tuples within the budget, at least one."""
         yield self._inbox.take()
         while self._inbox and self._inbox.rows() is None and budget.goes_on():
             yield self._inbox.take()
@@ -315,8 +319,8 @@ class BoltTask(ComponentTask):
             self.died(error)
 
     def _execute_basic(self, bolt: BaseBasicBolt, tuples: Iterable[AnchoredTuple]) -> None:
-        """Execute tuples, and ack each. An error ends the instance; the tuples after it are not
-        asked for."""
+        """Execute tuples, and ack each. An error ends the instance and stops the iteration; the
+        remaining tuples stay in the inbox."""
         execute, collector, ledger = bolt.execute, self._basic, self.outcome.ledger
         executed = acked = 0
         for tup in tuples:
@@ -339,9 +343,8 @@ class BoltTask(ComponentTask):
         self.counts.acked += acked
 
     def _execute_rows(self, bolt: BaseBasicBolt, rows: Rows, budget: Budget) -> None:
-        """Execute the rows of a batch, as far as the budget allows, one at least, and ack them.
-        What is said of their trees is said in columns. An error ends the instance, and the rows
-        after it stay."""
+        """Execute and ack rows of a batch within the budget, at least one. The ledger gets their
+        acks as columns. An error ends the instance, and the remaining rows stay in the inbox."""
         execute, collector, made = bolt.execute, self._basic, rows.made
         new, clock, until = made.__new__, budget.clock, budget.until
         first, failed = rows.taken, []
@@ -366,10 +369,10 @@ class BoltTask(ComponentTask):
                     break
         self._settle_rows(rows, first, failed)
         if raised is not None:
-            self.died(raised)  # what it emits now is not anchored to a row
+            self.died(raised)  # rows that it emits from here on are not anchored
 
     def _settle_rows(self, rows: Rows, first: int, failed: Sequence[int]) -> None:
-        """Ack the rows that were taken from ``first`` on, except those that failed."""
+        """Ack the rows that were executed since ``first``, except those that failed."""
         roots, edges = rows.roots[first : rows.taken], rows.edges[first : rows.taken]
         counts, ledger = self.counts, self.outcome.ledger
         counts.executed += len(roots)

@@ -1,10 +1,10 @@
-"""The protocol of checkpoints: what the next round has to do for the states, and what follows from
-its result.
+"""The checkpoint protocol: decides what the next round does for the states, and evaluates its
+result.
 
 A pure state machine. It has no thread, clock or I/O, except ``save``, the port through which its
-record becomes durable. It does what Storm's checkpoint spout does, but lives where the rounds are
-made. A round passes through all components, level by level. So its marker reaches each task after
-everything that was emitted before it, on all of the task's inputs.
+record becomes durable. It plays the role of Storm's checkpoint spout, but runs in the driver, which
+makes the rounds. A round passes through all components, level by level. So its marker reaches each
+task after everything that was emitted before the marker, on all of the task's inputs.
 
 Phases, as in ``org.apache.storm.spout.CheckPointState``::
 
@@ -14,18 +14,18 @@ Phases, as in ``org.apache.storm.spout.CheckPointState``::
 
 Invariants:
 
-1. An id is used for one checkpoint only: it is saved before the first task prepares it. So is the
-   number of a layout, before the first task uses it.
+1. An id belongs to one checkpoint only: it is saved before the first task prepares that checkpoint.
+   The number of a layout is likewise saved before the first task uses it.
 2. ``COMMITTING`` is saved, with the positions of the spouts, when every task has prepared, and
    before any task commits.
 3. Nothing is processed between a failure and the recovery that follows it.
-4. Exactly-once: no spout gives anything before a checkpoint holds where its input begins (C35).
-   When a checkpoint is prepared, every emitted tree is complete, and no new one is emitted before
-   the round has passed: the states hold exactly the input up to the positions. After any failure,
+4. Exactly-once: no spout emits before a checkpoint holds the position where its input begins (C35).
+   When a checkpoint is prepared, every emitted tree is complete, and no new tree begins before the
+   round has passed: the states hold exactly the input up to the positions. After any failure,
    states and spouts go back to the last checkpoint together.
-5. Exactly-once: a record that has failed more often than its spout retries it is given up. Every
-   spout task knows that before it gives anything, and the record says so before. It says so until a
-   checkpoint holds what became of the record.
+5. Exactly-once: a source record that has failed more often than its spout retries it is given up.
+   The checkpoint record says so first, then every spout task learns it, and only then do spouts
+   emit. The entry stays until a checkpoint covers the source record.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from framework.shapes import check_fields
 from framework.topology.stateful import StateSize
 
 FORMAT = 1
-#: The most records whose failures are counted at a time. Where more fail, it is no matter of single
-#: records.
+#: The most records whose failures are counted at a time. If more fail, single records are not the
+#: cause.
 SUSPECTS_MAX = 1_000
-#: The longest name that is kept of a record.
+#: The longest record name that is kept, in characters.
 _NAME_MAX = 500
 _LAYOUTS = ("layouts", "assigned", "pending_layouts")
 _NOTHING_PENDING: dict[str, Any] = {
@@ -62,7 +62,8 @@ Suspects = Mapping[str, Mapping[str, int]]
 
 
 def name_of(message_id: Any) -> str | None:
-    """The name of a record, by its message id; None where the id is none that can be kept."""
+    """The name of a record, made from its message id; None when the id has no JSON form or is too
+    long."""
     try:
         name = None if message_id is None else json.dumps(message_id, sort_keys=True)
     except (TypeError, ValueError):
@@ -71,18 +72,20 @@ def name_of(message_id: Any) -> str | None:
 
 
 class CheckpointAction(Enum):
-    """What a checkpoint asks of a task."""
+    """The action that a checkpoint asks of a task."""
 
-    RECOVER = "recover"  # begin again from what is committed
+    RECOVER = "recover"  # restart from the committed checkpoint
     PREPARE = "prepare"
     COMMIT = "commit"
 
 
 class Layout(NamedTuple):
-    """Which namespaces a component's state is in: those of layout ``number``, one for each of its
-    ``tasks``. ``ttl_s``: how long values live there, 0 for ever. ``grouping``: how tuples are
-    divided among the tasks. Both are None in records of earlier versions, which did not keep
-    them."""
+    """The namespaces that hold a component's state: one per task, under a layout number.
+
+    * ``ttl_s``: how long values live, in seconds; 0 for ever.
+    * ``grouping``: how tuples are divided among the tasks.
+
+    Both are None in records of earlier versions, which did not keep them."""
 
     number: int
     tasks: int
@@ -90,36 +93,44 @@ class Layout(NamedTuple):
     grouping: str | None = None
 
     def ttl_of(self, bolt: Any) -> float:
-        """How long values live in it, 0 for ever. ``bolt``: the bolt whose layout it is; its
-        ``state_ttl_s`` counts when the record does not say."""
+        """How long values live in this layout, in seconds; 0 for ever. ``bolt``: the bolt whose
+        layout this is; its ``state_ttl_s`` applies when the record has no value."""
         found: float | None = bolt.state_ttl_s if self.ttl_s is None else self.ttl_s
         return found or 0.0
 
     def fits(self, other: Layout) -> bool:
-        """Whether tasks of the other layout can go on in the namespaces of this one. They cannot
-        where values live longer now: some that have expired may still be stored. Nor where values
-        live for ever in one of the two: only values that expire are stored with a time."""
+        """Whether tasks of the other layout can keep the namespaces of this one. They cannot when
+        values live longer in the other layout, because expired values may still be stored. Nor can
+        they when values live for ever in exactly one of the two, because only values that expire
+        are stored with a time."""
         ttl_s = other.ttl_s or 0.0
         return self.tasks == other.tasks and (self.ttl_s is None or self.ttl_s == ttl_s or 0 < ttl_s < self.ttl_s)
 
     def brought_as(self, other: Layout) -> bool:
-        """Whether tuples are divided among the tasks of the other layout as among those of this
-        one. Where one of them has a single task, the grouping does not matter."""
+        """Whether both layouts divide tuples among tasks in the same way. With a single task in
+        either, the grouping does not matter."""
         return min(self.tasks, other.tasks) == 1 or self.grouping in (None, other.grouping)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMarker:
-    """What a round carries to every task. ``txid``: the checkpoint concerned; in a recovery, the
-    one to go back to. ``prepared``: that one may be only prepared, and must then be committed.
-    ``upto``: the highest id ever used. ``layouts``: component -> number of its layout. ``known``:
-    components whose state is part of the checkpoint; the others begin empty. ``positions``: where
-    spouts go back to. ``exact``: all spouts go back; otherwise only new instances do.
-    ``forgotten``: spouts that begin anew if they have no position. ``durable``: what is committed
-    survives its process. ``failed``: trees of spouts whose records are asked for. ``suspects``:
-    spout -> records that have failed, and are to come again; True for one that is given up.
-    ``gives_up``: whether any spout gives records up. ``few``: the most records that a spout task
-    names in a recovery; others are named when they fail again."""
+    """The part of a round that concerns a checkpoint. Every task gets it.
+
+    * ``txid``: the checkpoint; in a recovery, the checkpoint to go back to.
+    * ``prepared``: the checkpoint may be prepared only, and must then be committed.
+    * ``upto``: the highest id ever used.
+    * ``layouts``: component -> number of its layout.
+    * ``known``: components whose state is part of the checkpoint; the others begin empty.
+    * ``positions``: where spouts go back to.
+    * ``exact``: all spouts go back; otherwise only new instances do.
+    * ``forgotten``: spouts that restart from the beginning of their input if they have no position.
+    * ``durable``: committed state survives its process.
+    * ``failed``: trees whose source records the driver asks the spouts for.
+    * ``suspects``: spout -> records that have failed and will be emitted again; True: the record is
+      given up.
+    * ``gives_up``: whether any spout gives up records.
+    * ``few``: the most records that a spout task names in a recovery; others are named when they
+      fail again."""
 
     action: CheckpointAction
     txid: int
@@ -139,10 +150,13 @@ class CheckpointMarker:
 
 
 class CheckpointReport(NamedTuple):
-    """What a task says after a round with a marker. ``txid``: the checkpoint that its state has;
-    None when the state does not know. ``position``: of a spout that can go back. ``size``: of a
-    state that has committed, and knows. ``failed``: in a recovery, the records of the trees that it
-    asks for. ``passed``: the suspects that this spout task has emitted, or given up."""
+    """A task's report after a round with a marker.
+
+    * ``txid``: the checkpoint that its state holds; None when the state does not know.
+    * ``position``: of a spout that can go back.
+    * ``size``: of a state that has committed and knows its size.
+    * ``failed``: in a recovery, the source records of the trees that the driver asked for.
+    * ``passed``: the suspects that this spout task has emitted or given up."""
 
     component_id: str
     task: int
@@ -154,7 +168,7 @@ class CheckpointReport(NamedTuple):
 
 
 def other_store(component_id: str, task: int, txid: int, expected: int) -> CorruptStateError:
-    """The error for a state that does not hold the checkpoint that the record names."""
+    """Make the error for a state that does not hold the checkpoint that the record names."""
     return CorruptStateError(
         f"the state of {component_id}[{task}] holds checkpoint {txid}, and the record of this topology says {expected}: its store "
         "was emptied, restored or replaced; restore it, or give the topology another id"
@@ -163,15 +177,22 @@ def other_store(component_id: str, task: int, txid: int, expected: int) -> Corru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """What is durable. ``txid``: the last committed checkpoint. ``positions``: its positions of the
-    spouts; None when there is no checkpoint, or spouts cannot go back. ``pending``: the next
-    checkpoint, once begun. ``pending_layouts``: of the components that take part in it.
-    ``prepared``: all tasks have prepared it, at ``pending_positions``. ``layouts``: of the
-    components that were part of ``txid``. ``assigned``: of all components of the topology.
-    ``last``: the highest id ever used. ``base``: the positions at which the run began, for states
-    that do not survive. ``forgotten``: spouts whose positions were forgotten on request, and that
-    have no new ones yet. ``suspects``: the records after ``txid`` that have failed, those that
-    failed last at the end. ``pending_passed``: those of them that are before what is prepared."""
+    """The durable record of a topology's checkpoints.
+
+    * ``txid``: the last committed checkpoint.
+    * ``positions``: the spouts' positions at ``txid``; None without a checkpoint, or when spouts
+      cannot go back.
+    * ``pending``: the next checkpoint, once begun.
+    * ``pending_layouts``: of the components that take part in ``pending``.
+    * ``prepared``: all tasks have prepared ``pending``, at ``pending_positions``.
+    * ``layouts``: of the components that were part of ``txid``.
+    * ``assigned``: layouts of all components of the topology.
+    * ``last``: the highest id ever used.
+    * ``base``: the positions at which the run began, for states that do not survive their process.
+    * ``forgotten``: spouts whose positions were forgotten on request, and that have no new ones
+      yet.
+    * ``suspects``: the records after ``txid`` that have failed, the latest failure last.
+    * ``pending_passed``: the suspects that lie before ``pending_positions``."""
 
     txid: int = 0
     positions: Positions | None = None
@@ -200,8 +221,8 @@ class CheckpointRecord:
             if document["format"] != FORMAT:
                 found = document["format"]
                 raise CorruptStateError(f"{where}: format {found!r} is of another release; this one reads {FORMAT}")
-            # Earlier versions did not record the layouts of what is pending: they were the assigned
-            # ones. They gave no record up.
+            # Records of earlier versions hold no layouts of a pending checkpoint (these were the
+            # assigned ones), and no suspects.
             lacking = {"pending_layouts": document["assigned"], "forgotten": [], "suspects": {}, "pending_passed": {}}
             known = {**lacking, **document}
             fields = {name: known[name] for name in cls.__dataclass_fields__}
@@ -215,7 +236,7 @@ class CheckpointRecord:
             raise CorruptStateError(f"{where} is no record of checkpoints: {error!r}") from None
 
     def committed(self) -> CheckpointRecord:
-        """The record after the commit of what is pending."""
+        """Return the record after the commit of the pending checkpoint."""
         if self.pending is None:
             raise InvariantViolation("there is no checkpoint to commit")
         positions = self.pending_positions
@@ -233,12 +254,13 @@ class CheckpointRecord:
         )
 
     def abandoned(self) -> CheckpointRecord:
-        """The record without what is pending. Call it only while that is not prepared."""
+        """Return the record without the pending checkpoint. Call it only while that is not
+        prepared."""
         return replace(self, **_NOTHING_PENDING)
 
     @property
     def highest(self) -> int:
-        """The highest number that a checkpoint or a layout has ever had."""
+        """The highest number that a checkpoint or a layout ever had."""
         return max([self.last, *(each.number for each in self.assigned.values())])
 
     @property
@@ -247,7 +269,7 @@ class CheckpointRecord:
 
 
 class CheckpointStep(NamedTuple):
-    """What the next round must be like. ``drain``: spouts give nothing. ``alone``: no other round
+    """What the next round must be like. ``drain``: spouts emit nothing. ``alone``: no other round
     may be under way."""
 
     marker: CheckpointMarker | None = None
@@ -257,9 +279,12 @@ class CheckpointStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
-    """For a person. ``phase``: recovering, COMMITTED, PREPARING or COMMITTING. ``guarantee``:
-    exactly-once or at-least-once, of the state. ``states``: component -> its size, summed over its
-    tasks, as of the last checkpoint of this run; without those that do not know."""
+    """The checkpoints of a run, for display.
+
+    * ``phase``: recovering, COMMITTED, PREPARING or COMMITTING.
+    * ``guarantee``: exactly-once or at-least-once, of the state.
+    * ``states``: component -> size of its state at the last checkpoint of this run, summed over its
+      tasks; without states that do not know their size."""
 
     txid: int
     phase: str
@@ -274,12 +299,17 @@ def _given_up(suspects: Mapping[str, Mapping[str, bool]]) -> set[tuple[str, str]
 
 
 class Checkpoints:
-    """Checkpoints of one run. ``stateful`` and ``spouts``: component -> number of tasks.
-    ``layouts``: component -> the layout that it should have. ``exact``: all spouts can go back.
-    ``durable``: the states survive their processes. ``save``: makes a record durable, or raises.
-    ``attempts_max``: the topology has failed when components have failed, or processes have ended,
-    this often in a row without a checkpoint in between. ``retries``: spout -> how often it retries
-    a record before it gives it up; failures of such records do not count for ``attempts_max``."""
+    """The checkpoints of one run.
+
+    * ``stateful``, ``spouts``: component -> number of tasks.
+    * ``layouts``: component -> the layout that it should have.
+    * ``exact``: all spouts can go back.
+    * ``durable``: the states survive their processes.
+    * ``save``: makes a record durable, or raises.
+    * ``attempts_max``: the topology fails after this many failures of components, or ends of
+      processes, in a row without a checkpoint in between.
+    * ``retries``: spout -> how often it retries a record before it gives the record up; failures of
+      such records do not count for ``attempts_max``."""
 
     def __init__(
         self,
@@ -302,20 +332,21 @@ class Checkpoints:
         self._durable = durable
         self._interval_s = interval_s
         self._retries = retries if exact else {}
-        #: How many tuples a spout task should give in a round while there are suspects: all that
-        #: comes before the next checkpoint goes back with them, and fewer new ones come at a time.
+        #: How many tuples a spout task should emit per round while there are suspects. Every tuple
+        #: after the last checkpoint is replayed when a suspect fails, so fewer new ones are started
+        #: at a time.
         self.few = max(SUSPECTS_MAX // 4 // max(sum(spouts.values()), 1), 1)
         self._attempts_max = attempts_max
         self._save = save
         self._layouts: dict[str, Layout] = {}
         for each, tasks in stateful.items():
             known = record.assigned.get(each)
-            # Otherwise take a number that no namespace of this component can have: it may have been
-            # part of the topology before.
+            # Otherwise take a number that no namespace of this component can have: the component
+            # may have been part of the topology before.
             wanted = layouts.get(each, Layout(0, tasks, 0.0))._replace(number=record.highest + 1)
             self._layouts[each] = wanted._replace(number=known.number) if known and known.fits(wanted) else wanted
-        #: Whether the record names these layouts. It does before a task uses their namespaces:
-        #: neither a command nor another driver takes the numbers for others.
+        #: Whether the record names these layouts. It must before a task uses their namespaces, so
+        #: that no command and no other driver takes the numbers for other layouts.
         self._assigned = self._layouts == record.assigned
         suspects = {spout: its for spout, its in record.suspects.items() if spout in self._retries}
         last = record.last if self._assigned else record.highest
@@ -329,7 +360,7 @@ class Checkpoints:
         self._ended = 0
         self._blamed: set[int] = set()  # trees whose records are not known yet
         self._new_suspects = 0  # since the last checkpoint
-        self._times = 0  # how often the record has failed that failed last
+        self._times = 0  # failures of the record that failed last
         self._recoveries = 0
         self._last_failure: str | None = None
         self._sizes: dict[str, StateSize] = {}
@@ -338,7 +369,7 @@ class Checkpoints:
 
     @property
     def settled(self) -> bool:
-        """Whether the last checkpoint covers everything that was done."""
+        """Whether the last checkpoint covers all work done."""
         return not self._recovering and not self._dirty and not self._first and self.record.pending is None
 
     @property
@@ -361,7 +392,7 @@ class Checkpoints:
 
     @property
     def failures(self) -> int:
-        """How often in a row components have failed, or the same record."""
+        """How often in a row components, or the same record, have failed."""
         return max(self._failures, self._times)
 
     @property
@@ -370,7 +401,7 @@ class Checkpoints:
         return self._refused
 
     def gives_up(self, spout: str) -> bool:
-        """Whether records of a spout are given up when they fail too often."""
+        """Whether the spout gives up records that fail too often."""
         return spout in self._retries
 
     @property
@@ -383,8 +414,8 @@ class Checkpoints:
         self._wanted = True
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until a checkpoint has something to do; None when nothing is due until a round
-        does something."""
+        """Seconds until a checkpoint step is due; None when none is due until a round does some
+        work."""
         if self._recovering or self.record.pending is not None or self._first:
             return 0.0
         if not self._dirty:
@@ -422,22 +453,25 @@ class Checkpoints:
         self._dirty = True
 
     def rested(self) -> None:
-        """Note that there is nothing to do: nothing that is left ends processes."""
+        """Note that the topology is idle, so that no remaining tuple can be the one that ends
+        processes."""
         self._ended = 0
 
     def lost(self, why: str, *, ended: bool = False) -> None:
-        """Note that a round was lost: what it did is unknown. ``ended``: a process with tasks has
-        ended in it. Where spouts stay, they count that for their tuples; where all go back,
-        nobody else would, and a tuple that ends its process each time would come again for ever."""
+        """Note that a round was lost, so that its effects are unknown. ``ended``: a process with
+        tasks has ended in it. If all spouts go back, this class counts such ends, because otherwise
+        a tuple that ends its process would be replayed for ever. If spouts stay, they count the
+        losses of each tuple themselves."""
         if ended and self._exact and not self._recovering:
             self._ended += 1
         self._recover(why)
 
     def failed(self, why: str, *, recovers: bool = False, blamed: Collection[int] = ()) -> None:
-        """Note that a component died, or that a tree failed where none may. ``recovers``: this
-        happened in the round of a recovery, which is then repeated. ``blamed``: trees whose records
-        are at fault, of spouts that give records up. What follows is decided when the records are
-        known."""
+        """Note that a component died, or that a tree failed where none may.
+
+        * ``recovers``: this happened in the round of a recovery, which is then repeated.
+        * ``blamed``: trees whose source records are at fault, of spouts that give up records. The
+          recovery asks for these records, and then decides."""
         if recovers or not (blamed or self._recovering):
             self._failures += 1
         self._blamed.update(blamed)
@@ -464,8 +498,8 @@ class Checkpoints:
             self._recover(moved)
         elif marker.action is CheckpointAction.PREPARE:
             told = {each: [found[(each, task)].position for task in range(n)] for each, n in self._spouts.items()}
-            # A spout that the topology no longer has keeps its position: the states hold what it
-            # gave.
+            # A spout that the topology no longer has keeps its position: the states hold its
+            # records.
             positions = {**(self.record.positions or {}), **told} if self._exact else None
             forgotten = self.record.forgotten if self._exact else self._still_to_begin(found)
             prepared = replace(self.record, prepared=True, pending_positions=positions, forgotten=forgotten)
@@ -493,15 +527,15 @@ class Checkpoints:
 
     @property
     def _first(self) -> bool:
-        """Whether the first checkpoint is missing: exactly-once begins with one that holds where
+        """Whether the first checkpoint is missing: under exactly-once, the first one records where
         the input of every spout begins."""
         known = self.record.positions or {}
         return self._exact and self.record.pending is None and any(each not in known for each in self._spouts)
 
     def _still_to_begin(self, found: Collection[tuple[str, int]]) -> list[str]:
-        """The forgotten spouts that have not begun anew in every task. Where no checkpoint holds
-        positions, such a spout still has old ones elsewhere: each new instance must be told.
-        ``found``: the tasks that have reported."""
+        """The forgotten spouts that have not restarted in every task. When no checkpoint holds
+        positions, such a spout still keeps old positions elsewhere, so each new instance must be
+        told to restart. ``found``: the tasks that have reported."""
         return [
             each
             for each in self.record.forgotten
@@ -515,8 +549,8 @@ class Checkpoints:
             self._recoveries += 1
 
     def _recovery(self) -> CheckpointMarker:
-        """The marker of a recovery. It goes back to the checkpoint that every task has prepared, or
-        else to the last committed one."""
+        """The marker of a recovery. It goes back to the checkpoint that every task has prepared,
+        otherwise to the last committed one."""
         aim = self._committed() if self.record.prepared else self.record
         return CheckpointMarker(
             CheckpointAction.RECOVER,
@@ -535,7 +569,7 @@ class Checkpoints:
         )
 
     def _told(self) -> Mapping[str, Mapping[str, bool]]:
-        """The suspects, and which of them are given up."""
+        """The suspects of each spout; True for those that are given up."""
         return {
             spout: {each: times > self._retries[spout] for each, times in its.items()}
             for spout, its in self.record.suspects.items()
@@ -543,7 +577,7 @@ class Checkpoints:
         }
 
     def _passed(self, reports: Sequence[CheckpointReport]) -> Mapping[str, Sequence[str]]:
-        """The suspects that are before the positions of the checkpoint that is prepared."""
+        """The suspects that lie before the positions of the prepared checkpoint."""
         found: dict[str, list[str]] = {}
         for each in reports:
             its = self.record.suspects.get(each.component_id, {})
@@ -552,10 +586,12 @@ class Checkpoints:
         return found
 
     def _counted(self, known: Suspects, reports: Sequence[CheckpointReport]) -> Suspects | None:
-        """The ``known`` suspects, with the failures of the records that tasks have named; None
-        where none is named. Those that have not failed for longest make room for new ones: what
-        they have done is found out again. But where too many are new, it is no matter of single
-        records."""
+        """Count the failures that tasks have reported. Returns the updated suspects; None when no
+        record was named.
+
+        New suspects replace those whose last failure is the oldest; a replaced one is counted from
+        0 if it fails again. Too many new suspects are ignored: then single records are not the
+        cause."""
         suspects = {spout: dict(its) for spout, its in known.items()}
         named = False
         for spout, name in ((each.component_id, name) for each in reports for name in dict.fromkeys(each.failed)):
@@ -571,8 +607,8 @@ class Checkpoints:
         return suspects if named else None
 
     def _moved(self, marker: CheckpointMarker, reports: Sequence[CheckpointReport]) -> str | None:
-        """Describe a state that is not where this run has left it, if there is one: its store went
-        back, or was replaced (C27). The recovery that follows checks all of them."""
+        """Describe a state that is not at this run's checkpoint, or return None: its store was set
+        back or replaced (C27). The recovery that follows checks all states."""
         for each in reports:
             expected = self.record.txid if each.component_id in self.record.layouts else 0
             if marker.action is CheckpointAction.COMMIT:
@@ -604,13 +640,13 @@ class Checkpoints:
         if aim != self.record:
             self._put(aim)
         if not _given_up(self._told()) <= _given_up(marker.suspects):
-            return  # the spouts must know what is given up before they give anything
+            return  # spouts must know which records are given up before they emit
         self._recovering = False
         self._dirty = False
 
     def _begin_anew(self) -> None:
-        """Start over when states that do not survive were lost with a process: all of them begin
-        empty, and the spouts begin where the run began."""
+        """Start over when states in memory were lost with a process: all states begin empty, and
+        the spouts go back to where the run began."""
         self._layouts = {each: layout._replace(number=layout.number + 1) for each, layout in self._layouts.items()}
         base = self.record.base if self.record.base is not None else self.record.pending_positions
         self._put(
@@ -626,8 +662,8 @@ class Checkpoints:
         self._last_failure = "states in memory were lost with their process: the input is read again from its beginning"
 
     def _committed(self) -> CheckpointRecord:
-        """The record after the commit of what is pending, with ``base`` set if the states do not
-        survive."""
+        """The record after the commit of the pending checkpoint, with ``base`` set if the states do
+        not survive."""
         record = self.record.committed()
         return record if record.base is not None or self._durable else replace(record, base=record.positions)
 

@@ -1,7 +1,7 @@
-"""Spout and bolt tasks that live from round to round: they keep the user's objects, and enter in
-the ledger what those do.
+"""Spout and bolt tasks that live across rounds. They hold the user's objects, and enter each emit,
+ack and fail in the ledger.
 
-Rows of a core topology carry two columns beside their own: the id of the edge that they travel on,
+Rows of a core topology carry two columns besides their own: the id of the edge that they travel on,
 and the roots of the trees that they are part of. A row that is sent to several tasks is several
 edges.
 """
@@ -47,9 +47,12 @@ ROTATIONS_PER_TIMEOUT = 2
 
 
 class AnchoredTuple(Tuple):
-    """A tuple of a core topology, with the roots of the trees that it is part of. ``edge``: what
-    its ack tells: the edge that it came on, XORed with the numbers that the ack is bound to.
-    ``bound_to``: the last outcome that has such a number; 0 when none has."""
+    """A tuple of a core topology.
+
+    * ``roots``: the trees that it is part of.
+    * ``edge``: the value that its ack reports: the edge on which it arrived, XORed with the numbers
+      that the ack is bound to.
+    * ``bound_to``: the last outcome that has such a number; 0 for none."""
 
     __slots__ = ("bound_to", "edge", "roots", "settled")
 
@@ -89,13 +92,13 @@ class _StreamTuple(AnchoredTuple):
 def anchored_class(
     fields: Fields, source_component: str, source_stream: str
 ) -> Callable[[tuple[Any, ...], int, Sequence[int]], AnchoredTuple]:
-    """Makes the tuples of one stream of a core topology."""
+    """Return a function that makes the tuples of one stream of a core topology."""
     return specialised(_StreamTuple, fields, source_component, source_stream, first=0)
 
 
 class Outflow:
-    """What a component emits in one task. Rows are gathered per stream and cut by the groupings.
-    Each copy of a row becomes an edge of the trees that the row is part of."""
+    """The rows that a component emits in one task. It collects rows per stream and divides them by
+    the groupings. Each copy of a row becomes an edge of the trees that the row is part of."""
 
     def __init__(
         self, component: TaskComponent, task: int, edges: Iterable[Edge], ids: EdgeIds, surroundings: Surroundings
@@ -108,7 +111,7 @@ class Outflow:
             self._edges[edge.stream].append(edge)
         self._turn = task
         self._surroundings = surroundings
-        #: Whether rows could not be sent. They may be of tuples before the one that is executed.
+        #: Whether rows could not be sent. They may stem from tuples that were executed earlier.
         self.failed = False
 
     def emit(self, values: Sequence[Any], roots: Sequence[int], stream: str, task: int | None) -> None:
@@ -122,8 +125,8 @@ class Outflow:
             self._flush(stream, task)
 
     def checked(self, values: Sequence[Any], stream: str, task: int | None = None) -> tuple[Any, ...]:
-        """The values of a row, if they are as many as the stream declares. Raises
-        ``TopologyError`` otherwise."""
+        """Return the values of a row as a tuple. Raises ``TopologyError`` if the stream declares
+        another number."""
         return self._streams.checked(values, stream, task)
 
     def unsent(self, stream: str, task: int | None = None) -> UnsentRows:
@@ -135,12 +138,13 @@ class Outflow:
         return rows
 
     def takes_rows(self, stream: str) -> bool:
-        """Whether the stream is declared, and its groupings say where rows go."""
+        """Whether rows may be emitted without a target task: the stream is declared, and is not
+        direct."""
         return self._streams.takes_rows(stream)
 
     def emit_rows(self, batch: pa.RecordBatch, roots: Ids | None, stream: str) -> None:
-        """Emit many rows, each of them part of one tree, or none of any (``roots`` None). Raises
-        ``TopologyError`` for what the stream does not take."""
+        """Emit many rows, each part of one tree, or all of none (``roots`` None). Raises
+        ``TopologyError`` when the rows do not fit the stream."""
         typed = self._streams.typed(batch, stream, None)
         self._flush(stream, None)
         self._surroundings.outcome.of[self._component_id].counts.emitted += typed.num_rows
@@ -149,13 +153,13 @@ class Outflow:
             self._give_all(stream, None, bounded(typed), trees)
 
     def flush_stream(self, stream: str) -> None:
-        """Send the rows of one stream. If they cannot be sent, their trees fail; raises the
+        """Send the rows of one stream. If they cannot be sent, fail their trees and raise the
         error."""
         self._flush(stream, None)
 
     def flush(self) -> None:
-        """Send all rows of all streams. If the rows of a stream cannot be sent, their trees fail,
-        and the other streams are still sent. Raises the first error."""
+        """Send all rows of all streams. If the rows of one stream cannot be sent, fail their trees
+        and still send the other streams. Raises the first error."""
         failed: BaseException | None = None
         for stream, task in list(self._surroundings.outcome.of[self._component_id].rows):
             try:
@@ -166,7 +170,8 @@ class Outflow:
             raise failed
 
     def _flush(self, stream: str, task: int | None) -> None:
-        """Send the rows of a stream. If they cannot be sent, their trees fail; raises the error."""
+        """Send the rows of a stream. If they cannot be sent, fail their trees and raise the
+        error."""
         made = self._surroundings.outcome.of[self._component_id]
         rows = made.rows.pop((stream, task), None)
         if rows is None:
@@ -184,8 +189,8 @@ class Outflow:
         self._give_all(stream, task, batches, trees)
 
     def _give_all(self, stream: str, task: int | None, batches: Iterable[pa.RecordBatch], trees: pa.Array) -> None:
-        """Send rows in several batches. If one cannot be sent, the trees of those after it fail
-        too."""
+        """Send rows in several batches. If one cannot be sent, fail its trees and those of the
+        batches after it."""
         at = 0
         for batch in batches:
             first, at = at, at + batch.num_rows
@@ -213,9 +218,9 @@ class Outflow:
 
     @contextlib.contextmanager
     def _failing(self, trees: pa.Array, attempt: Callable[[int, int], None]) -> Iterator[None]:
-        """Fail the trees of rows that cannot be sent. Nobody will receive them, and their emitter
-        may have acked the tuples that they were made of. ``attempt``: does the same with some of
-        the rows only; those with which it fails are to blame."""
+        """Fail the trees of rows that cannot be sent, because the emitter may have acked the input
+        tuples already. ``attempt``: tries to convert a part of the rows; rows that fail alone are
+        blamed."""
         try:
             yield
         except USER_ERRORS:
@@ -244,7 +249,7 @@ class Outflow:
 
 
 def _failing_rows(attempt: Callable[[int, int], None], start: int, stop: int) -> Iterator[int]:
-    """The rows with each of which ``attempt`` fails."""
+    """The rows for which ``attempt`` fails when it gets that row alone."""
     try:
         attempt(start, stop)
     except USER_ERRORS:
@@ -257,8 +262,8 @@ def _failing_rows(attempt: Callable[[int, int], None], start: int, stop: int) ->
 
 
 class ComponentTask:
-    """One component in one task. Errors in user code become part of the task's outcome. They end
-    the instance, and the next use makes a new one."""
+    """One component in one task. Errors in user code go into the task's outcome. They end the
+    instance; the next use makes a new one."""
 
     def __init__(
         self, topology: PlannedTopology, component: TaskComponent, task: int, surroundings: Surroundings
@@ -280,30 +285,30 @@ class ComponentTask:
 
     @property
     def counts(self) -> Counts:
-        """This component's counts in the outcome."""
+        """This component's counters in the outcome."""
         return self._surroundings.outcome.of[self.component.id].counts
 
     def work(self, budget: Budget) -> None:
-        """Do what waits, as far as the budget allows."""
+        """Process waiting tuples within the budget."""
 
     def tick(self, *, settles: bool) -> None:
-        """Execute a tick if one is due and nothing waits. ``settles``: as in ``Round``."""
+        """Execute a tick if one is due and no tuple waits. ``settles``: as in ``Round``."""
 
     @property
     def waiting(self) -> int:
-        """Tuples that have come and are not executed yet."""
+        """Number of tuples that have arrived and are not executed yet."""
         return 0
 
     def kept(self) -> Iterable[int]:
-        """Roots of tuples that wait for their turn, or for a checkpoint. That time does not count
-        towards their timeout."""
+        """Roots of tuples that wait to be executed, or for a checkpoint. Their waiting time does
+        not count towards their timeout."""
         return ()
 
     def look(self) -> None:
-        """Update the counts that describe this moment. Called at the end of a round."""
+        """Update the counters that describe the present. Called at the end of a round."""
 
     def instance(self) -> Any:
-        """The user's object. If there is none, it is made and opened; None when that fails."""
+        """Return the user's object. Makes and opens one if there is none; None when that fails."""
         if self._instance is None:
             try:
                 self._instance = self.topology.instance(self.component)
@@ -325,21 +330,22 @@ class ComponentTask:
         raise NotImplementedError
 
     def end_for(self, marker: CheckpointMarker) -> None:
-        """End the task, because everything goes back to a checkpoint."""
+        """End the task because the topology goes back to a checkpoint."""
         self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        """Begin as of a checkpoint. ``before``: the task that was here until now; it has ended."""
+        """Restore the task to a checkpoint. ``before``: the previous task in this place, already
+        ended."""
 
     def prepare(self, marker: CheckpointMarker) -> None:
-        """Save what the component has for a checkpoint."""
+        """Save the component's part of a checkpoint."""
 
     def commit(self, marker: CheckpointMarker) -> None:
-        """Commit what was prepared."""
+        """Commit the prepared part."""
 
     def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
-        """What to report about it after the round; None when there is nothing, or when it could not
-        be done."""
+        """The report for the checkpoint after the round; None when the component has none, or could
+        not do its part."""
         return None
 
     def close(self) -> None:
@@ -351,7 +357,7 @@ class ComponentTask:
                 self.report(error)
 
     def died(self, error: BaseException) -> None:
-        """End an instance after an error. What it held is gone with it: those trees will time
+        """End an instance after an error. The tuples that it held are lost, so their trees time
         out."""
         self.counts.died += 1
         self.report(error, ErrorKind.DIED)
@@ -363,6 +369,7 @@ class ComponentTask:
         self.outcome.add_error(ComponentError.of(error, kind, self.component.id, self.task))
 
     def is_fatal(self, error: BaseException, kind: ErrorKind) -> bool:
-        """Whether a new instance would do no better."""
-        # Not a TopologyError: one tuple of a wrong type fails alone here, not with a batch.
+        """Whether a new instance would fail in the same way."""
+        # A TopologyError is not fatal: here one tuple of a wrong type fails alone, not with its
+        # batch.
         return isinstance(error, (*FATAL_ERRORS, DataLossError))

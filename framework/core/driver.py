@@ -1,16 +1,16 @@
-"""Drives a core topology: round after round, until it is told to stop.
+"""The driver of a core topology: runs round after round until it is stopped.
 
-While there is work, the next round begins before the last one has ended: its spouts give while the
-bolts of the round before still work. Every task does its part of the rounds in order.
+While there is work, the next round begins before the previous one has ended: its spouts emit while
+the bolts of the previous round still work. Every task does its part of the rounds in order.
 
 Invariants:
 
-1. A spout task is told a decision about a tree until a round that told it has run whole: a lost
-   round loses no decision. Spouts forget a tree when they are told, so telling them twice does no
-   harm.
-2. Nothing that a lost round did is believed: the trees concerned time out, and fail.
-3. Results of rounds are taken in order. After a lost round, none begins until all that were under
-   way have ended.
+1. The driver repeats a decision about a tree to its spout task until a round that carried the
+   decision has completed, so a lost round loses no decision. Spouts forget a tree on the first
+   delivery, so a repetition does no harm.
+2. The driver uses no result of a lost round: the trees concerned time out, and fail.
+3. The driver takes results of rounds in order. After a lost round, no round begins until all rounds
+   under way have ended.
 """
 
 from __future__ import annotations
@@ -49,25 +49,28 @@ from framework.observe.logs import get_logger
 
 _log = get_logger()
 
-#: How long the spouts of a round wait for something to give, at most. They wait longer the longer
-#: there is nothing.
+#: The longest that the spouts of a round wait for input. The wait grows towards this while there is
+#: none.
 SPOUT_WAIT_MAX_S = 5.0
 _SPOUT_WAIT_MIN_S = 0.005
-#: How often the driver checks whether every tree is complete, while nothing else happens.
+#: How often the driver checks whether every tree is complete while nothing else happens.
 _QUIET_POLL_S = 0.02
 #: The pause before a driver repeats a recovery that did not succeed.
 _RECOVERY_PAUSE_S = 0.5
-#: How often a driver checks that it leads: more often than any session can end.
+#: How often a driver confirms its leadership: more often than any session can expire.
 _CONFIRM_S = 1.0
-#: How long tuples under way may take when a topology is stopped, as long as there is progress.
+#: How long tuples under way may take when a topology is stopped, provided that they make progress.
 DRAIN_S = 10.0
 
 
 class _Found(NamedTuple):
-    """What a round says. ``busy``: something happened, or tuples wait. ``failed``: which tree,
-    tuple or component failed. ``silent``: a task that said nothing, or that is new and knows of no
-    checkpoint. ``died``: components that died, with their tasks. ``blamed``: trees whose records
-    are at fault, of spouts that give records up."""
+    """The reports of one round, summed up.
+
+    * ``busy``: something happened, or tuples wait.
+    * ``failed``: which tree, tuple or component failed.
+    * ``silent``: a task that did not report, or that is new and has no checkpoint.
+    * ``died``: components that died, with their tasks.
+    * ``blamed``: trees whose source records are at fault, of spouts that give up records."""
 
     busy: bool
     failed: str | None
@@ -79,9 +82,12 @@ class _Found(NamedTuple):
 
 
 class RoundDriver:
-    """``timeout_s``: of a tuple. ``attempts_max``: the topology fails when a component fails to
-    start, or a spout dies, this often in a row. Call ``run`` in a thread of its own. The methods
-    under "from any thread" may be called from any."""
+    """Runs the rounds of a core topology. Call ``run`` in a thread of its own; the methods under
+    "from any thread" may be called from any.
+
+    * ``timeout_s``: of a tuple.
+    * ``attempts_max``: the topology fails when a component fails to start, or a spout dies, this
+      often in a row."""
 
     def __init__(
         self,
@@ -116,8 +122,8 @@ class RoundDriver:
         self._under_way: deque[Round] = deque()
         self._spout_wait_s = 0.0
         self._tick_at: float | None = None  # when the next bolt wants a tick
-        self._awaited = 0  # how many callers wait until there is nothing to do
-        self._idle: int | None = None  # the last round that ended, if it found nothing to do
+        self._awaited = 0  # callers that wait until the topology is idle
+        self._idle: int | None = None  # the last round that ended, if it found the topology idle
         self._stopping = threading.Event()
         self.failure: ComponentError | None = None
         self.error: BaseException | None = None
@@ -128,7 +134,7 @@ class RoundDriver:
         return self._reporter.status()
 
     def figures(self) -> CoreFigures:
-        """What was counted so far."""
+        """The counters so far."""
         return self._reporter.figures()
 
     def tuples_per_second(self) -> float:
@@ -145,8 +151,8 @@ class RoundDriver:
         self._executor.wake()
 
     def wait_until_idle(self, timeout_s: float | None) -> bool:
-        """Wait for a round that began after this call and found nothing to do, with nothing under
-        way. Returns False when the run ended, or the time was up."""
+        """Wait for a round that began after this call and found the topology idle, with no other
+        round under way. Returns False when the run ended, or the timeout expired."""
         with self._reporter.changed:
             after = self._number + 1
             self._awaited += 1
@@ -161,10 +167,11 @@ class RoundDriver:
     def run(
         self, confirm: Callable[[], None] | None = None, checkpoints: Callable[[], Checkpoints] | None = None
     ) -> None:
-        """Run round after round. Returns when it was asked to stop, when it has failed, and when it
-        no longer leads; in the last case it may be run again. ``confirm``: raises when this driver
-        does not lead, and waits while that is unknown. ``checkpoints``: makes those of a topology
-        with state."""
+        """Run round after round. Returns when it was asked to stop, when the topology has failed,
+        and when this driver no longer leads; in the last case it may be called again.
+
+        * ``confirm``: raises when this driver does not lead, and blocks while that is unknown.
+        * ``checkpoints``: of a topology with state."""
         phase = "stopped"
         self._confirm, self._confirmed_at = confirm, self._clock()
         try:
@@ -192,11 +199,11 @@ class RoundDriver:
         return self._reporter.phase in ("stopped", "failed")
 
     def stand_by(self, why: str | None = None) -> None:
-        """Show that another driver leads, or that nobody can."""
+        """Show that another driver leads, or that no leader can be elected."""
         self._show(phase="standby", last_error=why)
 
     def stop_standing_by(self) -> None:
-        """Show that it was stopped before it led."""
+        """Show that this driver was stopped before it led."""
         if not self.over:
             self._show(phase="stopped")
 
@@ -208,7 +215,8 @@ class RoundDriver:
     def begin(self, *, drain: bool = False) -> Round:
         """Make the next round. It is under way from now on."""
         now = self._clock()
-        # However long a round takes, it is one rotation: what waits can say so once per round.
+        # One rotation per round, however long the round takes: a waiting tuple can renew its
+        # timeout once per round.
         rotates = now - self._rotated_at >= self._rotation_s
         if rotates:
             self._rotated_at = now
@@ -223,8 +231,8 @@ class RoundDriver:
             if step.drain and step.marker is None and self._spout_wait_s:
                 self._stopping.wait(_QUIET_POLL_S)  # some bolt holds a tuple
         if step.marker is not None and step.marker.action is CheckpointAction.RECOVER and step.marker.exact:
-            # Nobody tracks the trees that these are about. (Where state is at-least-once, the
-            # spouts stay, and hear them.)
+            # No acker tracks these trees any more. (Under at-least-once the spouts stay, and get
+            # the decisions.)
             self._outcomes.clear()
         marks = self._new_marks(step.marker)
         outcomes, self._outcomes = self._outcomes, {}
@@ -253,8 +261,8 @@ class RoundDriver:
         return round_
 
     def end(self, round_: Round, result: Callable[[], Sequence[RoundRecord]]) -> bool:
-        """Take the result of the round that has been under way longest. ``result``: returns it, or
-        raises ``RetryableError`` when the round was lost. Returns False when it was lost."""
+        """Take the result of the oldest round under way. ``result``: returns the records, or raises
+        ``RetryableError`` when the round was lost. Returns False when it was lost."""
         if self._under_way.popleft() is not round_:
             raise InvariantViolation(f"round {round_.number} ended out of turn")
         try:
@@ -290,8 +298,8 @@ class RoundDriver:
         return True
 
     def _marks_are_known(self, round_: Round) -> bool:
-        """Take in how far the source partitions have come. Returns whether the tasks know, and have
-        done all that is due."""
+        """Take in the progress of the source partitions. Returns whether the tasks know the latest
+        progress, and have nothing due."""
         if self._event_times is None:
             return True
         if not self._totals.waiting:
@@ -299,8 +307,8 @@ class RoundDriver:
         return self._event_times.are_known(round_.number) and not self._totals.due
 
     def _new_marks(self, marker: CheckpointMarker | None) -> Marks | None:
-        """What the next round has to tell of the source partitions. A round that prepares a
-        checkpoint tells nothing: no window must be due that it does not hold."""
+        """The progress of the source partitions for the next round. A round that prepares a
+        checkpoint carries none: no window may become due that the checkpoint does not cover."""
         if self._event_times is None or (marker is not None and marker.action is CheckpointAction.PREPARE):
             return None
         if marker is not None and marker.action is CheckpointAction.RECOVER:
@@ -308,8 +316,8 @@ class RoundDriver:
         return self._event_times.news()
 
     def _go_on(self, pool: ThreadPoolExecutor) -> None:
-        """Run round after round: as many at once as the executor can run while there is work, and a
-        single one, which waits in the spouts, while there is none."""
+        """Run round after round. While there is work, run as many concurrently as the executor can;
+        while there is none, run a single round, which waits in the spouts."""
         running: deque[tuple[Round, Future[Sequence[RoundRecord]]]] = deque()
         losses, settling = 0, False
         while True:
@@ -332,18 +340,17 @@ class RoundDriver:
                 self._stopping.wait(min(0.05 * 2**losses, PAUSE_MAX_S))
 
     def _make_sure_to_lead(self) -> None:
-        """Confirm the leadership at intervals: before a session that was alive the last time can
-        have ended."""
+        """Confirm the leadership at intervals shorter than the lifetime of a session."""
         if self._confirm is not None and self._clock() - self._confirmed_at >= _CONFIRM_S:
             self._confirm()
             self._confirmed_at = self._clock()
 
     def _alone(self) -> bool:
-        """Whether the next round has something to do for a checkpoint."""
+        """Whether the next round must run alone for a checkpoint."""
         return self._checkpoints is not None and self._checkpoints.due_in(self._clock()) == 0.0
 
     def _drain(self) -> None:
-        """Let what is under way end, as long as there is progress, and take it into a
+        """Let tuples under way finish, provided that they make progress, and cover them by a
         checkpoint."""
         self._spout_wait_s = 0.0
         if self._checkpoints is not None:
@@ -354,7 +361,7 @@ class RoundDriver:
                 return
 
     def _take(self, round_: Round, records: Sequence[RoundRecord]) -> _Found:
-        """Read what a round says."""
+        """Take in the records of a round."""
         busy = False
         errors: list[ComponentError] = []
         checkpoint_reports: list[CheckpointReport] = []
@@ -428,8 +435,8 @@ class RoundDriver:
         return min(self._share.tuples, checkpoints.few)
 
     def _checkpoint(self, checkpoints: Checkpoints, round_: Round, found: _Found) -> bool:
-        """Tell the checkpoints the result of a round. Returns whether a checkpoint covers
-        everything."""
+        """Give the result of a round to the checkpoints. Returns whether a checkpoint covers all
+        work."""
         marker = round_.checkpoint
         died = [each for each in found.errors if each.kind is ErrorKind.DIED]
         if found.silent is not None:
@@ -450,7 +457,7 @@ class RoundDriver:
         if marker is not None and prepares and self._totals.waiting:
             checkpoints.lost(f"tuples came for checkpoint {marker.txid} that no bolt has executed")
         elif marker is not None and (why is None or action is CheckpointAction.COMMIT):
-            # While something fails, nothing is prepared or recovered.
+            # After a failure, no checkpoint is prepared and no recovery completes.
             checkpoints.end_round(marker, found.checkpoint_reports)
         if why is not None:
             checkpoints.failed(why, recovers=recovers, blamed=found.blamed)
@@ -463,14 +470,14 @@ class RoundDriver:
         return checkpoints.settled
 
     def _end_for_good(self, checkpoints: Checkpoints, *died: ComponentError) -> None:
-        """End the topology if it has failed too often. ``died``: what failed last."""
+        """End the topology if it has failed too often. ``died``: the latest failure."""
         why = checkpoints.failed_for_good
         if why is not None and self.failure is None:
             self._fail(died[0] if died else ComponentError(ErrorKind.FATAL, "topology", 0, why))
 
     def _left_open(self) -> str | None:
-        """Who holds a tuple of the round that prepares a checkpoint; None when nobody does. If
-        somebody does, the checkpoint is not prepared."""
+        """Name the bolt that holds a tuple of the round that prepares a checkpoint; None when none
+        does. If one does, the checkpoint is not prepared."""
         if self._totals.waiting or self._complete():
             return None
         held = ", ".join(self.status().held) or "a bolt"
@@ -483,7 +490,7 @@ class RoundDriver:
         return any(getattr(decisions, kind) for kind in TreeOutcomes._fields)
 
     def _order(self, task: int, told: TreeOutcomes) -> None:
-        """Tell a spout task something in the next round."""
+        """Queue a decision for a spout task, to be delivered in the next round."""
         known = self._outcomes.get(task, TreeOutcomes())
         self._outcomes[task] = TreeOutcomes(*(old + new for old, new in zip(known, told, strict=True)))
 
@@ -497,7 +504,7 @@ class RoundDriver:
         return bool(worked)
 
     def _judge(self, errors: Sequence[ComponentError]) -> None:
-        """End the topology, or pause, as the failures want it."""
+        """End the topology or pause, as the failure policy decides."""
         failure, pause = self._failures.judge(errors)
         if failure is not None:
             self._fail(failure)
@@ -505,8 +512,9 @@ class RoundDriver:
             self._stopping.wait(pause)
 
     def _fail(self, failure: ComponentError) -> None:
-        """End the topology, if this driver still leads. Raises as ``confirm``: what a deposed
-        driver misses may have been read by its successor, and forgotten by the source since."""
+        """End the topology, if this driver still leads. Raises as ``confirm``. A deposed driver
+        must not report missing data as lost: its successor may have read the data, and the source
+        may have deleted it since."""
         if self._confirm is not None:
             self._confirm()
         self.failure = failure
@@ -514,8 +522,8 @@ class RoundDriver:
 
     def _quiet(self) -> bool:
         """Whether every tree is complete, no tuple waits, and no round is under way. Every tree is
-        complete when the ackers track none, and the spouts have none but those whose completion
-        they are told of in the next round."""
+        complete when the ackers track none, and the next round completes all that the spouts still
+        keep."""
         return not (self._under_way or self._totals.waiting) and self._complete()
 
     def _complete(self) -> bool:

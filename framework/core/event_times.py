@@ -1,20 +1,22 @@
-"""What bolts that go by the time of their tuples need to know of the source partitions: which are
-still to be read, and how far each has come.
+"""The progress of the source partitions, for bolts that go by event time: which partitions are
+still to be read, and the newest time seen in each.
 
-It takes this way: spout tasks report which partitions they have not read to their ends; the tasks
-of those bolts report the newest time that they have seen of each; the driver puts both together
-(``EventTimes``), and the next round brings it to the tasks (``Marks``).
+The information flows in three steps. Spout tasks report the partitions that they have not read to
+the end. The tasks of such bolts report the newest time that they have seen of each partition. The
+driver combines both (``EventTimes``), and the next round carries the result to the tasks
+(``Marks``).
 
-A partition is named by an *origin*, a part of the roots of its trees (``framework.acking.ledger``).
-So whatever bolts make of a record still says which partition it is from.
+A partition is identified by an *origin*, a part of the roots of its trees
+(``framework.acking.ledger``). So every row that bolts derive from a record still identifies the
+record's partition.
 
 Invariants:
 
-1. What the marks say holds for everything that was emitted in rounds up to ``Marks.upto``: all of
-   that has been executed by every bolt. So marks are made only when no tuple waits.
-2. Nothing that was seen before a recovery counts after it: the spouts go back, and give again what
-   is older.
-3. Until every task of a spout has said which partitions it reads, nothing is known of that spout.
+1. Marks cover every tuple that was emitted in rounds up to ``Marks.upto``: every bolt has executed
+   all of them. So the driver makes marks only when no tuple waits.
+2. After a recovery, times seen before it are discarded: the spouts go back and emit older records
+   again.
+3. The partitions of a spout count as unknown until every task of the spout has reported its own.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ from framework.execution.plan import Edge, ExecutionPlan
 from framework.operators.watermarks import NEVER, Reading, Source
 from framework.topology import BaseRichSpout, BaseStatefulBolt, CoreTopology
 
-#: The origins that a spout task has not read to their ends, with the stream that each is read into
-#: (None: any); None while the task does not know.
+#: The origins that a spout task has not read to the end -> the stream that each is emitted on
+#: (None: any). None while the task does not know.
 Unread = Mapping[int, str | None]
-#: Origin -> the newest time that was seen of it; None stands for what has no origin.
+#: Origin -> the newest time seen of it, in ms. The key None stands for rows without an origin.
 Newest = Mapping[int | None, int]
 
 
 class Marks(NamedTuple):
-    """What is known once all rounds up to ``upto`` are done. ``unread``: spout -> its origins;
-    without the spouts of which it is not known. ``newest``: by bolt and input."""
+    """The progress of the source partitions once all rounds up to ``upto`` are done. ``unread``:
+    spout -> its unread origins; a spout whose partitions are unknown is missing. ``newest``: by
+    bolt and input."""
 
     upto: int
     unread: Mapping[str, Unread]
@@ -44,8 +47,8 @@ class Marks(NamedTuple):
 
 
 class EventTimes:
-    """The part of the driver. ``spout_tasks``: component ids and tasks. ``marks``: to be told in
-    the next round."""
+    """The driver's part. ``spout_tasks``: component ids and tasks. ``marks``: for the next
+    round."""
 
     def __init__(self, spout_tasks: Collection[tuple[str, int]]) -> None:
         self._spout_tasks = spout_tasks
@@ -57,18 +60,19 @@ class EventTimes:
         self._unread: dict[tuple[str, int], Unread | None] = dict.fromkeys(self._spout_tasks)
         self._newest: dict[tuple[str, Source], dict[int, int]] = {}
         self._changed = True
-        self._told: tuple[Marks | None, int] = None, 0  # what was told last, and since which round
+        # the marks sent last, and the first round that carried them
+        self._told: tuple[Marks | None, int] = None, 0
 
     def news(self) -> Marks | None:
-        """The marks, if they are not told yet."""
+        """The marks, if no round has carried them yet."""
         return self.marks if self.marks is not self._told[0] else None
 
     def told(self, round_number: int) -> None:
-        """This round tells the marks."""
+        """Note that this round carries the marks."""
         self._told = self.marks, round_number
 
     def are_known(self, round_number: int) -> bool:
-        """Whether the tasks know the marks when this round has ended."""
+        """Whether the tasks have the current marks once this round has ended."""
         told, since = self._told
         return told is self.marks and round_number >= since
 
@@ -86,7 +90,7 @@ class EventTimes:
             self._changed = True
 
     def settle(self, upto: int) -> None:
-        """All rounds up to this one are done, and no tuple waits."""
+        """Make new marks: all rounds up to this one are done, and no tuple waits."""
         if not self._changed:
             return
         self._changed = False
@@ -100,14 +104,14 @@ class EventTimes:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How rows come from the spouts to an input of a bolt. ``spouts``: the spouts, each with the
-    stream of it. ``in_order``: rows of one source partition do not overtake each other."""
+    """The route of rows from the spouts to an input of a bolt. ``spouts``: each with its stream.
+    ``in_order``: rows of one source partition do not overtake each other."""
 
     spouts: frozenset[tuple[str, str]]
     in_order: bool
 
     def unread(self, marks: Marks, newest: Mapping[int, int]) -> Mapping[int, int] | None:
-        """The origins that are to be read and may come this way, with their newest times."""
+        """The unread origins whose rows may take this route, with their newest times."""
         found: dict[int, int] = {}
         for spout, stream in self.spouts:
             its = marks.unread.get(spout)
@@ -136,7 +140,7 @@ def paths_of(topology: CoreTopology, plan: ExecutionPlan) -> Paths:
 
 
 class _Walk:
-    """Walks a plan against its edges. ``gather``: bolts whose output has a time of its own."""
+    """Walks the edges of a plan backwards. ``gather``: bolts whose output has a time of its own."""
 
     def __init__(self, plan: ExecutionPlan, spouts: Collection[str], gather: Collection[str]) -> None:
         self._plan, self._spouts, self._gather = plan, spouts, gather
@@ -158,7 +162,7 @@ class _Walk:
 
 
 def reading_of(marks: Marks, component_id: str, paths: Mapping[Source, Path], round_number: int) -> Reading:
-    """What the marks say for one bolt."""
+    """The progress of the source partitions as one bolt needs it."""
     return Reading(
         round_number,
         marks.upto,

@@ -1,5 +1,5 @@
-"""What failures in user code mean for a core topology: a pause, or its end. And which tuple, tree
-or component is at fault."""
+"""The consequences of failures in user code for a core topology: a pause, or its end. Also finds
+the tuple, tree or component that is at fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from framework.core.rounds import ComponentError, Decisions, ErrorKind, RoundRec
 #: The longest pause before a driver tries again after a failure, or after a round was lost.
 PAUSE_MAX_S = 5.0
 _PAUSE_MIN_S = 0.025
-_DOUBLINGS_MAX = 10  # more do not make a pause longer
+_DOUBLINGS_MAX = 10  # enough to exceed the longest pause
 
 
 def pause_s(times: int) -> float:
@@ -21,29 +21,30 @@ def pause_s(times: int) -> float:
 
 
 class FailurePolicy:
-    """Counts failures in a row per task. ``attempts_max``: the topology ends when a component fails
-    to start, or a spout dies, this often in a row."""
+    """Counts consecutive failures per task. ``attempts_max``: the topology ends when a component
+    fails to start, or a spout dies, this often in a row."""
 
     def __init__(self, plan: CorePlan, attempts_max: int) -> None:
         self._plan, self._attempts_max = plan, attempts_max
         self._spouts = frozenset(plan.spout_tasks())
         self._rooted = plan.rooted_tasks()
-        #: How often in a row a task could not work.
+        #: Consecutive times that a task could not work.
         self.stuck: dict[tuple[str, int], int] = {}
-        self._away: dict[tuple[str, int], int] = {}  # and how often because something did not answer
+        # the same, because an external system did not answer
+        self._away: dict[tuple[str, int], int] = {}
 
     def worked(self, tasks: Iterable[tuple[str, int]]) -> None:
-        """These tasks did something, and did not die."""
+        """Reset the counters of tasks that worked and did not die."""
         for each in tasks:
             self.stuck.pop(each, None)
             self._away.pop(each, None)
 
     def judge(self, errors: Sequence[ComponentError]) -> tuple[ComponentError | None, float]:
-        """What ends the topology, if something does, and else the seconds to pause.
+        """Return the error that ends the topology (or None), and otherwise the seconds to pause.
 
-        The topology ends when a new instance would do no better, and when a component cannot start,
-        or a spout dies, again and again without having done anything in between. In one round a
-        task counts once."""
+        The topology ends when a new instance would fail in the same way, or when a component
+        repeatedly cannot start, or a spout repeatedly dies, without doing any work in between. A
+        task counts once per round."""
         pause = 0.0
         counted: set[tuple[str, int]] = set()
         for error in errors:
@@ -58,16 +59,16 @@ class FailurePolicy:
         return None, pause
 
     def _times(self, error: ComponentError) -> dict[tuple[str, int], int] | None:
-        """Where failures of this kind are counted, if they are."""
+        """The counter for failures of this kind; None when they are not counted."""
         if error.kind is ErrorKind.AWAY:
             return self._away
         died = error.kind is ErrorKind.DIED and (error.component_id, error.task) in self._spouts
         return self.stuck if died or error.kind is ErrorKind.CANNOT_START else None
 
     def failed_tuple(self, records: Sequence[RoundRecord], held: Callable[[], Iterable[str]]) -> str | None:
-        """Which tuple failed, if one did: named by the bolt that failed it, or else by where its
-        tree began. ``held``: names the bolts with tuples that they have neither acked nor
-        failed."""
+        """Describe the tuple that failed, if one did, by the bolt that failed it or else by the
+        task at which its tree began. ``held``: names the bolts with tuples that they have neither
+        acked nor failed."""
         counted = {
             key: counts.failed > counts.timed_out
             for each in records
@@ -91,9 +92,9 @@ class FailurePolicy:
         return f"a tuple of {component_id}[{task}] was not processed in time" + (f"; {names} had some" if names else "")
 
     def blamed(self, records: Sequence[RoundRecord], gives_up: Callable[[str], bool]) -> set[int]:
-        """The trees whose records are at fault, of spouts that give records up: a tuple that is
-        part of no other tree failed by itself, or the tree timed out, and no tuple was open that is
-        part of several."""
+        """The trees whose source records are at fault, of spouts that give up records. Either a
+        tuple that is part of this tree only has failed by itself, or the tree timed out while no
+        open tuple was part of several trees."""
         blamed, late, shared = set[int](), set[int](), set[int]()
         for each in records:
             if isinstance(each, RoundReport):
@@ -106,5 +107,5 @@ class FailurePolicy:
         return {root for root in found if gives_up(self._task_of(origin_of(root))[0])}
 
     def _task_of(self, origin: int) -> tuple[str, int]:
-        """Where a tree began."""
+        """The task at which a tree began."""
         return self._rooted[self._plan.rooted_task_of(origin)]

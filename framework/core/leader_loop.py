@@ -1,5 +1,5 @@
-"""Leads a core topology: one driver at a time runs it. Where the topology has state, that driver
-writes its checkpoints, and the next leader goes on from them."""
+"""The leader loop of a core topology: one driver at a time runs it. If the topology has state, that
+driver writes its checkpoints, and the next leader continues from them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def stateful_components(topology: CoreTopology) -> dict[str, Component]:
 
 
 def retries_of(topology: CoreTopology) -> dict[str, int]:
-    """How often spouts try a record again before they give it up: of those that do."""
+    """Spout -> how often it retries a record before it gives the record up. Without spouts that
+    never give up."""
     spouts = {each.id: each.instance for each in topology.spouts}
     retries = {name: each.retries_max for name, each in spouts.items() if isinstance(each, ReplayableSpout)}
     return {name: each for name, each in retries.items() if each is not None}
 
 
 def check_stateful(topology: CoreTopology, config: Config) -> None:
-    """Check what can be known before anything starts. Raises ``ConfigError``."""
+    """Check the settings of stateful bolts before the start. Raises ``ConfigError``."""
     stateful = stateful_components(topology)
     if not stateful:
         return
@@ -67,9 +68,10 @@ def check_stateful(topology: CoreTopology, config: Config) -> None:
 
 
 def store_for(topology: CoreTopology, config: Config, store: CoordinationStore | None) -> CoordinationStore | None:
-    """Where drivers are elected and the record of checkpoints is kept: ``store``, or else
-    ZooKeeper. If neither is named: None for a topology without state, a store in memory for states
-    in memory. Raises ``ConfigError`` for states that survive: their record must survive too."""
+    """The store in which drivers are elected and the checkpoint record is kept: ``store``, or else
+    ZooKeeper. With neither: None for a topology without state, and a store in memory for states in
+    memory. Raises ``ConfigError`` for states that survive, because their record must survive too.
+    """
     if store is not None:
         return store
     if config.zookeeper_hosts() is not None:
@@ -95,8 +97,8 @@ def read_record(store: CoordinationStore, topology_id: str) -> CheckpointRecord 
 
 
 def shared_provider(topology: CoreTopology, config: Config) -> StateProvider:
-    """The provider of a topology's states, where other processes than its own can reach them.
-    Raises ``ConfigError`` when they cannot."""
+    """The state provider of a topology, for access from other processes. Raises ``ConfigError``
+    when its states cannot be reached from outside."""
     provider = provider_of(config.for_components())
     if not provider.durable:
         raise ConfigError(
@@ -115,11 +117,13 @@ def restore_state(
     entries: Callable[[], Iterable[tuple[str, Entry]]],
     where: str,
 ) -> tuple[int, int]:
-    """Put a snapshot in place of a topology's state. ``document``: the record of the snapshot's
-    checkpoint. ``entries``: component ids and entries of its states. ``where``: names the snapshot
-    in errors.
+    """Replace a topology's state by a snapshot.
 
-    Returns the checkpoint that the topology goes on from, and how many keys that has. Raises
+    * ``document``: the record of the snapshot's checkpoint.
+    * ``entries``: component ids and entries of its states.
+    * ``where``: names the snapshot in errors.
+
+    Returns the checkpoint from which the topology continues, and the number of its keys. Raises
     ``ConfigError`` while a driver leads, for states in memory, and for state of a bolt that the
     topology does not have. Raises ``CorruptStateError`` when the document cannot be read, and
     ``TopologyError`` for keys that belong to no task."""
@@ -164,16 +168,16 @@ def restore_state(
 
 
 def forget_state(topology: CoreTopology, config: Config, store: CoordinationStore) -> int:
-    """Remove all states of a topology, and the positions of its spouts, so that it begins anew.
-    Returns the checkpoint that is forgotten, 0 for none. Raises ``ConfigError`` while a driver
+    """Remove all states of a topology and the positions of its spouts, so that it starts from the
+    beginning. Returns the forgotten checkpoint, 0 for none. Raises ``ConfigError`` while a driver
     leads, and for states in memory."""
     conf = config.for_components()
     provider = shared_provider(topology, config)
     try:
         with leadership_of(topology.id, store, config.zookeeper_election_timeout_secs) as leadership:
             current = read_record(store, topology.id) or CheckpointRecord()
-            # Ids and namespaces are not used again: what a former driver still has under way cannot
-            # touch new state.
+            # Ids and namespaces are never reused, so late writes of a former driver cannot touch
+            # new state.
             forgot = CheckpointRecord(last=current.highest, forgotten=_without_positions(topology, current, {}))
             _RecordLog(store, leadership, topology.id).save(forgot)
             _drop(Namespaces(topology.id, provider, conf), current)
@@ -183,8 +187,8 @@ def forget_state(topology: CoreTopology, config: Config, store: CoordinationStor
 
 
 def _without_positions(topology: CoreTopology, record: CheckpointRecord, positions: Positions) -> list[str]:
-    """Spouts whose position is no longer known. What they keep of their positions elsewhere belongs
-    to states that are gone."""
+    """Spouts without a known position. Positions that they keep elsewhere belong to removed
+    states."""
     spouts = {*(each.id for each in topology.spouts), *(record.positions or ()), *record.forgotten}
     return sorted(spouts - positions.keys())
 
@@ -207,7 +211,7 @@ class _RecordLog:
 
 class CoreTerms:
     """Runs a driver whenever it leads. ``run`` blocks until the topology is stopped or has failed.
-    ``begin_anew``: ends all tasks, so that the next round begins with new ones."""
+    ``begin_anew``: ends all tasks, so that the next round starts new ones."""
 
     def __init__(
         self,
@@ -245,15 +249,16 @@ class CoreTerms:
         checkpoints = partial(self._checkpoints, leadership) if self._stateful else None
         self._driver.run(leadership.confirm, checkpoints)
         if not (self._driver.over or (self._durable and self._exact)):
-            self._begin_anew()  # else a recovery makes new tasks, from what the next driver has committed
+            # otherwise a recovery makes new tasks, from the last committed checkpoint
+            self._begin_anew()
 
     def _checkpoints(self, leadership: Leadership) -> Checkpoints:
         conf = self._config.for_components()
         components = stateful_components(self._topology)
         provider = provider_of(conf)
         log = _RecordLog(self._store, leadership, self._topology.id)
-        # For states in memory no record is kept, and none is read: a stored record is of states
-        # that survive.
+        # For states in memory no record is written or read: a stored record belongs to states that
+        # survive.
         save = log.save if provider.durable else lambda _: leadership.confirm()
         record = read_record(self._store, self._topology.id) if provider.durable else None
         leadership.confirm()

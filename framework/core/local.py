@@ -1,4 +1,4 @@
-"""Runs rounds in this process: for tests, and to see that Spark changes nothing but the speed."""
+"""Runs rounds in this process, for tests: Spark must change nothing but the speed."""
 
 from __future__ import annotations
 

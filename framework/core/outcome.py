@@ -1,14 +1,14 @@
-"""What one task makes in one round, in one object. When the round ends, it is handed over whole, or
-thrown away (C34).
+"""The results of one task in one round, in one object. At the end of the round the task hands the
+object over whole, or discards it (C34).
 
 Invariants:
 
-1. Rows and what is said about their trees are in the same outcome. An outcome is not handed over
-   while it has rows that are not sent. So an ack leaves together with all rows that were made of
-   the tuple, on all streams, or those rows have failed.
-2. What is emitted, acked or reported between two rounds is in the outcome of the later one. What
-   one call of a collector makes is in one outcome, in whichever thread it is called.
-3. A task that has ended keeps its outcome: what its components still say goes nowhere.
+1. Rows and the reports about their trees are in the same outcome, and an outcome with unsent rows
+   is not handed over. So an ack leaves together with all rows that were emitted for its tuple, on
+   all streams, or those rows have failed.
+2. Whatever is emitted, acked or reported between two rounds goes into the outcome of the later one.
+   The effects of one collector call are in one outcome, whichever thread makes the call.
+3. A task that has ended keeps its outcome, so later reports of its components are discarded.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind
 from framework.execution.plan import Edge
 from framework.operators.watermarks import Source
 
-#: How many errors of user code a task reports after one round; up to twice as many when they decide
-#: about the topology.
+#: The most errors of user code that a task reports after one round; twice as many for errors that
+#: can end the topology.
 ERRORS_MAX = 10
 
 
 @dataclass(slots=True)
 class UnsentRows:
-    """Rows of one stream that are not sent yet, and the roots of the trees that each is part of.
-    ``width``: how many values a row has. ``values``: of the first row, then of the next, and so on;
-    it does not matter what becomes of the sequences that they came in."""
+    """Rows of one stream that are not sent yet.
+
+    * ``width``: number of values per row.
+    * ``values``: those of the first row, then of the next, and so on. They are copies: the emitted
+      sequences may be changed or reused.
+    * ``roots``: of the trees that each row is part of."""
 
     width: int
     values: list[Any] = field(default_factory=list)
@@ -51,17 +54,19 @@ class UnsentRows:
 
 @dataclass(slots=True)
 class Made:
-    """What one component has made. ``rows``: by stream and, on direct streams, by the task that
-    they are for."""
+    """The output of one component. ``rows``: by stream and, on direct streams, by target task."""
 
     counts: Counts = field(default_factory=Counts)
     rows: dict[tuple[str, int | None], UnsentRows] = field(default_factory=dict)
 
 
 class Outcome:
-    """``exits``: what goes on to the next level, each with its partition there. ``sent``: edge ->
-    rows. ``serial``: a number above 0 that no other outcome of this process has. ``blamed``,
-    ``timed_out``, ``unread``, ``newest``: as in ``RoundReport``."""
+    """The results of one task in one round.
+
+    * ``serial``: a number above 0, unique in this process.
+    * ``exits``: records for the next level, each with its partition there.
+    * ``sent``: edge -> rows.
+    * ``blamed``, ``timed_out``, ``unread``, ``newest``: as in ``RoundReport``."""
 
     _serials = count(1)
 
@@ -79,14 +84,14 @@ class Outcome:
         self.newest: dict[str, Mapping[Source, Newest]] = {}
 
     def blame(self, roots: Sequence[int]) -> None:
-        """A tuple has failed, and it was its own fault. Where it is part of several trees, nobody
-        knows whose."""
+        """Record that a tuple failed by its own fault. If it is part of several trees, the
+        responsible record is unknown, so nothing is recorded."""
         if len(roots) == 1:
             self.blamed.append(roots[0])
 
     def add_error(self, error: ComponentError) -> None:
-        """Keep the first few errors, the first death, and errors that decide about the topology.
-        One bad record may fail in thousands of copies."""
+        """Keep the first few errors, the first death, and errors that can end the topology. One bad
+        record may fail in thousands of copies."""
         decides = error.kind in (
             ErrorKind.AWAY,
             ErrorKind.CANNOT_START,
@@ -97,11 +102,14 @@ class Outcome:
 
 
 class Surroundings(Protocol):
-    """The task that a component lives in, as the component sees it. ``outcome``: of the round that
-    is under way, or of the next one. ``lock``: held while something is added to the outcome by user
-    code that may run in a thread of its own, and while the outcome is handed over. ``thread``: the
-    one that does the task's part of a round. ``clock``: seconds that only rise. ``blames``: whether
-    anybody asks which tuples are to blame for a failure."""
+    """The task around a component, as the component sees it.
+
+    * ``outcome``: of the current round, or of the next one between rounds.
+    * ``lock``: held while user code, possibly in its own thread, adds to the outcome, and while the
+      outcome is handed over.
+    * ``thread``: the thread that runs the task's part of a round.
+    * ``clock``: a monotonic clock, in seconds.
+    * ``blames``: whether the topology gives up records, so that failures need a culprit."""
 
     outcome: Outcome
     lock: threading.RLock

@@ -1,7 +1,7 @@
-"""The tuples of one spout task whose fate is open, in runs.
+"""The pending tuples of one spout task, stored in runs.
 
-The roots of a task rise by one from tuple to tuple. So what a spout gives in one go is a run of
-roots, and what it is told of them is told in ranges: a range costs the same, however long it is.
+The roots of a task rise by one from tuple to tuple. So tuples emitted in one call form a run of
+roots, and decisions about them arrive as ranges. A range costs the same however long it is.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from framework.topology.tuples import rows_of
 
 
 class Emitted(NamedTuple):
-    """A tuple whose fate is open. ``since``: when it was emitted, by ``time.monotonic``.
-    ``values``: kept where it may have to be emitted again without its spout. ``losses``: how often
-    it was emitted again because of a lost round. ``origin``: of its root."""
+    """A pending tuple.
+
+    * ``since``: when it was emitted, by ``time.monotonic``.
+    * ``values``: kept if the task may have to emit the tuple again without its spout.
+    * ``losses``: how often it was emitted again because of a lost round.
+    * ``origin``: of its root."""
 
     message_id: Any
     since: float
@@ -43,8 +46,8 @@ class _Entries(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmittedRows:
-    """Rows that were emitted at once. ``message_ids``: of each row; None where there are none.
-    ``batch``: kept where they may have to be emitted again."""
+    """Rows that were emitted in one call. ``message_ids``: one per row; None when the rows have
+    none. ``batch``: kept if the task may have to emit the rows again."""
 
     message_ids: Sequence[Any] | None
     since: float
@@ -64,8 +67,8 @@ class EmittedRows:
 
 
 class Run:
-    """The tuples of consecutive roots from ``first`` on. ``open``: which of them are. ``touched``:
-    the rotation in which something was last said of each."""
+    """The tuples of consecutive roots from ``first`` on. ``open``: which of them are pending.
+    ``touched``: per tuple, the rotation in which its timeout last restarted."""
 
     def __init__(self, first: int, entries: _Entries, rotation: int) -> None:
         self.first = first
@@ -80,7 +83,7 @@ class Run:
         return self.first + len(self.entries)
 
     def seal(self) -> None:
-        """Nothing is added to the run any more."""
+        """Close the run: no tuple is added to it any more."""
         if not len(self.open):
             self.left = len(self.entries)
             self.open = np.ones(self.left, np.bool_)
@@ -88,7 +91,7 @@ class Run:
 
 
 class Told(NamedTuple):
-    """Consecutive tuples of a run of which something was said. ``first``: the root of the first."""
+    """Consecutive tuples of a run that share a decision. ``first``: the root of the first."""
 
     first: int
     entries: _Entries
@@ -103,7 +106,7 @@ class Told(NamedTuple):
         return (self.entries[at] for at in range(self.at, self.at + self.size))
 
     def message_ids(self) -> Sequence[Any]:
-        """Those that have an id."""
+        """The message ids of those tuples that have one."""
         entries = self.entries
         if isinstance(entries, EmittedRows):
             ids = entries.message_ids
@@ -111,21 +114,22 @@ class Told(NamedTuple):
         return [each.message_id for each in self.each() if each.message_id is not None]
 
     def waited_s(self, now: float) -> float:
-        """How long they were open, summed."""
+        """How long the tuples were pending, in seconds, summed."""
         if isinstance(self.entries, EmittedRows):
             return (now - self.entries.since) * self.size
         return sum(now - each.since for each in self.each())
 
 
 class Pending:
-    """``rotations``: how many rotations a tuple of which nothing is said outlives; it expires at
-    the next. As a ``RotatingMap`` of so many buckets."""
+    """The pending tuples of a spout task. ``rotations``: how many rotations a tuple survives
+    without a decision; it expires at the next. Works like a ``RotatingMap`` with this many buckets.
+    """
 
     def __init__(self, rotations: int) -> None:
         self._rotations = rotations
         self._rotation = 0
-        self._runs: list[Run] = []  # by their roots
-        self._last: Run | None = None  # the one that may be open for more
+        self._runs: list[Run] = []  # sorted by root
+        self._last: Run | None = None  # the run that may still grow
         self._count = 0
 
     def __len__(self) -> int:
@@ -153,7 +157,7 @@ class Pending:
         self._drop_empty()
 
     def touch(self, roots: Roots) -> None:
-        """Give these trees their whole time again."""
+        """Restart the timeouts of these trees."""
         for run, start, stop in self._within(roots):
             run.touched[start:stop] = self._rotation
 
@@ -162,12 +166,12 @@ class Pending:
             run.touched[:] = self._rotation
 
     def age(self) -> None:
-        """The first half of a rotation: every tree is one rotation older."""
+        """First half of a rotation: age every tree by one rotation."""
         self._seal()
         self._rotation += 1
 
     def expire(self) -> Iterator[Told]:
-        """The second half of a rotation: remove what is too old. Yields it."""
+        """Second half of a rotation: remove trees that are too old. Yields them."""
         for run in self._sealed():
             old = run.open & (run.touched <= self._rotation - self._rotations)
             for at, count in _stretches(old):
@@ -184,7 +188,7 @@ class Pending:
             yield from told.roots
 
     def _closed(self, run: Run, at: int, count: int) -> Told:
-        """Remove a stretch of open tuples of a run."""
+        """Remove a range of pending tuples from a run."""
         run.open[at : at + count] = False
         run.left -= count
         self._count -= count
@@ -196,7 +200,7 @@ class Pending:
         self._last = run
 
     def _seal(self) -> None:
-        """Only the last run may be open for more."""
+        """Seal the last run, the only one that may still grow."""
         if self._last is not None:
             self._last.seal()
 
@@ -205,7 +209,7 @@ class Pending:
         return list(self._runs)
 
     def _within(self, roots: Roots) -> Iterator[tuple[Run, int, int]]:
-        """The parts of runs that lie in ranges of roots."""
+        """The parts of runs that lie in the ranges of roots."""
         self._seal()
         runs = self._runs
         firsts = [each.first for each in runs]
@@ -221,7 +225,7 @@ class Pending:
 
 
 def _stretches(which: np.ndarray[Any, np.dtype[np.bool_]]) -> list[tuple[int, int]]:
-    """Where stretches of true values begin, and how long each is."""
+    """The start and the length of each stretch of true values."""
     if which.all():
         return [(0, len(which))] if len(which) else []
     at = np.flatnonzero(which)

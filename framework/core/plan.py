@@ -1,4 +1,4 @@
-"""What the processes of a core topology know of it."""
+"""The plan of a core topology that all its processes share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from framework.execution.plan import ExecutionPlan, TaskComponent
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """An execution plan with what a core topology adds to it. ``pending_max``: tuples per spout
-    task whose fate may be open. ``ackers``: number of their tasks, 0 for none. ``conf``: what
-    components see. ``stateful``: the components whose state is kept. ``ticks``: bolt -> seconds
-    between its ticks. ``paths``: of the bolts that go by the time of their tuples."""
+    """An execution plan, extended for a core topology.
+
+    * ``pending_max``: the most pending tuples per spout task.
+    * ``ackers``: number of acker tasks, 0 for none.
+    * ``conf``: the configuration that components see.
+    * ``stateful``: the components whose state is kept.
+    * ``ticks``: bolt -> seconds between its ticks.
+    * ``paths``: of the bolts that go by event time."""
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]
@@ -45,13 +49,13 @@ class CorePlan:
         return self._tasks_of(each for each in self.plan.components.values() if not each.inputs)
 
     def rooted_tasks(self) -> list[tuple[str, int]]:
-        """Component id and task of every task at which trees may begin. Its index in the list is
-        its number."""
+        """Component id and task of every task at which trees may begin. A task's number is its
+        index in this list."""
         stateful = (each for each in self.plan.components.values() if each.id in self.stateful)
         return self.spout_tasks() + self._tasks_of(stateful)
 
     def rooted_task_of(self, origin: int) -> int:
-        """The number of the task that an origin belongs to."""
+        """The number of the task to which an origin belongs."""
         return origin % len(self.rooted_tasks())
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The committed state of a topology, read from outside, whether or not the topology runs."""
+"""Reads the committed state of a topology from outside, whether or not the topology runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from framework.state.serialization import Serializer
 from framework.state.settings import serializers_of, state_of
 from framework.topology import CoreTopology, KeyValueState
 
-#: How often all tasks are looked at until they are at the same checkpoint, and the pause in
+#: How often the states of all tasks are read until they agree on a checkpoint, and the pause in
 #: between.
 _TRIES, _PAUSE_S = 100, 0.02
 
 
 class TopologyState:
-    """Reads what the last committed checkpoint holds. It commits nothing, changes nothing, and
-    delays nobody.
+    """Reads the last committed checkpoint. It changes nothing and delays no task.
 
     Raises ``ConfigError`` when there is nothing to read: no stateful bolt, no committed checkpoint,
     or a provider whose states other processes cannot see.
@@ -44,8 +43,8 @@ class TopologyState:
 
     @property
     def record(self) -> CheckpointRecord:
-        """The record of the topology's checkpoints, as it is now. Raises ``ConfigError`` when none
-        is committed."""
+        """The current record of the topology's checkpoints. Raises ``ConfigError`` when no
+        checkpoint is committed."""
         found = read_record(self._store, self._topology.id)
         if found is None or not found.txid:
             raise ConfigError(f"topology {self._topology.id!r} has not committed a checkpoint yet")
@@ -63,7 +62,7 @@ class TopologyState:
         return [each for each in self._components if each in layouts]
 
     def component(self, name: str | None) -> str:
-        """The component of that name; for None, the only one. Raises ``ConfigError``."""
+        """The component with this name; for None, the only one. Raises ``ConfigError``."""
         known = self.components
         if name is None and len(known) == 1:
             return known[0]
@@ -89,9 +88,9 @@ class TopologyState:
         return ((each.key, each.value) for each in self.entries(component_id))
 
     def entries(self, component_id: str) -> Iterator[Entry]:
-        """Everything that the tasks have. When all is read, ``txid_before`` and ``txid_after`` say
-        which checkpoint this is of. They are the same, unless the store can only be read while it
-        changes, or holds a part of the next checkpoint."""
+        """The entries of all tasks. After the last entry, ``txid_before`` and ``txid_after`` name
+        the checkpoint that was read. They differ when the store can only be read while it changes,
+        or holds a part of the next checkpoint."""
         for tries_left in range(_TRIES, -1, -1):
             states = self._of(component_id)
             opened = [_entries(state) for state in states]
@@ -120,7 +119,7 @@ class TopologyState:
         self.close()
 
     def _begun(self) -> int:
-        """The last checkpoint of which a store may already hold something."""
+        """The last checkpoint of which a store may hold a part."""
         record = self.record
         return record.pending if record.prepared and record.pending is not None else record.txid
 
@@ -138,7 +137,7 @@ class TopologyState:
                 txid = 0 if state is None else state.txid
                 if state is None or (txid is not None and txid < record.txid):
                     if self.record.layouts.get(component_id) != layout:
-                        return self._of(component_id)  # its keys have moved meanwhile
+                        return self._of(component_id)  # its keys have been moved meanwhile
                     raise other_store(component_id, task, txid or 0, record.txid)
                 self._states[place] = state
             found.append(self._states[place])

@@ -1,4 +1,4 @@
-"""What a driver of a core topology shows: its status, its counters, and lines of the log."""
+"""The status, counters and log lines that the driver of a core topology publishes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from framework.observe.rate import RecentRate
 
 _log = get_logger()
 
-#: The last errors in user code that are kept for the page.
+#: The most errors in user code that are kept for the status page.
 ERRORS_KEPT = 50
-#: The pause between two lines of the log about late tuples of one bolt.
+#: The pause between two log lines about late tuples of one bolt.
 _LATE_SHOWN_S = 60.0
 
 
 class CoreReporter:
-    """Written by the driver's thread, read from any. ``changed``: is notified whenever the status
-    may be another."""
+    """Written by the driver's thread, read from any thread. ``changed``: notified whenever the
+    status may have changed."""
 
     def __init__(self, plan: CorePlan, clock: Callable[[], float]) -> None:
         self._plan, self._clock = plan.plan, clock
         self.changed = threading.Condition()
         self._figures = CoreFiguresBuilder()
         self._completed_rate = RecentRate()
-        self._late: defaultdict[str, int] = defaultdict(int)  # late tuples that no line of the log has told of
+        self._late: defaultdict[str, int] = defaultdict(int)  # late tuples that are not logged yet
         self._late_shown: dict[str, float] = {}
         self._status = CoreStatus(
             phase="starting",
@@ -88,7 +88,7 @@ class CoreReporter:
             self.recent_errors.append((time.time(), error))
 
     def late(self, records: Sequence[RoundRecord]) -> None:
-        """Say which bolts have left out late tuples: each at most once a minute."""
+        """Log which bolts have dropped late tuples, at most once a minute per bolt."""
         for each in records:
             for (component_id, _), counts in each.counts.items() if isinstance(each, RoundReport) else ():
                 if counts.late:
@@ -117,7 +117,7 @@ class CoreReporter:
         rounds_lost: int = 0,
         last_error: str | None = None,
     ) -> None:
-        """Make the status. ``rounds`` and ``rounds_lost``: how many more."""
+        """Publish the status. ``rounds`` and ``rounds_lost``: how many to add."""
         components = totals.by_component()
         with self.changed:
             known = self._status

@@ -1,8 +1,8 @@
-"""Moves the keys of a state to other namespaces. That is needed when the number of a component's
-tasks has changed, when its values live longer than before, and when they expire now and did not
-before, or the reverse.
+"""Moves the keys of a state to other namespaces. This is needed when the number of a component's
+tasks changes, when its values live longer than before, or when exactly one of the old and new
+states lets values expire.
 
-The new tasks get namespaces of their own, which nobody has used before. The record names them once
+The new tasks get namespaces that were never used before. The record names the new namespaces once
 they are complete, so a crash before that leaves the old ones as they were.
 """
 
@@ -32,12 +32,12 @@ from framework.topology import (
 
 _log = get_logger()
 
-#: How many entries are put before they are committed.
+#: How many entries are written between commits.
 BATCH = 100_000
 
 
 class Entry(NamedTuple):
-    """A key of a task's state with its value. ``put_at``: when the value was put, where values
+    """A key of a task's state with its value. ``put_at``: when the value was written, if values
     expire."""
 
     key: Any
@@ -63,14 +63,14 @@ class Namespaces:
         return [namespace_of(self.topology_id, component_id, layout.number, task) for task in range(layout.tasks)]
 
     def states(self, component: Component, layout: Layout) -> list[KeyValueState[Any, Any]]:
-        """The states of the tasks of a layout, with values as they are stored. Raises
+        """The states of the tasks of a layout, with values in stored form. Raises
         ``ConfigError``."""
         timed = layout.ttl_of(component.instance) > 0
         names = self.of(component.id, layout)
         return [_key_value(kept_state_of(self.provider, name, timed, self.conf, None)) for name in names]
 
     def commit(self, component_id: str, layout: Layout, record: CheckpointRecord) -> None:
-        """Commit what is prepared in the namespaces of a layout."""
+        """Commit the prepared checkpoint in the namespaces of a layout."""
         for name in self.of(component_id, layout):
             state = self.provider.new_state(name, self.conf, None)
             try:
@@ -90,8 +90,8 @@ def finished(
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
     """Commit a prepared checkpoint, if the components or their tasks have changed since it was
-    prepared. It is committed in the namespaces where it was prepared (C39). Returns the record
-    after that. If nothing has changed, it is left for the present tasks to commit."""
+    prepared. It is committed in the namespaces where it was prepared (C39). If nothing has changed,
+    the checkpoint is left for the present tasks to commit. Returns the record afterwards."""
     if not record.prepared:
         return record
     pending = record.pending_layouts
@@ -113,10 +113,11 @@ def rescaled(
     record: CheckpointRecord,
     save: Callable[[CheckpointRecord], None],
 ) -> CheckpointRecord:
-    """The record for the components as they are now: their tasks, and how long values live. Keys
-    are moved where that has changed. ``components``: those with state. Raises ``TopologyError`` for
-    keys that belong to no task, or whose tuples are grouped otherwise than before, and
-    ``CorruptStateError`` for a state that does not hold the checkpoint that the record names."""
+    """Move keys as the present components need it, and return the record that names the new
+    namespaces. Keys move when the number of tasks or the lifetime of values has changed.
+    ``components``: those with state. Raises ``TopologyError`` for keys that belong to no task, or
+    when the grouping of their tuples has changed, and ``CorruptStateError`` for a state that does
+    not hold the checkpoint that the record names."""
     record = finished(namespaces, components, record, save)
     for component_id, layout in list(record.layouts.items()):
         component = components.get(component_id)
@@ -131,8 +132,7 @@ def rescaled(
                 "same by other names, save a snapshot with the topology as it was, and restore it with this one"
             )
         elif not layout.fits(wanted):
-            # Take an id that nobody else has, even if another process tries the same at the same
-            # time.
+            # Take an id that stays unique even if another process does the same concurrently.
             record = replace(record, last=record.highest + 1)
             save(record)
             new = layout_of(component, record.last)
@@ -149,34 +149,35 @@ def rescaled(
 
 
 def layout_of(component: Component, number: int) -> Layout:
-    """The layout of a component as it is now."""
+    """The layout that a component needs now."""
     bolt = _bolt_of(component)
     groupings = sorted({each.grouping.outline() for each in component.subscriptions})
     return Layout(number, component.parallelism, bolt.state_ttl_s or 0.0, " and ".join(groupings))
 
 
 class Filling:
-    """Fills new namespaces of a component with keys, each key in the namespace of its task."""
+    """Fills new namespaces of a component: puts each key in the namespace of its task."""
 
     def __init__(self, namespaces: Namespaces, component: Component, layout: Layout) -> None:
         self._component = component
         self._tasks = layout.tasks
         self._ttl_s = layout.ttl_of(component.instance)
-        self._itself: Callable[[Any], Any] | None = itemgetter(1) if self._ttl_s else None  # a value without its time
+        # extracts a value without its time
+        self._itself: Callable[[Any], Any] | None = itemgetter(1) if self._ttl_s else None
         self._targets = namespaces.states(component, layout)
         self._waiting = 0
 
     def put(self, entry: Entry, tasks: int) -> None:
-        """Put a key that one of ``tasks`` tasks has had. Raises ``TopologyError`` for a key that
-        belongs to no task, or to another task than the one that had it: it is then unknown where
-        its tuples go."""
+        """Put a key that one of the ``tasks`` former tasks held. Raises ``TopologyError`` when the
+        key belongs to no task, or to another task than the former holder: then the destination of
+        its tuples is unknown."""
         bolt = _bolt_of(self._component)
         key, task = entry.key, entry.task
         value = kept(entry.value, entry.put_at if bolt.expires(key) else FOR_EVER, self._ttl_s)
         if tasks != self._tasks:
             grouped: Any = bolt.grouping_key(key)
             if grouped is None:
-                return  # it belonged to its task, which is no more
+                return  # its former task, which no longer exists, was the right holder
             if grouped is EVERY_TASK:
                 for each in self._targets:
                     known = each.get(key)
@@ -204,7 +205,7 @@ class Filling:
                 each.commit()
 
     def finish(self, txid: int) -> None:
-        """Commit all of it as the state of checkpoint ``txid``."""
+        """Commit all entries as the state of checkpoint ``txid``."""
         for each in self._targets:
             each.prepare_commit(txid)
             each.commit(txid)
@@ -224,8 +225,8 @@ def _move(
     save: Callable[[CheckpointRecord], None],
 ) -> None:
     """Copy the keys of a component from the old layout to the new one. Raises ``CorruptStateError``
-    for a state that does not hold the checkpoint that the record names: what it lacks would be lost
-    for good."""
+    for a state that does not hold the checkpoint that the record names, because its missing keys
+    would be lost for good."""
     filling = Filling(namespaces, component, new)
     sources = namespaces.states(component, old)
     ttl_s = old.ttl_of(component.instance)
@@ -245,8 +246,7 @@ def _move(
 
 
 def task_of_key(component: Component, key: Any, tasks: int) -> int | None:
-    """The task that a key of the state belongs to: the one that its tuples go to. None when the key
-    does not tell."""
+    """The task to which the tuples of a state's key go; None when the key does not tell."""
     groupings = [each.grouping for each in component.subscriptions]
     if all(isinstance(each, GlobalGrouping) for each in groupings):
         return 0

@@ -17,12 +17,13 @@ from framework.acking.ledger import NO_IDS, NO_TREE, Ids
 
 
 class RowRoots:
-    """The roots of rows, gathered row by row (``append``) or for many rows that are part of one
-    tree each, or of none (``extend``)."""
+    """The roots of rows, collected row by row (``append``), or for many rows each of which is part
+    of at most one tree (``extend``)."""
 
     def __init__(self) -> None:
         self._flat: list[Ids] = []
-        self._lengths: list[np.ndarray[tuple[int], np.dtype[np.int32]] | None] = []  # None: one number per row
+        # None: one root per row
+        self._lengths: list[np.ndarray[tuple[int], np.dtype[np.int32]] | None] = []
         self._tail: list[Sequence[int]] = []
         self.append = self._tail.append
 
@@ -55,12 +56,12 @@ class RowRoots:
 
 
 def no_roots(rows: int) -> pa.Array:
-    """The column of rows that are part of no tree."""
+    """The column for rows that are part of no tree."""
     return pa.array(np.full(rows, NO_TREE, np.uint64))
 
 
 def at_most_one(column: pa.Array) -> bool:
-    """Whether the column says of every row that it is part of one tree, or of none."""
+    """Whether the column has at most one tree for every row."""
     return bool(pa.types.is_uint64(column.type))
 
 
@@ -72,13 +73,13 @@ def flat_roots(column: pa.Array) -> Ids:
 
 
 def trees_among(roots: Ids) -> Ids:
-    """Those that are no ``NO_TREE``."""
+    """The roots without ``NO_TREE``."""
     found: Ids = roots[roots != NO_TREE]
     return found
 
 
 def untracked(column: pa.Array) -> int:
-    """How many rows are part of no tree."""
+    """The number of rows that are part of no tree."""
     return int(np.count_nonzero(flat_roots(column) == NO_TREE))
 
 
@@ -93,19 +94,20 @@ def roots_of(column: pa.Array) -> Iterable[Sequence[int]]:
 
 
 def as_roots(root: int) -> Sequence[int]:
-    """The roots of a row that has this one, or ``NO_TREE``."""
+    """The roots of a row: this root alone, or none for ``NO_TREE``."""
     return (root,) if root else ()
 
 
 def edges_of(column: pa.Array, ids: Ids) -> tuple[Ids, Ids]:
-    """A root and an edge for every tree that each row is part of. ``ids``: of each row."""
+    """The roots and edges of all rows: one pair for every tree that a row is part of. ``ids``: the
+    edge of each row."""
     if not at_most_one(column):
         ids = np.repeat(ids, column.value_lengths().to_numpy(zero_copy_only=False))
     return tracked_edges(flat_roots(column), ids)
 
 
 def shared_edges_of(column: pa.Array, ids: Ids) -> tuple[Ids, Ids]:
-    """The same, of the rows that are part of several trees."""
+    """As ``edges_of``, for rows that are part of several trees only."""
     if at_most_one(column):
         return NO_IDS, NO_IDS
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
@@ -114,6 +116,6 @@ def shared_edges_of(column: pa.Array, ids: Ids) -> tuple[Ids, Ids]:
 
 
 def tracked_edges(roots: Ids, ids: Ids) -> tuple[Ids, Ids]:
-    """The roots that are no ``NO_TREE``, and the ids of the edges at the same places."""
+    """The roots without ``NO_TREE``, and the edge ids that belong to them."""
     tracked = roots != NO_TREE
     return (roots, ids) if tracked.all() else (roots[tracked], ids[tracked])

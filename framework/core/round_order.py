@@ -1,4 +1,4 @@
-"""In which order a task does its part of the rounds, when several rounds are under way."""
+"""The order in which a task does its part of concurrent rounds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 from framework.errors import RetryableError
 
-#: How long a round waits for the one before it, which may be late, or lost.
+#: How long a round waits for the previous one, which may be late or lost, in seconds.
 OVERTAKE_S = 10.0
 
 
 class OvertakenError(RetryableError):
-    """A round came to a task after a later one."""
+    """A round reached a task after a later round."""
 
 
 class RoundOrder:
-    """The turns of one task. Safe to use from several threads.
+    """Orders the rounds of one task. Safe to use from several threads.
 
     Invariant: the task does its part of the rounds one by one, in the order of their numbers. A
     round that does not come in time is overtaken, and is refused if it comes later."""
@@ -30,8 +30,8 @@ class RoundOrder:
 
     @contextmanager
     def of(self, number: int, follows: int) -> Iterator[None]:
-        """The turn of a round. It begins once the round that it ``follows`` (0 for none) has had
-        its turn, or is overtaken. Raises ``OvertakenError`` for a round that is overtaken
+        """Wait for the turn of a round: it begins once the round that it ``follows`` (0 for none)
+        has had its turn, or is overtaken. Raises ``OvertakenError`` when this round is overtaken
         itself."""
         with self._changed:
             self._changed.wait_for(lambda: self._last >= min(follows, number), self._overtake_s)

@@ -1,9 +1,9 @@
-"""What a round is, and what its result is.
+"""Rounds and their results.
 
-A core topology runs as a sequence of rounds. In a round, the spout tasks hear what became of their
-trees, and give what they have. That goes through the bolts, level by level. What the tasks say
-about trees goes to the ackers, which are the last level. Little returns to the driver: decisions
-about trees, and counters.
+A core topology runs as a sequence of rounds. In a round, the driver sends decisions about trees to
+the spout tasks, and the spouts emit. The tuples pass through the bolts, level by level. The tasks
+report changes of trees to the ackers, which are the last level. Only decisions about trees and
+counters return to the driver.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from framework.execution.messages import Piece
 from framework.execution.stages import walk
 from framework.operators.watermarks import Source
 
-#: The most tuples that a spout task gives in one round, so that rounds stay short.
+#: The most tuples that a spout task emits in one round, so that rounds stay short.
 ROUND_TUPLES_MAX = 10_000
 
 
 class TreeOutcomes(NamedTuple):
-    """What a spout task is told at the start of a round. ``failed``: somebody failed the tree.
-    ``reset``: its timeout starts anew. ``expired``: it timed out."""
+    """Decisions for a spout task at the start of a round. ``failed``: a component failed the tree.
+    ``reset``: its timeout restarts. ``expired``: it timed out."""
 
     completed: Roots = Roots()
     failed: Roots = Roots()
@@ -38,17 +38,24 @@ class TreeOutcomes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """``rotates``: whether the maps of pending trees rotate, since time has gone on;
-    ``ROTATIONS_PER_TIMEOUT`` such rounds make a timeout. ``outcomes``: number of a spout task ->
-    what it is told. ``spout_wait_s``: how long the spouts may wait until one has something to give.
-    ``drain``: spouts give nothing, so that what is under way can end. ``follows``: the round that
-    was still under way when this one began, 0 for none; every task does that one first.
-    ``at_once``: how many rounds may be under way; a spout gives only its part in one, so that the
-    next one has something too. ``checkpoint``: what every task has to do for a checkpoint.
-    ``share``: the most tuples that a spout task gives. ``lost``: the last lost round, 0 for none.
-    ``marks``: how far the source partitions have come, where bolts go by the time of their tuples;
-    None where nothing new is told. ``settles``: a checkpoint waits until every tree is over, or is
-    prepared now, so no new tree should begin."""
+    """The order for one round, as every task gets it.
+
+    * ``rotates``: whether the maps of pending trees rotate; ``ROTATIONS_PER_TIMEOUT`` such rounds
+      make a timeout.
+    * ``outcomes``: number of a spout task -> decisions about its trees.
+    * ``spout_wait_s``: how long the spouts may wait until one has something to emit.
+    * ``drain``: spouts emit nothing, so that tuples under way can finish.
+    * ``follows``: the round that was still under way when this one began, 0 for none; every task
+      does that one first.
+    * ``at_once``: the most rounds under way; a spout emits only its part in one, so that the next
+      round gets tuples too.
+    * ``checkpoint``: what every task has to do for a checkpoint.
+    * ``share``: the most tuples that a spout task emits.
+    * ``lost``: the last lost round, 0 for none.
+    * ``marks``: the progress of the source partitions, for bolts that go by event time; None when
+      there is nothing new.
+    * ``settles``: a checkpoint waits for all trees to end, or is prepared in this round, so no new
+      tree should begin."""
 
     number: int
     _: KW_ONLY
@@ -66,14 +73,14 @@ class Round:
 
     @property
     def prepares(self) -> bool:
-        """Whether everything that comes must be done before the round ends: a checkpoint covers
-        nothing that waits."""
+        """Whether every tuple must be executed before the round ends: a checkpoint covers no
+        waiting tuples."""
         return self.checkpoint is not None and self.checkpoint.action is CheckpointAction.PREPARE
 
 
 class Decisions(NamedTuple):
-    """What one acker has decided in a round. ``trees``: how many it still tracks. ``shared``: when
-    time has gone on, the trees with an open tuple that is part of several trees."""
+    """The decisions of one acker in a round. ``trees``: how many trees it still tracks. ``shared``:
+    in a round that rotates, the trees with an open tuple that is part of several trees."""
 
     round: int
     acker: int
@@ -87,13 +94,20 @@ class Decisions(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What one component did in one task. ``latency_s``: from emission until the spout was told of
-    completion, summed over ``completed``. ``died``: instances that their own errors ended.
-    ``late``: tuples that came too late for what a stateful bolt gathers.
-    ``busy_s``: how long the task was busy with the component. Four counts describe the present
-    moment. ``pending``: tuples of a spout whose fate is open. ``behind``: spout tasks that expect
-    more input. ``waiting``: tuples that have come to a bolt and are not executed yet. ``due``:
-    tasks that go by the time of their tuples, and in which something is due."""
+    """The counters of one component in one task.
+
+    * ``completed``: tuple trees of a spout that were fully processed.
+    * ``latency_s``: from emission until the spout got the completion, summed over ``completed``.
+    * ``died``: instances that were ended by their own errors.
+    * ``late``: tuples that came too late for a window or session of a stateful bolt.
+    * ``busy_s``: how long the task was busy with the component.
+
+    Four counters describe the present:
+
+    * ``pending``: pending tuples of a spout.
+    * ``behind``: spout tasks that expect more input.
+    * ``waiting``: tuples that have arrived at a bolt and are not executed yet.
+    * ``due``: tasks that go by event time and have output due."""
 
     emitted: int = 0
     executed: int = 0
@@ -112,11 +126,11 @@ class Counts:
 
     @property
     def worked(self) -> bool:
-        """Whether the component did something."""
+        """Whether the component did any work."""
         return bool(self.emitted or self.executed or self.completed or self.failed)
 
     def add(self, other: Counts) -> None:
-        """Add every count. Most are 0 in most rounds."""
+        """Add every counter. In most rounds most of them are 0."""
         for name in self.__slots__:
             more = getattr(other, name)
             if more:
@@ -124,17 +138,17 @@ class Counts:
 
 
 class WorkerLostError(RetryableError):
-    """A process with tasks has ended, or does not answer. The message says what it ran."""
+    """A process with tasks has ended, or does not answer. The message names its tasks."""
 
 
 class ErrorKind(Enum):
-    """What an error in user code did."""
+    """The consequence of an error in user code."""
 
-    AWAY = "away"  # what the component needs does not answer; it is started again as often as it takes
-    REPORTED = "reported"  # nothing: the component reported it and went on
-    DIED = "died"  # it ended the instance; a new one takes its place
-    CANNOT_START = "cannot start"  # the new one could not be made, opened or prepared
-    FATAL = "fatal"  # it ended the instance, and a new one would do no better
+    AWAY = "away"  # an external system does not answer; the component is restarted until it does
+    REPORTED = "reported"  # the component reported the error and went on
+    DIED = "died"  # the instance ended; a new one takes its place
+    CANNOT_START = "cannot start"  # a new instance could not be made, opened or prepared
+    FATAL = "fatal"  # the instance ended, and a new one would fail in the same way
 
 
 class ComponentError(NamedTuple):
@@ -160,13 +174,16 @@ class ComponentError(NamedTuple):
 
 
 class RoundReport(NamedTuple):
-    """What a task tells the driver after round ``round``. ``checkpoint_reports``: of its components
-    that a checkpoint concerns. ``unrecovered``: the task is new, and waits for a recovery.
-    ``tick_in_s``: seconds until one of its components wants a tick. ``sent``: edge -> rows that
-    went over it. ``blamed``: trees that failed because of a tuple that is part of no other tree.
-    ``timed_out``: trees of its spout tasks that were not complete in time.
-    ``unread``: what its spout tasks have not read to the end. ``newest``: the newest times that its
-    bolts have seen, by origin."""
+    """A task's report to the driver after round ``round``.
+
+    * ``checkpoint_reports``: of its components that take part in a checkpoint.
+    * ``unrecovered``: the task is new, and waits for a recovery.
+    * ``tick_in_s``: seconds until one of its components wants a tick.
+    * ``sent``: edge -> rows that went over it.
+    * ``blamed``: trees that failed because of a tuple that is part of no other tree.
+    * ``timed_out``: trees of its spout tasks that were not complete in time.
+    * ``unread``: the partitions that its spout tasks have not read to the end.
+    * ``newest``: the newest times that its bolts have seen, by origin."""
 
     round: int
     counts: Mapping[tuple[str, int], Counts]
@@ -183,8 +200,8 @@ class RoundReport(NamedTuple):
 
 RoundRecord = Union[Piece, LedgerPart, RoundReport, Decisions]
 Addressed = tuple[int, RoundRecord]
-#: Runs one task of one level where it lives. Gets the round, level, partition and the records that
-#: came for it, and returns the records that go on.
+#: Runs one task of one level in its process. Takes the round, level, partition and the records that
+#: arrived, and returns the records for the next levels.
 RunTask = Callable[[Round, int, int, Sequence[RoundRecord]], Sequence[Addressed]]
 
 
@@ -193,16 +210,17 @@ class RoundExecutor(Protocol):
 
     @property
     def rounds_max(self) -> int:
-        """How many rounds it can run at once now. ``run`` is called from as many threads."""
+        """How many rounds it can run concurrently now. The driver calls ``run`` from that many
+        threads."""
 
     def start(self) -> None: ...
 
     def run(self, round_: Round) -> Sequence[RoundRecord]:
-        """Raises ``RetryableError`` when the round, or a part of it, was lost: what it did is
-        unknown."""
+        """Run a round. Raises ``RetryableError`` when the round, or a part of it, was lost, so that
+        its effects are unknown."""
 
     def wake(self) -> None:
-        """End the wait of a round that waits in the spouts, if there is one."""
+        """End the wait of the round that waits in the spouts, if there is one."""
 
     def close(self) -> None:
         """Close every spout, clean up every bolt, and release what ``start`` made."""

@@ -1,4 +1,4 @@
-"""``submit`` for core topologies: joins a topology and an executor into a run."""
+"""``submit`` for core topologies: combines a topology and an executor into a run."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 
-#: Serves the page of a run, and returns what ends it.
+#: Serves the status page of a run, and returns a function that stops it.
 CorePage = Callable[[RoundDriver, CoordinationStore | None, Callable[[], CoreStatus]], Callable[[], None]]
 
 
 class CoreTopologyFailed(RatchetError):
     """A core topology ended because one of its components could not work. The message names the
-    component and the task, and ends with the trace."""
+    component and the task, and ends with the stack trace."""
 
     @staticmethod
     def of(failure: ComponentError) -> CoreTopologyFailed:
-        """The error that fits the failure, for callers that catch errors by how they recover."""
+        """The error class that matches the failure, for callers that catch errors by recovery."""
         kind: type[CoreTopologyFailed] = CoreTopologyFailed
         if failure.failure is FailureKind.DATA_LOSS:
             kind = CoreTopologyLostData
@@ -47,21 +47,22 @@ class CoreTopologyFailed(RatchetError):
 
 
 class CoreTopologyLostData(CoreTopologyFailed, DataLossError):
-    """It ended because its source lost unread records."""
+    """A core topology ended because its source lost unread records."""
 
 
 class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
-    """It ended because of a record that cannot be decoded."""
+    """A core topology ended because of a record that cannot be decoded."""
 
     def __init__(self, message: str, about: str = "") -> None:
         super().__init__("", about)
-        self.args = (message,)  # with its trace, so it is no reason, and has lines
+        # includes the stack trace, so it has several lines and no length limit
+        self.args = (message,)
 
 
 class CoreRun(RunningThread):
     """A core topology that runs in a thread of this process. Made by ``submit``. When it is
-    stopped, nothing more is taken from the spouts, tuples under way get some time to finish, and
-    every component is closed."""
+    stopped, the spouts emit nothing more, tuples under way get some time to finish, and every
+    component is closed."""
 
     def __init__(
         self,
@@ -107,28 +108,28 @@ class CoreRun(RunningThread):
         return CoreRunCollector(self._topology.id, self.status, self._driver.figures)
 
     def _begin_anew(self) -> None:
-        """Start over with new tasks. This driver no longer leads, so what its tasks know and hold
-        is of no use."""
+        """End all tasks, and start new ones. Needed when this driver no longer leads, because the
+        state of its tasks is out of date."""
         self._executor.close()
         self._executor.start()
 
     def status(self) -> CoreStatus:
-        """Where the run stands now."""
+        """The current status of the run."""
         return self._driver.status()
 
     def _rate(self) -> float:
         return self._driver.tuples_per_second()
 
     def component_errors(self) -> list[ComponentError]:
-        """The latest errors that components have raised, oldest first; not those that they have
-        reported, and not what a lost process has caused."""
+        """The latest errors that components have raised, oldest first. Without errors that they
+        have reported, and without failures caused by a lost process."""
         told = (ErrorKind.REPORTED, ErrorKind.AWAY)
         return [error for _, error in list(self._driver.recent_errors) if error.kind not in told]
 
     def wait_until_idle(self, timeout_s: float | None = None) -> None:
-        """Wait until the spouts give nothing and every tuple that they gave has been acked or
-        failed. Raises ``TimeoutError``, the error that the topology failed with, or
-        ``TopologyError`` when it was stopped meanwhile."""
+        """Wait until the spouts emit nothing and every emitted tuple has been acked or failed.
+        Raises ``TimeoutError``, the error with which the topology failed, or ``TopologyError`` when
+        it was stopped meanwhile."""
         if self._driver.wait_until_idle(timeout_s):
             return
         self._raise_failure()
@@ -159,8 +160,8 @@ def submit_core(
     store: CoordinationStore | None,
     page: CorePage | None = None,
 ) -> CoreRun:
-    """Start a core topology. ``store``: where its driver is elected and, if it has state, where the
-    record of its checkpoints is kept; by default the store that the configuration names. Raises
+    """Start a core topology. ``store``: elects its driver and, if the topology has state, keeps the
+    record of its checkpoints; by default the store that the configuration names. Raises
     ``ConfigError`` or ``TopologyError`` before anything has started."""
     check_pickles(topology)
     check_stateful(topology, config)
@@ -192,8 +193,8 @@ def submit_core(
 
 
 def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, float]:
-    """Which bolts get ticks, and how often, in seconds: as each bolt says, or else ``every_s``.
-    Raises ``ConfigError`` for an interval that is not above 0."""
+    """Bolt -> seconds between its ticks, by the bolt's own setting, or else ``every_s``. Without
+    bolts that get no ticks. Raises ``ConfigError`` for an interval that is not above 0."""
     found = {}
     for component in topology.components:
         if isinstance(component.instance, Bolt):
@@ -211,7 +212,7 @@ def ticks_of(topology: CoreTopology, every_s: float | None = None) -> dict[str, 
 def _round_executor(name: str, plan: CorePlan, config: Config) -> RoundExecutor:
     if name == LOCAL:
         return LocalRounds(plan)
-    from framework.core.spark import SparkRounds  # only runs that use Spark load it
+    from framework.core.spark import SparkRounds  # imported here because only runs on Spark need it
 
     return SparkRounds(
         plan,

@@ -1,5 +1,4 @@
-"""A task of a core topology: the components of one segment, which share the task, and their part of
-a round."""
+"""A task of a core topology: the fused components of one segment, and their part of each round."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ from framework.topology import StateProvider
 
 
 class SegmentTask:
-    """The fused components of one task, and the ``Surroundings`` of each. Where there is state, the
-    spouts of a new task give nothing before a recovery."""
+    """The fused components of one task, and the ``Surroundings`` of each. If the topology has
+    state, the spouts of a new task emit nothing before a recovery."""
 
     def __init__(
         self,
@@ -103,8 +102,8 @@ class SegmentTask:
         return None if paths is None else Follows(paths, len(self._plan.spout_tasks()), len(self._plan.rooted_tasks()))
 
     def recover(self, marker: CheckpointMarker, before: SegmentTask | None) -> None:
-        """Begin as of a checkpoint, in place of the task that was here before. What that one has
-        made is thrown away, except the errors of ending it."""
+        """Restore the task to a checkpoint, in place of the previous task. The output of that task
+        is discarded, except for errors raised while it ended."""
         if before is not None:
             before.throw_away()
             for component_task in before._component_tasks.values():
@@ -117,8 +116,8 @@ class SegmentTask:
             component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
 
     def begin(self, round_: Round) -> None:
-        """Commit a checkpoint, and tell the components at which trees begin what became of their
-        trees. Do nothing before the recovery that says where to begin."""
+        """Commit a checkpoint, and give the decisions about trees to the components at which they
+        began. Before the first recovery, do nothing."""
         self.thread = threading.get_ident()
         if self._unrecovered:
             return
@@ -132,17 +131,17 @@ class SegmentTask:
 
     @property
     def gives(self) -> bool:
-        """Whether there is a spout among the components."""
+        """Whether one of the components is a spout."""
         return bool(self._spouts)
 
     @property
     def open(self) -> bool:
-        """Whether every spout that knows where to begin is open."""
+        """Whether every spout that has a start position is open."""
         return self._unrecovered or all(spout.open for spout in self._spouts.values())
 
     def give(self, round_: Round) -> bool:
-        """Have the spouts give what they have. Returns whether they had anything. Where there is
-        state, they give nothing before they know where to begin."""
+        """Let the spouts emit. Returns whether they emitted anything. If the topology has state,
+        they emit nothing before they have a start position."""
         if self._unrecovered:
             return False
         gave = False
@@ -152,8 +151,8 @@ class SegmentTask:
         return gave
 
     def run(self, round_: Round, records: Sequence[RoundRecord], budget: Budget) -> Sequence[Addressed]:
-        """Do the task's part of a round. Raises only on a bug, or at the end of the process; the
-        outcome is then thrown away."""
+        """Do the task's part of a round. Raises only on a bug, or at the end of the process; then
+        the outcome is discarded."""
         pieces: list[Piece] = []
         for record in records:
             if isinstance(record, Piece) and self._is_mine(record):
@@ -164,7 +163,8 @@ class SegmentTask:
             self._receive(self._plan.plan.edges[piece.edge], decode_batch(piece.payload))
         if not round_.drain:
             self.give(round_)
-        for component_task in self._component_tasks.values():  # in topological order: fused rows come before the flush
+        # in topological order: fused rows arrive before their receiver is flushed
+        for component_task in self._component_tasks.values():
             with _busy(component_task):
                 component_task.work(budget)
                 if self._may_tick(round_):
@@ -177,22 +177,22 @@ class SegmentTask:
             if report is not None:
                 self.outcome.checkpoint_reports.append(report)
             component_task.look()
-        while True:  # until the last rows that were emitted are in the outcome that is handed over
+        while True:  # repeat until the outcome to hand over holds the rows that were emitted last
             with self.lock:
                 failed = [found for each in self._component_tasks.values() if (found := _unsent(each)) is not None]
                 if not failed:
                     return self._hand_over(round_)
             for component_task, error in failed:
-                component_task.died(error)  # which may emit once more
+                component_task.died(error)  # may emit once more
 
     def _may_tick(self, round_: Round) -> bool:
-        """Whether ticks may be given: not before a recovery, nor in its round, since nobody hears
-        of failures then."""
+        """Whether ticks are allowed: not before a recovery, nor in its round, because failures are
+        not tracked then."""
         marker = round_.checkpoint
         return not self._unrecovered and (marker is None or marker.action is not CheckpointAction.RECOVER)
 
     def throw_away(self) -> None:
-        """Throw away all that this task has made in a lost round."""
+        """Discard the task's results of a lost round."""
         with self.lock:
             self.outcome = Outcome(self._component_tasks)
 
@@ -276,8 +276,8 @@ class SegmentTask:
 
 
 def _unsent(component_task: ComponentTask) -> tuple[ComponentTask, BaseException] | None:
-    """Send what the component has emitted. Returns it with the error of what does not fit the
-    declared fields."""
+    """Send the rows that the component has emitted. Returns the component and the error, if rows do
+    not fit the declared fields."""
     try:
         component_task.out.flush()
     except USER_ERRORS as error:
@@ -287,7 +287,7 @@ def _unsent(component_task: ComponentTask) -> tuple[ComponentTask, BaseException
 
 @contextlib.contextmanager
 def _busy(component_task: ComponentTask) -> Iterator[None]:
-    """Count the time for a component."""
+    """Measure the time that a component takes."""
     began = time.perf_counter()
     try:
         yield

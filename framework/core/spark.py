@@ -1,9 +1,9 @@
-"""Rounds on Spark. Tasks live in task workers beside the executors.
+"""Rounds on Spark. Tasks live in task workers, processes next to the executors.
 
-The driver carries the rows of a small round itself: it asks all workers of a level at once (ADR
-60). A large round, on a cluster, is a Spark job: a chain of levels with shuffles between them, so
-that no single process carries everything. Where the driver cannot reach the workers, a small round
-is a Spark job, too: its one task does what the driver would do.
+In a small round, the driver itself carries the rows: it asks all workers of a level concurrently
+(ADR 60). On a cluster, a large round is a Spark job: a chain of levels with shuffles between them,
+so that no single process carries all rows. If the driver cannot reach the workers, a small round is
+a Spark job with one task, which does what the driver would do.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class SparkRounds:
         self._finding = threading.Lock()
         self._direct = False  # whether the driver reaches every task worker
         self._said_so = False
-        self._channels: list[Channels] = []  # open, and used by no round
+        self._channels: list[Channels] = []  # open channels that no round uses
         self._tuples = 0
 
     @property
     def rounds_max(self) -> int:
         """One at a time when rounds are chains: otherwise the tasks of a later round would hold
-        slots while they wait for the earlier round, which needs those slots."""
+        slots that the earlier round needs, and both would wait for ever."""
         return 1 if self._chains or self._jobs.slots == 1 else 2
 
     def start(self) -> None:
@@ -90,7 +90,8 @@ class SparkRounds:
                 records = self._jobs.one(_Walk(self._client(), round_, self._plan.widths))
         except RetryableError as error:
             self._suspect = True
-            if WorkerLostError.__name__ in str(error):  # of an error in a Spark task, only the text is left
+            # Spark passes on only the text of an error in a task
+            if WorkerLostError.__name__ in str(error):
                 raise WorkerLostError(str(error)) from error
             raise
         self._tuples = sum(
@@ -110,7 +111,8 @@ class SparkRounds:
                 with ThreadPoolExecutor(len(addresses)) as pool:
                     list(pool.map(close, addresses))
             else:
-                with contextlib.suppress(RetryableError):  # a task worker that cannot be told to close ends by itself
+                # a task worker that cannot be reached ends by itself
+                with contextlib.suppress(RetryableError):
                     self._jobs.each(addresses, close)
         self._close_channels()
         self._jobs.close()
@@ -123,8 +125,8 @@ class SparkRounds:
 
     @contextlib.contextmanager
     def _lent_channels(self) -> Iterator[Channels]:
-        """Channels for one round alone. After a lost round they are closed: an answer may still be
-        on its way."""
+        """Reserve channels for one round. After a lost round they are closed, because an answer may
+        still be on its way."""
         with self._finding:
             channels = self._channels.pop() if self._channels else Channels()
         try:
@@ -140,8 +142,8 @@ class SparkRounds:
             self._channels.pop().close()
 
     def _reach_workers(self) -> None:
-        """Find out whether the driver can carry rounds by itself. It does not where executors come
-        and go with Spark's jobs: without jobs, Spark would end them."""
+        """Find out whether the driver can carry rounds itself. It cannot when Spark adds and
+        removes executors by demand: without jobs, Spark would end them."""
         reason = None
         if self._jobs.executors_follow_jobs:
             reason = "spark.dynamicAllocation.enabled is true"
@@ -159,7 +161,7 @@ class SparkRounds:
         return not self._jobs.local and self._tuples > self._collapse_tuples_max
 
     def _find_workers(self) -> None:
-        """Find out which task workers still answer, and start new ones in place of the others."""
+        """Find the task workers that still answer, and start new ones in place of the others."""
         known = {each.number: each for each in self._addresses}
         found = self._jobs.each(sorted(known), _Ensure(self._workers, known))
         for address in found:

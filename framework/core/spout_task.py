@@ -1,5 +1,5 @@
-"""The task of a spout, which lives from round to round: what it has emitted and not heard of yet,
-and what it is told."""
+"""The task of a spout, which lives across rounds: its pending tuples, and the decisions about
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
 
-#: How long a spout task gives tuples in one round.
+#: How long a spout task emits in one round, in seconds.
 ROUND_SPOUT_S = 0.25
 #: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
 #: process each time fails in the end.
@@ -34,15 +34,17 @@ LOSSES_MAX = 5
 
 
 class Origins:
-    """The origins of one spout task: its own number, and from there on one in ``step``. Source
-    partitions get them as they come. ``step``: how many tasks there are at which trees begin."""
+    """The origins of one spout task: its own number first, then every ``step``-th number. Source
+    partitions get origins in the order of their first use. ``step``: the number of tasks at which
+    trees begin."""
 
     def __init__(self, number: int, step: int) -> None:
         self._number, self._step = number, step
         self._known: dict[str, int] = {}
 
     def of(self, partition: str) -> int:
-        """The origin of a partition. When there are no more, partitions share the last one."""
+        """The origin of a partition. When no more origins are left, partitions share the last
+        one."""
         found = self._known.get(partition)
         if found is None:
             found = self._number + self._step * len(self._known)
@@ -56,7 +58,7 @@ class SpoutCollector:
     """The ``SpoutOutputCollector`` of a spout task."""
 
     def __init__(self, spout: SpoutTask) -> None:
-        self.spout = spout  # replaced in a recovery that the user's object outlives
+        self.spout = spout  # replaced in a recovery when the user's object stays
 
     def emit(
         self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM, *, partition: str = ""
@@ -89,16 +91,17 @@ class SpoutCollector:
 
 
 class SpoutTask(ComponentTask):
-    """A spout task. ``number``: its own among all tasks of the topology at which trees begin.
-    ``origins``: where it matters which source partition a tree is from. ``tracked``: there are
-    ackers.
+    """A spout task.
+
+    * ``number``: its number among all tasks of the topology at which trees begin.
+    * ``origins``: set if bolts need to know from which source partition a tree stems.
+    * ``tracked``: there are ackers.
 
     Invariants:
 
-    1. Each message id is acked or failed once for each time that it was emitted, unless the
-       instance ends before.
-    2. A recovery does not fail the tuples that were under way (C36). Where the instance stays, they
-       are emitted again, and the instance hears nothing of that."""
+    1. Each message id is acked or failed once for each emission, unless the instance ends first.
+    2. A recovery does not fail the tuples that were under way (C36). If the instance stays, the
+       task emits them again by itself, without a call to the instance."""
 
     def __init__(
         self,
@@ -121,22 +124,23 @@ class SpoutTask(ComponentTask):
         self._origins = origins
         self._pending = self._new_pending()
         self._again: deque[Emitted] = deque()
-        self._lost = 0  # the last lost round that this task has heard of
-        self._unsure: set[int] = set()  # trees that were under way at that time
+        self._lost = 0  # the last lost round that this task knows of
+        self._unsure: set[int] = set()  # trees that were pending at that time
         self._stayed = False
         self._collector = SpoutCollector(self)
         self._emitted = 0
         self._exact = False
         self._failed_ids: dict[int, Any] = {}  # tree -> message id, until the recovery that follows
-        self._suspects: dict[str, bool] = {}  # records that have failed; True: is given up
-        self._passed: set[str] = set()  # those of them that came
+        # records that have failed; True: the record is given up
+        self._suspects: dict[str, bool] = {}
+        self._passed: set[str] = set()  # suspects that were emitted or given up
         self._named: Sequence[str] = ()  # the records that the recovery has asked for
-        self._said: Any = None  # its position in the checkpoint that is prepared
-        self._begins: CheckpointMarker | None = None  # the checkpoint to begin as of, until it has begun for good
+        self._said: Any = None  # the position in the prepared checkpoint
+        # the checkpoint to start from, until the start is final
+        self._begins: CheckpointMarker | None = None
 
     def begin(self, made: BaseRichSpout) -> None:
-        """Open the spout, and send it to where it begins. If it cannot be sent there, it gives
-        nothing."""
+        """Open the spout, and set its start position. If that fails, the spout emits nothing."""
         self._pending, self._again = self._new_pending(), deque()
         self._unsure.clear()
         self._said = None
@@ -153,8 +157,8 @@ class SpoutTask(ComponentTask):
             self._begins = None
 
     def instance(self) -> Any:
-        """The user's object. Where state is exactly-once, None from an error until the recovery,
-        which says where to begin."""
+        """The user's object. Under exactly-once, None from an error until the recovery, which sets
+        the start position."""
         return self._instance if self._exact else super().instance()
 
     @property
@@ -168,7 +172,7 @@ class SpoutTask(ComponentTask):
     def emitted(
         self, values: Sequence[Any], message_id: Any, stream: str, *, task: int | None = None, partition: str = ""
     ) -> None:
-        """Called by the collector. Raises ``TopologyError`` in a thread of the spout."""
+        """Emit a tuple for the collector. Raises ``TopologyError`` in any thread but the task's."""
         self._check_thread()
         if self._suspects and self._gives_up(message_id):
             return
@@ -186,8 +190,8 @@ class SpoutTask(ComponentTask):
     def emitted_rows(
         self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str, *, partition: str = ""
     ) -> None:
-        """As ``emitted``, for many rows. Raises ``TopologyError`` also when there are not as many
-        ids as rows."""
+        """As ``emitted``, for many rows. Also raises ``TopologyError`` when the numbers of ids and
+        rows differ."""
         self._check_thread()
         if message_ids is not None and len(message_ids) != batch.num_rows:
             raise TopologyError(
@@ -206,7 +210,7 @@ class SpoutTask(ComponentTask):
             self._emit_rows(batch, message_ids, stream, origin)
 
     def _gives_up(self, message_id: Any) -> bool:
-        """Have the spout give a record up, where it has failed too often. Returns whether it
+        """Call the spout's ``give_up`` for a record that has failed too often. Returns whether it
         did."""
         name = name_of(message_id)
         if name is None or name not in self._suspects:
@@ -216,7 +220,8 @@ class SpoutTask(ComponentTask):
             return False
         before = self._emitted
         self._instance.give_up(message_id)
-        if self._emitted == before:  # it is dropped, and a checkpoint should hold that
+        # the spout dropped the record, and a checkpoint should cover that
+        if self._emitted == before:
             self._emitted += 1
             self.counts.completed += 1
         return True
@@ -242,7 +247,7 @@ class SpoutTask(ComponentTask):
         return self._number if self._origins is None else self._origins.of(partition)
 
     def _unread(self) -> Unread | None:
-        """The origins of what the spout has not read to the end."""
+        """The origins that the spout has not read to the end."""
         found = self._instance.unread() if self._instance is not None else None
         return None if found is None else {self._origin_of(name): stream for name, stream in found.items()}
 
@@ -261,7 +266,7 @@ class SpoutTask(ComponentTask):
         self._pending.put(root, emitted)
 
     def tell(self, outcomes: TreeOutcomes, lost: int, *, rotates: bool) -> None:
-        """Hear what became of its trees, which round was lost last, and whether time has gone
+        """Take in decisions about the task's trees, the last lost round, and whether time has gone
         on."""
         if self.instance() is None:
             return
@@ -289,9 +294,10 @@ class SpoutTask(ComponentTask):
             self.died(error)
 
     def give(self, rounds: int, share: int) -> bool:
-        """Ask the spout for tuples. Those that were under way at a recovery come first. Stop when
-        it has none, when enough are under way, when it has given its ``share`` or its part of one
-        of ``rounds`` rounds, or when its time is over. Returns whether there were any."""
+        """Let the spout emit. Tuples that were pending at a recovery come first. Stops when the
+        spout has none, when enough tuples are pending, when the spout has emitted its ``share`` or
+        its part of one of ``rounds`` rounds, or when its time is over. Returns whether anything was
+        emitted."""
         spout = self.instance()
         if spout is None:
             return False
@@ -315,15 +321,14 @@ class SpoutTask(ComponentTask):
         return self._emitted > first
 
     def end_for(self, marker: CheckpointMarker) -> None:
-        """Where state is at-least-once, the user's object stays: the next task goes on with it."""
+        """Under at-least-once the user's object stays, and the next task takes it over."""
         if marker.exact:
             self.close()
 
     def recover(self, marker: CheckpointMarker, before: ComponentTask | None) -> None:
-        """Go to the positions of a checkpoint, and name the records of trees that the driver asks
-        for. Where state is at-least-once, take over the object that was here before, and what it
-        had under way. That is emitted again, once the object has heard what had become of it
-        before."""
+        """Go to the positions of a checkpoint, and name the source records of trees that the driver
+        asks for. Under at-least-once, take over the previous task's object and its pending tuples.
+        These are emitted again, after earlier decisions about them have been delivered."""
         self._exact = marker.exact
         if marker.exact:
             asked = before.message_ids(marker.failed) if isinstance(before, SpoutTask) else {}
@@ -338,14 +343,14 @@ class SpoutTask(ComponentTask):
         super().instance()
 
     def message_ids(self, roots: Roots) -> dict[int, Any]:
-        """The message ids of those of its trees that are among ``roots``."""
+        """The message ids of this task's trees among ``roots``."""
         found = {root: self._failed_ids[root] for root in roots.ids() if root in self._failed_ids}
         for told in self._pending.settle(roots):
             found.update((root, each.message_id) for root, each in zip(told.roots, told.each(), strict=True))
         return found
 
     def _place(self, spout: ReplayableSpout, marker: CheckpointMarker) -> None:
-        """Tell a spout where to begin, if that is recorded."""
+        """Set the start position of a spout, if one is recorded."""
         if marker.exact:
             spout.follow_checkpoints()
         positions = marker.positions.get(self.component.id) if marker.positions is not None else None
@@ -366,8 +371,8 @@ class SpoutTask(ComponentTask):
 
     @property
     def _begins_anew(self) -> bool:
-        """Whether the spout was told to begin anew, and may still keep positions from before
-        elsewhere. Where state is exactly-once, the first checkpoint replaces those."""
+        """Whether the spout was told to restart from the beginning, and may still keep old
+        positions elsewhere. Under exactly-once, the first checkpoint replaces old positions."""
         return self._begins is not None and not self._begins.exact and self.component.id in self._begins.forgotten
 
     def checkpoint_report(self, marker: CheckpointMarker) -> CheckpointReport | None:
@@ -382,7 +387,7 @@ class SpoutTask(ComponentTask):
                     self._instance.position()
                     self._begins = None
         except RetryableError as error:
-            if marker.exact:  # its source does not answer: this checkpoint is given up
+            if marker.exact:  # its source does not answer: abandon this checkpoint
                 self.report(error)
             return None
         except USER_ERRORS as error:
@@ -419,7 +424,7 @@ class SpoutTask(ComponentTask):
         self._stayed = True
 
     def _emit_again(self) -> None:
-        """Queue all that is under way, to be emitted when the spouts give the next time."""
+        """Queue all pending tuples; the next ``give`` emits them first."""
         under_way, self._pending, self._stayed = self._pending, self._new_pending(), False
         self._unsure.clear()
         self._again.extend(entry for told in under_way.all() for entry in told.each())
@@ -449,8 +454,8 @@ class SpoutTask(ComponentTask):
             self._failed(root, entry.message_id)
 
     def _failed(self, root: int, message_id: Any) -> None:
-        """Count a failure and tell the spout. Where state is exactly-once, the spout is not told: a
-        recovery follows and takes it back."""
+        """Count a failure, and tell the spout. Under exactly-once the spout is not told: a recovery
+        follows and sets it back."""
         self.counts.failed += 1
         if self._exact:
             self._failed_ids[root] = message_id

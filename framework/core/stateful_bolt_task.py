@@ -1,8 +1,8 @@
-"""The task of a stateful bolt, which lives from round to round.
+"""The task of a stateful bolt, which lives across rounds.
 
-Its state goes back only together with those of all others. So after an error it does nothing until
-the recovery that the driver then begins. Where state is at-least-once, its acks wait until the
-checkpoint that covers them is committed: whatever is lost with a process comes again.
+Its state goes back only together with those of all other bolts. So after an error the task does
+nothing until the recovery that the driver then begins. Under at-least-once, its acks wait until the
+checkpoint that covers them is committed, so tuples lost with a process are replayed.
 """
 
 from __future__ import annotations
@@ -33,27 +33,30 @@ from framework.topology.tuples import rows_of
 
 
 class Follows(NamedTuple):
-    """Of a bolt that follows the sources. ``paths``: of its inputs. ``spout_tasks`` and
-    ``rooted_tasks``: how many there are; the spout tasks have the first numbers."""
+    """Settings of a bolt that follows the sources. ``paths``: of its inputs. ``spout_tasks``,
+    ``rooted_tasks``: numbers of tasks; spout tasks have the lowest numbers."""
 
     paths: Mapping[Source, Path]
     spout_tasks: int
     rooted_tasks: int
 
     def origin_of(self, roots: Sequence[int]) -> int | None:
-        """The origin of a row of these trees; None where it is of several, of none, or of a tree
-        that a bolt has begun."""
+        """The origin of a row of these trees. None when they have several origins or none, or when
+        a bolt began the tree."""
         origin = origin_of(roots[0]) if len(roots) == 1 else None
         return origin if origin is not None and origin % self.rooted_tasks < self.spout_tasks else None
 
 
 class StatefulBoltTask(BoltTask):
-    """``provider``: makes the states of this process. ``number``: its own among all tasks at which
-    trees may begin. ``follows``: set where the bolt follows the sources.
+    """A task of a stateful bolt.
 
-    Invariant, where state is exactly-once: a checkpoint that holds what a tick or a hook has done
-    to the state is prepared only when all that was anchored to the tick, or emitted by the hook,
-    has been processed. So each tick, and each hook that emits, is a tree of its own, and pending
+    * ``provider``: makes the states of this process.
+    * ``number``: its number among all tasks at which trees may begin.
+    * ``follows``: set if the bolt follows the sources.
+
+    Invariant under exactly-once: a checkpoint that includes a tick's or hook's change of the state
+    is prepared only when all rows anchored to the tick, or emitted by the hook, have been
+    processed. So each tick, and each hook that emits, starts a tree of its own, which is pending
     like a spout's tuple."""
 
     def __init__(
@@ -83,7 +86,7 @@ class StatefulBoltTask(BoltTask):
         self._in_hook = False
         self._hook_roots: Sequence[int] = ()
         self._own_roots: Sequence[int] = ()
-        self._held = 0  # tuples that were executed, and neither acked nor failed
+        self._held = 0  # tuples that were executed, but neither acked nor failed
         self._no_tick = False
         self._follows = follows
 
@@ -113,14 +116,14 @@ class StatefulBoltTask(BoltTask):
         self._state = state
 
     def _place(self, state: State, marker: CheckpointMarker) -> None:
-        """Send a state to a checkpoint."""
+        """Set a state to a checkpoint."""
         known = self.component.id in marker.known
         try:
             state.recover(marker.txid if known else 0, prepared=marker.prepared and known, upto=marker.upto)
         except CorruptStateError:
             if self._provider.durable:
                 raise
-            state.rollback()  # it was lost with its process; the driver decides what follows
+            state.rollback()  # the state was lost with its process; the driver decides how to go on
 
     def end(self, made: BaseStatefulBolt) -> None:
         state, self._state = self._state, None
@@ -131,7 +134,7 @@ class StatefulBoltTask(BoltTask):
                 state.close()
 
     def tell(self, outcomes: TreeOutcomes, lost: int, *, rotates: bool) -> None:
-        """Hear what became of the trees of its ticks, and whether time has gone on."""
+        """Take in decisions about the trees of its ticks, and whether time has gone on."""
         if rotates:
             self._ticks.age()
         for root in outcomes.completed.ids():
@@ -148,8 +151,8 @@ class StatefulBoltTask(BoltTask):
             self._ticks.expire()
 
     def hear_marks(self, round_number: int, marks: Marks | None) -> None:
-        """Tell the bolt which round begins, and how far the source partitions have come. ``marks``:
-        None where nothing new is known."""
+        """Tell the bolt which round begins, and the progress of the source partitions. ``marks``:
+        None when there is nothing new."""
         if self._follows is None or self._instance is None:
             return
         reading = Reading(round_number, 0, {})
@@ -167,9 +170,9 @@ class StatefulBoltTask(BoltTask):
         return (root,)
 
     def roots_for(self, tup: AnchoredTuple) -> Sequence[int]:
-        """A row that is made of more than its tuple begins a tree of this task, as one that is
-        emitted at a tick does: its record is not given up for what is not processed, or not in
-        time, of others'."""
+        """When a row combines several input records (or is emitted at a tick), start a new tree of
+        this task for it, so that a failure downstream is not counted against any one of those
+        records."""
         if not (self._surroundings.blames and self._serves_several):
             return super().roots_for(tup)
         if not self._own_roots:
@@ -212,9 +215,9 @@ class StatefulBoltTask(BoltTask):
         return first
 
     def tick(self, *, settles: bool) -> None:
-        """Where state is exactly-once, a tick is a tree. While all trees are to end (``settles``),
-        only a bolt that holds tuples gets a tick: it may need the tick to release them. Otherwise
-        bolts whose ticks come at different times would make new trees for ever."""
+        """Under exactly-once, a tick starts a tree. While all trees have to end (``settles``), only
+        a bolt that holds tuples gets a tick, because it may need the tick to release them.
+        Otherwise bolts whose ticks come at different times would start new trees for ever."""
         self._no_tick = settles and self._exact and not self._held
         if not self._no_tick:
             super().tick(settles=settles)
@@ -265,9 +268,9 @@ class StatefulBoltTask(BoltTask):
         return CheckpointReport(self.component.id, self.task, found[0], size=size)
 
     def expect(self, edge: Edge, batch: pa.RecordBatch) -> None:
-        """Read the state's values for the next rows at once, where the keys of the state are what
-        the rows are grouped by (``grouping_key``). A wrong guess costs a read. An error here says
-        nothing: whoever needs the value reads it again, and meets the error."""
+        """Read the state's values for the next rows in one request, if the keys of the state are
+        the grouping keys of the rows (``grouping_key``). A wrong guess costs a read. An error here
+        is ignored: the later read of the value meets it again."""
         bolt, state, fields = self._instance, self._state, edge.grouping.key_fields()
         if not fields or not isinstance(state, KeyValueState) or not state.reads_ahead:
             return
@@ -278,8 +281,8 @@ class StatefulBoltTask(BoltTask):
             state.read_ahead([row[0] for row in rows] if len(fields) == 1 else rows)
 
     def _tick_due_in(self) -> float | None:
-        """Seconds until the next tick is due, by the settings or by the bolt's ``tick_in_s``. None
-        from an error until the recovery, and while no tick is given."""
+        """Seconds until the next tick is due, by the settings or the bolt's ``tick_in_s``. None
+        between an error and the recovery, and while the bolt gets no tick."""
         if self._instance is None or self._no_tick:
             return None
         wanted = super()._tick_due_in(), self._wanted_in()
@@ -306,7 +309,7 @@ class StatefulBoltTask(BoltTask):
         self.counts.failed += 1
 
     def _tick_expired(self, root: int, _: None = None) -> None:
-        """The same: what was made of the tick was not processed in time."""
+        """As ``_tick_failed``: rows emitted at the tick were not processed in time."""
         self.counts.timed_out += 1
         self._tick_failed(root)
 
@@ -333,8 +336,8 @@ class StatefulBoltTask(BoltTask):
         state.commit(txid)
 
     def _call(self, hook: Callable[[int], None], txid: int) -> None:
-        """Call a hook. What it emits without anchors is a tree of its own, which begins with the
-        first row."""
+        """Call a hook. Rows that it emits without anchors form a tree of their own, which begins
+        with the first row."""
         self._in_hook = True
         try:
             hook(txid)

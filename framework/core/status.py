@@ -1,4 +1,4 @@
-"""Where a run of a core topology stands."""
+"""The status of a run of a core topology."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from framework.core.rounds import Counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStatus:
-    """A snapshot of a core topology. ``components``: what each did since the start, summed over its
-    tasks; ``pending``, ``behind`` and ``waiting`` are as of the last round. ``held``: per bolt, the
-    tuples that it has executed and neither acked nor failed. ``trees``: how many the ackers track.
-    ``checkpoint``: of the states; None without state. ``edges``: label of an edge -> rows sent over
-    it since the start."""
+    """A snapshot of a core topology.
+
+    * ``components``: the counters of each since the start, summed over its tasks; ``pending``,
+      ``behind`` and ``waiting`` are as of the last round.
+    * ``held``: per bolt, the tuples that it has executed and neither acked nor failed.
+    * ``trees``: how many trees the ackers track.
+    * ``checkpoint``: of the states; None without state.
+    * ``edges``: label of an edge -> rows sent over it since the start."""
 
     phase: str
     rounds: int
@@ -29,16 +32,16 @@ class CoreStatus:
 
     @property
     def pending(self) -> int:
-        """Spout tuples, and ticks, whose fate is open."""
+        """Pending spout tuples and ticks."""
         return sum(each.pending for each in self.components.values())
 
     def rows_done(self) -> int:
-        """Tuples of spouts that are fully processed. The rate of progress is computed from this
+        """Spout tuples that are fully processed. The rate of progress is computed from this
         count."""
         return sum(each.completed for each in self.components.values())
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: tuples fully processed per second, recently."""
+        """One line of text for display. ``rate``: tuples fully processed per second, recently."""
         counts = self.components.values()
         parts = [
             self.phase,
@@ -68,7 +71,7 @@ class CoreStatus:
         return {**asdict(self), "pending": self.pending, "held": self.held}
 
     def summary(self) -> dict[str, Any]:
-        """As ``document``: components are few."""
+        """As ``document``: a core topology has few components."""
         return self.document()
 
     @property

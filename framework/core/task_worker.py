@@ -1,8 +1,7 @@
-"""A task worker: the place where tasks of a core topology live, and where their part of every round
-is run.
+"""A task worker holds tasks of a core topology across rounds, and runs their part of every round.
 
 A worker holds whole tasks: a segment of fused components, or an acker. It does not decide which
-tasks it gets. A task that it does not have yet starts with its first round.
+tasks it gets; a task starts with the first round that names it.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from framework.core.segment_task import SegmentTask
 from framework.execution.tasks import PlannedTopology
 from framework.state.settings import provider_of
 
-#: The first and the longest pause before spouts that gave nothing are asked again. It doubles in
-#: between.
+#: The first and the longest pause before idle spouts are asked again. The pause doubles in between.
 _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025
 
 
 class TaskWorker:
-    """Where tasks live. ``encode``: encode rows, because they leave the process between levels.
-    Several threads may run tasks."""
+    """Holds tasks. ``encode``: encode rows, because they leave the process between levels. Several
+    threads may run tasks."""
 
     def __init__(
         self,
@@ -62,8 +60,8 @@ class TaskWorker:
     def run_tasks(
         self, round_: Round, level: int, arriving: Sequence[tuple[int, Sequence[RoundRecord]]]
     ) -> Sequence[Addressed]:
-        """Run several tasks of a level, when it is the round's turn at each. ``arriving``:
-        partitions, with what came for them. Raises ``OvertakenError``."""
+        """Run several tasks of a level, each when the round has its turn there. ``arriving``:
+        partitions with their records. Raises ``OvertakenError``."""
         with ExitStack() as turns:
             for partition, _ in arriving:
                 self._await_turn(turns, round_, level, partition)
@@ -82,15 +80,14 @@ class TaskWorker:
                 raise
 
     def wake(self, number: int) -> None:
-        """End the wait for the spouts in round ``number``; when that is 0, in the round that waits
-        now."""
+        """End the wait for the spouts in round ``number``; for 0, in the round that waits now."""
         with self._woken:
             self._woken_round = max(self._woken_round, number or self._waiting_round)
             self._woken.notify_all()
 
     def _await_a_spout(self, round_: Round, tasks: Sequence[SegmentTask]) -> None:
-        """Ask the spouts in turn, less and less often, until one has given something or cannot be
-        opened, time is up, or ``wake`` is called."""
+        """Ask the spouts in turn, at growing intervals, until one has emitted or cannot be opened,
+        the time is up, or ``wake`` is called."""
         until = time.monotonic() + round_.spout_wait_s
         pause_s = _POLL_MIN_S
         with self._woken:
@@ -111,7 +108,7 @@ class TaskWorker:
         turns.enter_context(its.of(round_.number, round_.follows))
 
     def _task(self, round_: Round, level: int, partition: int) -> SegmentTask | AckerTask:
-        """The task that lives there. A new one when there is none, and when everything goes back to
+        """The task at that place. Makes a new one if there is none, or if the topology goes back to
         a checkpoint."""
         place = level, partition
         found, marker = self._tasks.get(place), round_.checkpoint

@@ -1,4 +1,4 @@
-"""What the tasks of a core topology have said of themselves, summed over rounds."""
+"""The reports of a core topology's tasks, summed over rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from framework.core.rounds import Counts, Decisions, RoundReport
 
 
 class Totals:
-    """``sent``: label of an edge -> rows that were sent over it."""
+    """Sums over rounds. ``sent``: label of an edge -> rows that were sent over it."""
 
     def __init__(self, plan: CorePlan) -> None:
         self._plan = plan.plan
@@ -20,7 +20,8 @@ class Totals:
             self.sent[self._plan.edges[index].label] += rows
         for key, counts in report.counts.items():
             total = self._counts.setdefault(key, Counts())
-            total.pending = total.behind = total.waiting = total.due = 0  # these are not sums: the latest value counts
+            # not sums: the latest value counts
+            total.pending = total.behind = total.waiting = total.due = 0
             total.add(counts)
 
     def decided(self, decisions: Decisions) -> None:
@@ -34,7 +35,7 @@ class Totals:
 
     @property
     def trees(self) -> int:
-        """How many the ackers track."""
+        """The number of trees that the ackers track."""
         return sum(self._trees.values())
 
     @property
@@ -47,8 +48,8 @@ class Totals:
 
     @property
     def waiting(self) -> int:
-        """Tuples that have come to bolts and are not executed, as of the last round. Meanwhile
-        spouts give nothing."""
+        """Tuples that wait in bolts, as of the last round. While there are any, spouts emit
+        nothing."""
         return sum(each.waiting for each in self._counts.values())
 
     @property

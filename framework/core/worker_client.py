@@ -1,5 +1,5 @@
-"""Carries rounds to workers, from the driver or in the tasks of Spark's jobs, and holds what it
-must know of each task worker."""
+"""The client of the task workers: carries rounds to them, from the driver or from the tasks of
+Spark's jobs, and knows the settings of each worker."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from framework.execution.channels import Channel, Credentials, Place, connect
 from framework.execution.encryption import encrypt
 from framework.execution.stages import delivered, walk
 
-#: How long a task worker may take for its part of a round, at least.
+#: The least time that a task worker gets for its part of a round, in seconds.
 ANSWER_MIN_S = 60.0
-#: How long a worker may take to admit a connection, and to answer when it is only asked whether it
-#: is there.
+#: How long a worker may take to accept a connection, and to answer a ping, in seconds.
 CONNECT_S = 10.0
-#: How long the driver tries to reach a task worker before it has Spark tasks carry its rounds.
+#: How long the driver tries to reach a task worker before Spark tasks carry its rounds instead.
 REACH_S = 3.0
 #: How long components may take to close.
 _CLOSE_S = 30.0
-#: How many tasks an error names.
+#: The most tasks that an error names.
 _NAMES_MAX = 4
 
 
 class Address(NamedTuple):
-    """Where a task worker is: a path on this host, or a host and a port."""
+    """The address of a task worker: a path on this host, or a host and a port."""
 
     number: int
     place: Place
@@ -42,11 +41,14 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker is started with. ``plan``: pickled and encrypted. ``answer_s``: how long the
-    worker may take to answer. When nobody has asked it anything for twice as long, its driver is
-    gone, so it closes its tasks and ends. ``driver_host``: None when there is one executor, on the
-    driver's host; otherwise task workers listen on the interface from which that host is reached,
-    and ``credentials`` have a certificate."""
+    """The settings with which a worker starts.
+
+    * ``plan``: pickled and encrypted.
+    * ``answer_s``: how long the worker may take to answer. When no request comes for twice as long,
+      its driver is gone, so the worker closes its tasks and ends.
+    * ``driver_host``: None when the only executor is on the driver's host. Otherwise task workers
+      listen on the interface from which that host is reachable, and ``credentials`` contain a
+      certificate."""
 
     plan: bytes
     credentials: Credentials
@@ -62,13 +64,14 @@ class WorkerSettings:
 
     @property
     def lease_s(self) -> float:
-        return 2 * self.answer_s  # while one task worker does not answer, the others are not asked
+        # while one task worker does not answer, the others get no requests
+        return 2 * self.answer_s
 
 
 class Channels:
-    """Channels to workers, opened when they are needed and kept. Used by one thread at a time: a
-    worker answers the messages of a channel one after the other. A task that gets one by pickle
-    gets that of its process."""
+    """Channels to workers, opened on demand and kept. Used by one thread at a time, because a
+    worker answers the messages of a channel one after the other. Unpickled in a task, it becomes
+    the object of that process."""
 
     def __init__(self) -> None:
         self._open: dict[Address, Channel] = {}
@@ -101,16 +104,19 @@ def _of_this_process() -> Channels:
     return _channels
 
 
-#: Numbers of messages. An answer carries the number of its message. So an answer that a killed task
-#: did not wait for is not taken for the answer to the next message.
+#: Message numbers. An answer carries the number of its message, so a late answer to a killed task
+#: is not taken for the answer to the next message.
 _numbers = itertools.count()
 
 
 class WorkerClient:
-    """Carries messages to workers. ``placed``: (level, partition) -> number of its worker.
-    ``answer_s``: a worker that has not answered for this long is told to end itself, and counts as
-    lost. ``names``: (level, partition) -> what lives there, for errors. ``channels``: by default
-    those that this process keeps for its Spark tasks."""
+    """Carries messages to workers.
+
+    * ``placed``: (level, partition) -> number of its worker.
+    * ``answer_s``: a worker that does not answer within this time is told to end, and counts as
+      lost.
+    * ``names``: (level, partition) -> its components, for errors.
+    * ``channels``: by default those that this process keeps for its Spark tasks."""
 
     def __init__(
         self,
@@ -139,7 +145,7 @@ class WorkerClient:
         return self._answer(number, self._limit_s(round_), [(level, partition)])  # type: ignore[no-any-return]
 
     def walk(self, round_: Round, widths: Sequence[int]) -> list[RoundRecord]:
-        """Run all levels of a round. The task workers work side by side on each level."""
+        """Run all levels of a round. On each level the task workers work concurrently."""
 
         def run_level(level: int, inboxes: Sequence[list[RoundRecord]]) -> list[Addressed]:
             arriving = delivered((self._placed[(level, task)], (task, records)) for task, records in enumerate(inboxes))
@@ -156,20 +162,19 @@ class WorkerClient:
         return walk(widths, run_level)
 
     def wake(self, number: int, workers: Iterable[int] | None = None) -> None:
-        """End the wait for the spouts of workers (by default, of all) in round ``number``; when
-        that is 0, in the round that waits now. Task workers that cannot be reached go on
-        waiting."""
+        """End the wait for the spouts of workers (by default, of all) in round ``number``; for 0,
+        in the round that waits now. A task worker that cannot be reached continues to wait."""
         for worker in self._addresses if workers is None else workers:
             try:
                 with connect(self._addresses[worker].place, self._credentials, CONNECT_S) as channel:
                     channel.send((0, "wake", number), CONNECT_S)
-                    channel.receive(CONNECT_S)  # the task worker has taken the message
+                    channel.receive(CONNECT_S)  # the task worker has received the message
             except (OSError, EOFError):
                 continue
 
     def _wake_after_the_first(self, round_: Round, workers: Sequence[int]) -> None:
-        """Wait until one of the workers has answered, then wake the others: they need not wait for
-        a spout any more."""
+        """Wait until one of the workers has answered, then wake the others, so that they stop
+        waiting for their spouts."""
         with selectors.DefaultSelector() as selector:
             for worker in workers:
                 channel = self._channels.known(self._addresses[worker])
@@ -183,8 +188,8 @@ class WorkerClient:
         return self._answer(number, self._answer_s)
 
     def _limit_s(self, round_: Round) -> float:
-        """How long a worker may take for a round. It gets longer when it may have to do another
-        round first, so that the error names the round that hangs."""
+        """How long a worker may take for a round. The limit is longer when the worker may have to
+        finish another round first, so that the error names the round that hangs."""
         return self._answer_s * (1.5 if round_.follows else 1.0)
 
     def _send(self, number: int, message: tuple[Any, ...]) -> None:
@@ -196,7 +201,7 @@ class WorkerClient:
             self._lost(address, error)
 
     def _answer(self, number: int, limit_s: float, ran: Sequence[tuple[int, int]] = ()) -> Any:
-        """``ran``: the tasks that the task worker was to run."""
+        """Receive the answer to a message. ``ran``: the tasks that the task worker was to run."""
         address = self._addresses[number]
         try:
             channel = self._channels.to(address, self._credentials)
@@ -216,13 +221,12 @@ class WorkerClient:
         return result
 
     def _end(self, address: Address) -> None:
-        """Tell a worker to end its process. A component may have hung, and nothing else would end
-        it."""
+        """Tell a worker to end its process, because a component may hang and would never end."""
         try:
             with connect(address.place, self._credentials, CONNECT_S) as channel:
                 channel.send((0, "die"), CONNECT_S)
         except (OSError, EOFError):
-            pass  # it has ended already, or is frozen
+            pass  # it has already ended, or is frozen
 
     def _lost(self, address: Address, error: BaseException, ran: Sequence[tuple[int, int]] = ()) -> NoReturn:
         self._channels.close(address)
@@ -234,7 +238,7 @@ class WorkerClient:
 
 
 def unreachable(address: Address, credentials: Credentials) -> str | None:
-    """The reason why this process cannot talk to a task worker; None when it can."""
+    """The reason why this process cannot reach a task worker; None when it can."""
     try:
         with connect(address.place, credentials, REACH_S) as channel:
             channel.send((0, "ping"), REACH_S)

@@ -1,14 +1,16 @@
-"""Task workers in processes of their own, next to Spark's executors.
+"""Task workers as separate processes next to Spark's executors.
 
-Spark gives a task to whichever worker process is free, and ends workers as it likes. A spout that
-holds a connection and pending tuples needs a place that stays. So each worker is a process on the
-executor's host, started by a Spark task. The tasks of the rounds carry its input to it, and its
-output away (``worker_client.py``). A worker ends when it is told to, when its executor is gone, and
-when nobody has asked it anything for too long. It is told to end when its part of a round takes too
-long, since a component may have hung.
+Spark gives a task to any free worker process, and ends those as it likes. A spout with a connection
+and pending tuples needs a process that stays. So a Spark task starts each task worker as a process
+of its own on the executor's host. The tasks of the rounds carry rows to and from it
+(``worker_client.py``).
+
+A worker ends when it is told to, when its executor is gone, and when no request has come for too
+long. The client tells it to end when its part of a round takes too long, because a component may
+hang.
 
 A worker answers the messages of a channel one after the other, and a task does one round after the
-other. Nobody is admitted without the run's key (``channels.py``).
+other. A connection without the run's key is refused (``channels.py``).
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _WATCH_S = 1.0
 
 
 def ensure_worker(settings: WorkerSettings, number: int, known: Address | None) -> Address:
-    """The worker's address if it answers; otherwise the address of a new one on this host. Called
-    in a Spark task."""
+    """Return the worker's address if it answers; otherwise start a new one on this host and return
+    its address. Called in a Spark task."""
     if known is not None:
         try:
             WorkerClient([known], settings.credentials, {}, CONNECT_S).ask(number, "ping")
@@ -48,7 +50,7 @@ def ensure_worker(settings: WorkerSettings, number: int, known: Address | None) 
 
 
 def start_worker(settings: WorkerSettings, number: int) -> Address:
-    """Start a process for a task worker. Raises ``RetryableError`` when it does not come up."""
+    """Start a process for a task worker. Raises ``RetryableError`` when it does not start."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-m", "framework.core.worker_process"],
@@ -68,8 +70,7 @@ def start_worker(settings: WorkerSettings, number: int) -> Address:
 
 
 def _executor_pid() -> int:
-    """The pid of the JVM above this worker; of this process's parent if there is none, or it cannot
-    be told."""
+    """The pid of the JVM that is an ancestor of this worker, or else of this process's parent."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -84,7 +85,7 @@ def _executor_pid() -> int:
 
 
 class WorkerServer:
-    """Serves one task worker. ``serve`` returns when the task worker is to end."""
+    """Serves one task worker. ``serve`` returns when the task worker has to end."""
 
     def __init__(self, settings: WorkerSettings, number: int, executor_pid: int) -> None:
         self._worker = TaskWorker(pickle.loads(decrypt(settings.plan)), encode=True)
@@ -102,8 +103,8 @@ class WorkerServer:
         self._ended = threading.Event()
 
     def serve(self) -> None:
-        """Answer until told to end, until the executor is gone, or until nobody has asked anything
-        for ``lease_s``."""
+        """Answer requests until told to end, until the executor is gone, or until no request has
+        come for ``lease_s``."""
         self._server.start()
         while not self._ended.wait(_WATCH_S):
             with self._lock:
@@ -124,7 +125,7 @@ class WorkerServer:
                     outcome = number, "ok", self._do(*message)
                 except RetryableError as error:
                     outcome = number, "lost", str(error)
-                except BaseException:  # noqa: BLE001 - user code's errors stay inside: this is a bug, and the asker waits
+                except BaseException:  # noqa: BLE001 - a bug (user errors are handled inside): the client waits
                     outcome = number, "bug", traceback.format_exc()
                 finally:
                     with self._lock:
@@ -134,7 +135,7 @@ class WorkerServer:
                 if message[0] == "close":
                     self._ended.set()
         except (OSError, EOFError):
-            channel.close()  # the worker is gone, or was told of another task worker
+            channel.close()  # the worker is gone, or the client was given another one
 
     def _do(self, what: str, *arguments: Any) -> Any:
         if what == "run":
@@ -174,7 +175,7 @@ def main() -> None:
     collect_rarely()
     pickle.dump(server.address, sys.stdout.buffer)
     sys.stdout.flush()
-    os.dup2(2, 1)  # what components print goes where the executor's errors go
+    os.dup2(2, 1)  # output of components goes where the executor's errors go
     server.serve()
     os._exit(0)  # threads of user code must not keep the process alive
 
