@@ -1,4 +1,4 @@
-"""From a topology to tasks: phases and levels, the data that crosses between tasks, and the
+"""Execution of a topology: phases and levels of tasks, the data that crosses between tasks, and the
 executors."""
 
 from framework.execution.failures import FailureKind, TaskFailure

@@ -3,12 +3,12 @@ encrypted, between hosts.
 
 Invariants:
 
-1. Nothing that arrives is unpickled before the other side has proved that it has the run's key.
-2. A connection that does not prove it keeps nobody else waiting: each is checked in a thread of its
-   own, within a time limit. When too many are unchecked, the oldest is closed.
-3. What leaves the host is encrypted, and only the run's own certificate is accepted.
-4. Every wait for the other side has a limit, except the wait for the next message of somebody who
-   was admitted. ``sever`` ends that one from another thread.
+1. No message is unpickled before the peer has proved that it has the run's key.
+2. An unproved connection delays no other: each is checked in a thread of its own, within a time
+   limit. When too many are unchecked, the oldest is closed.
+3. Messages between hosts are encrypted, and only the run's own certificate is accepted.
+4. Every wait for the peer has a time limit, except the wait for the next message of a proved peer.
+   ``sever`` ends that wait from another thread.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from framework.execution.encryption import decrypt, encrypt
 #: A path on this host, or a host and a port.
 Place = Union[str, tuple[str, int]]
 
-#: How many connections may be unchecked at once.
+#: How many connections may be unchecked at the same time.
 STRANGERS_MAX = 64
 _BACKLOG = 64
 _AGAIN_AFTER_S = 0.01
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">Q")
-#: How large a message may be. A batch crosses as one, so this is far above what batches have.
+#: The largest message. A batch is one message, and no batch comes near this size.
 MESSAGE_BYTES_MAX = 4 << 30
 _DIGEST = "sha256"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the processes of one run share. ``certificate``: PEM of a certificate and its key, made
-    for this run; None when no channel leaves the host. A pickled copy is encrypted."""
+    """The secrets that the processes of one run share. ``certificate``: PEM of a certificate and
+    its key, made for this run; None when no channel leaves the host. A pickled copy is encrypted.
+    """
 
     key: bytes = field(repr=False)
     certificate: bytes | None = field(repr=False)
@@ -63,17 +64,18 @@ class Credentials:
         return _decrypted, (encrypt(pickle.dumps((self.key, self.certificate))),)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """TLS that trusts only the run's certificate. Raises ``InvariantViolation`` when there is
-        none."""
+        """TLS settings that trust only the run's certificate. Raises ``InvariantViolation`` when
+        there is none."""
         if self.certificate is None:
             raise InvariantViolation("a channel leaves the host, and the run has no certificate")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if not server:
-            context.check_hostname = False  # the certificate names no host: being the run's own is what counts
+            # the certificate names no host: only the run's own certificate is trusted
+            context.check_hostname = False
             context.load_verify_locations(cadata=_public(self.certificate))
             return context
-        context.num_tickets = 0  # a session ticket would arrive as something that is not a message
+        context.num_tickets = 0  # a session ticket would arrive as bytes that are no message
         handle, path = tempfile.mkstemp()
         try:
             with os.fdopen(handle, "wb") as out:
@@ -89,8 +91,8 @@ def _decrypted(credentials: bytes) -> Credentials:
 
 
 class Channel:
-    """One end of a channel. Every method raises ``OSError`` or ``EOFError`` when the other side is
-    gone or announces more than ``MESSAGE_BYTES_MAX``, and ``TimeoutError`` when it is silent for
+    """One end of a channel. Every method raises ``OSError`` or ``EOFError`` when the peer is gone
+    or announces more than ``MESSAGE_BYTES_MAX``, and ``TimeoutError`` when the peer is silent for
     too long."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -108,7 +110,7 @@ class Channel:
         self._socket.sendall(payload)
 
     def receive(self, within_s: float | None) -> Any:
-        """``within_s``: how long the other side may be silent; None for no limit."""
+        """Receive a message. ``within_s``: how long the peer may be silent; None for no limit."""
         self._socket.settimeout(within_s)
         (length,) = _LENGTH.unpack(_exactly(self._socket, _LENGTH.size))
         if length > MESSAGE_BYTES_MAX:
@@ -119,16 +121,18 @@ class Channel:
         return self._socket.fileno()
 
     def has_ended(self) -> bool:
-        """Whether the other side is gone. Only for a channel where it has nothing to say now."""
+        """Whether the peer is gone. Only for a channel on which no message is expected."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(0))
 
     def sever(self) -> None:
-        """End the channel for both sides, also for a thread of this process that waits in it, and
-        when a forked child still holds it. May be called more than once, and after ``close``."""
+        """End the channel for both sides. This also ends a wait in another thread of this process,
+        and works when a forked child still holds the socket. May be called more than once, and
+        after ``close``."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # past TLS, which is not safe from two threads
+            # bypasses TLS, which is not safe from two threads
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
@@ -141,8 +145,8 @@ class Channel:
 
 
 def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
-    """Open a channel to a server of this run. Raises ``TimeoutError`` when the server is there but
-    admits nobody, ``OSError`` or ``EOFError`` when it is not there or has another key."""
+    """Open a channel to a server of this run. Raises ``TimeoutError`` when the server exists but
+    does not accept, ``OSError`` or ``EOFError`` when it does not exist or has another key."""
     until = time.monotonic() + within_s
     plain = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET, socket.SOCK_STREAM)
     made = plain
@@ -167,8 +171,8 @@ def connect(place: Place, credentials: Credentials, within_s: float) -> Channel:
 
 
 def _reach(plain: socket.socket, place: Place, until: float) -> None:
-    """Connect. On this host, a server with many connections to accept refuses at once, whatever the
-    time-out: it is asked again."""
+    """Connect. A server on this host whose queue of connections is full refuses immediately,
+    whatever the time-out, so try again."""
     while True:
         try:
             plain.connect(place)
@@ -180,7 +184,7 @@ def _reach(plain: socket.socket, place: Place, until: float) -> None:
 
 
 class ChannelServer:
-    """Listens at a place, and passes each channel to ``serve``, in a thread of its own.
+    """Listens at a place, and passes each channel to ``serve`` in a thread of its own.
     ``within_s``: how long a connection may take to prove that it has the key."""
 
     def __init__(
@@ -206,7 +210,7 @@ class ChannelServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Admit nobody any more. Open channels stay open."""
+        """Accept no more connections. Open channels stay open."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -219,7 +223,8 @@ class ChannelServer:
                 if self._context is not None:
                     _tune(stranger)
                     stranger = self._context.wrap_socket(stranger, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # it closed at once, or too many files are open: go on with the next one
+            # the peer closed immediately, or too many files are open: continue with the next one
+            except OSError:
                 if self._closed.wait(0.05):
                     return
                 continue
@@ -228,7 +233,8 @@ class ChannelServer:
                 too_many = self._strangers[:-STRANGERS_MAX]
             for each in too_many:
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+                    # ends the wait of its thread, which then closes it
+                    each.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._let_in, args=(stranger,), daemon=True).start()
 
     def _let_in(self, stranger: socket.socket) -> None:
@@ -280,7 +286,7 @@ def _exactly(source: socket.socket, count: int, until: float | None = None) -> b
 
 
 def _tune(connection: socket.socket) -> None:
-    """Send small messages at once, and notice when the other host has gone."""
+    """Disable delays of small messages, and detect when the other host is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

@@ -1,4 +1,4 @@
-"""Which executor a run asks for."""
+"""The choice of a run's executor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ SPARK, LOCAL = "spark", "local"
 
 
 def checked_executor(name: object) -> str:
-    """``spark`` or ``local``. None stands for ``spark``. Raises ``ConfigError`` for anything
-    else."""
+    """Check an executor name: ``spark`` (also for None) or ``local``. Raises ``ConfigError`` for
+    any other name."""
     if name is None:
         return SPARK
     if name not in (SPARK, LOCAL):

@@ -1,5 +1,5 @@
-"""Takes a component's output: turns rows into record batches, and sends record batches down every
-edge of their stream."""
+"""Collects a component's output: turns rows into record batches, and sends record batches down
+every edge of their stream."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.columns import cast_column, column_of
 from framework.topology.fields import Fields
 
-#: This many rows are held as Python values before they become a record batch.
+#: This many rows are held as Python values before they are converted to a record batch.
 BUFFERED_ROWS_MAX = 8192
 
-#: Larger batches are divided: offsets in Arrow's columns, and lengths between Spark's processes,
-#: have 32 bits.
+#: Larger batches are split, because offsets in Arrow's columns and lengths between Spark's
+#: processes have 32 bits.
 BATCH_BYTES_MAX = 256 << 20
 
 #: Takes the stream, the rows, and the receiving task when the stream is direct.
@@ -29,7 +29,7 @@ def _alive() -> None:
 
 
 class Streams:
-    """The streams that a component declares. Checks what it emits against them."""
+    """The streams that a component declares. Checks emitted rows against them."""
 
     def __init__(
         self, component_id: str, streams: Mapping[str, Fields], direct_streams: frozenset[str] = frozenset()
@@ -56,14 +56,16 @@ class Streams:
         return fields
 
     def takes_rows(self, stream: str) -> bool:
-        """Whether the stream is declared, and its groupings say where rows go."""
+        """Whether rows may be emitted without a target task: the stream is declared, and is not
+        direct."""
         return stream in self._streams and stream not in self._direct_streams
 
     def checked(self, values: Sequence[Any], stream: str, task: int | None) -> tuple[Any, ...]:
         """Return ``values`` if they are as many as the stream declares. Raises ``TopologyError``
         otherwise, and as ``fields`` does."""
         fields = self.fields(stream, task)
-        row = tuple(values)  # first: a sequence of the user's may raise, or hold more than it says
+        # convert first: a user's sequence may raise, or contain more values than its length says
+        row = tuple(values)
         if len(row) != len(fields):
             raise TopologyError(
                 f"component {self.component_id!r} emitted {len(row)} values on stream {stream!r}, which declares "
@@ -72,8 +74,8 @@ class Streams:
         return row
 
     def batches(self, stream: str, values: Sequence[Any]) -> Iterator[pa.RecordBatch]:
-        """Make record batches of rows, in the declared types: more than one if they are too wide
-        for one. ``values``: of the first row, then of the next, and so on. Raises ``TopologyError``
+        """Make record batches of rows, in the declared types: several if the rows are too wide for
+        one. ``values``: of the first row, then of the next, and so on. Raises ``TopologyError``
         naming a field whose values do not fit."""
         width = len(self._streams[stream])
         columns = self._columns(stream, values)
@@ -101,9 +103,9 @@ class Streams:
         return arrays
 
     def typed(self, batch: pa.RecordBatch, stream: str, task: int | None) -> pa.RecordBatch:
-        """Return a batch that is emitted, each column cast to its declared type where they differ.
-        Nothing is cut off: see ``framework.topology.columns``. Raises ``TopologyError`` when it is
-        no batch of the declared fields, and as ``fields`` does."""
+        """Check an emitted batch, and cast its columns to the declared types where they differ. No
+        value is truncated: see ``framework.topology.columns``. Raises ``TopologyError`` when the
+        batch does not have the declared fields, and as ``fields`` does."""
         fields = self.fields(stream, task)
         if not isinstance(batch, pa.RecordBatch):
             raise TopologyError(
@@ -132,7 +134,7 @@ class Streams:
 
 
 def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows of a batch, in order, in batches of ``BATCH_BYTES_MAX`` or of one row."""
+    """Split rows, in order, into batches of at most ``BATCH_BYTES_MAX`` or of one row."""
     if batch.nbytes <= BATCH_BYTES_MAX or batch.num_rows < 2:
         yield batch
     else:
@@ -145,8 +147,8 @@ class TaskCollector:
     """The ``OutputCollector`` of one component in one task.
 
     The task that runs the component sets ``sink``, and ``check_alive``, which raises when the
-    attempt was cancelled. They are not pickled: a committer pickled between the phases keeps this
-    object, and the commit task gives it new ones.
+    attempt was cancelled. Both are not pickled: a committer pickled between the phases contains
+    this object, and the commit task sets new ones.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class TaskCollector:
         self._take_default_stream()
 
     def subscribed(self, stream: str = DEFAULT_STREAM) -> bool:
-        """Whether any bolt subscribes to the stream. Output without a subscriber need not be
+        """Whether any bolt subscribes to the stream. If none does, the output need not be
         computed."""
         return stream in self.subscribers
 
@@ -177,9 +179,9 @@ class TaskCollector:
         self._emit(values, stream, None)
 
     def _take_default_stream(self) -> None:
-        """Replace ``emit`` by a function that knows the default stream, where nearly all rows go:
-        it looks nothing up, and costs a quarter. Rows are kept as values one after the other: what
-        the caller gave is free at once, and is no work for garbage collection."""
+        """Replace ``emit`` by a faster function for the default stream, which carries nearly all
+        rows: it needs no lookup, and costs a quarter. It stores the values of all rows in one list,
+        so that the caller's sequences are freed immediately and cost no garbage collection."""
         if not self._streams.takes_rows(DEFAULT_STREAM):
             vars(self).pop("emit", None)
             return
@@ -230,7 +232,7 @@ class TaskCollector:
         rows = self._rows.get((stream, task))
         if rows:
             batches = list(self._streams.batches(stream, rows))
-            rows.clear()  # the same list goes on: `emit` knows it
+            rows.clear()  # keep the same list: `emit` refers to it
             for batch in batches:
                 self._deliver(stream, batch, task)
 

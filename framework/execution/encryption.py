@@ -1,12 +1,12 @@
-"""Encryption of what the processes of a run hand to each other through Spark.
+"""Encryption of data that the processes of a run exchange through Spark.
 
-Spark keeps tasks, broadcasts and results in blocks: in memory, on disk, and on the way between
-hosts. Components hold passwords, so they travel encrypted. The key is in the environment of the
-driver and of the executors alone, under ``KEY_VARIABLE``: no block, closure, command line or event
-log contains it.
+Spark keeps tasks, broadcasts and results in blocks: in memory, on disk, and in transit between
+hosts. Components contain passwords, so they are encrypted. The key is only in the environment of
+the driver and the executors, under ``KEY_VARIABLE``: no block, closure, command line or event log
+contains it.
 
-Decryption also authenticates: bytes that were not encrypted with the key are refused before
-anything unpickles them (AES-GCM).
+Decryption also authenticates (AES-GCM): bytes that were not encrypted with the key are refused
+before they are unpickled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from framework.errors import ConfigError, InvariantViolation
 
-#: 64 hexadecimal digits. The driver draws a key where the variable is not set.
+#: 64 hexadecimal digits. The driver draws a key if the variable is not set.
 KEY_VARIABLE = "RATCHET_SECRET_KEY"
 
 _KEY_BYTES = 32
@@ -39,10 +39,10 @@ def encrypt(data: bytes) -> bytes:
 
 
 def decrypt(data: bytes) -> bytes:
-    """Return what was encrypted.
+    """Return the decrypted data.
 
-    Raises ``ConfigError`` where the environment has no key, and ``InvariantViolation`` where
-    another key was used or the bytes were changed.
+    Raises ``ConfigError`` when the environment has no key, and ``InvariantViolation`` when another
+    key was used or the bytes were changed.
     """
     key = os.environ.get(KEY_VARIABLE)
     if key is None:

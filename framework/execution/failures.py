@@ -1,5 +1,5 @@
-"""Classifies the errors of tasks by their consequence for the topology. For both kinds of
-topology."""
+"""Classifies the errors of tasks by their consequence for the topology, for both kinds of
+topologies."""
 
 from __future__ import annotations
 
@@ -26,37 +26,38 @@ from framework.errors import (
     reason_of,
 )
 
-#: The exceptions caught from user code. ``sys.exit()`` and a cancelled coroutine fail the call that
-#: they end; they end no process of Ratchet.
+#: The exceptions caught from user code. ``sys.exit()`` and a cancelled coroutine fail the call in
+#: which they occur; they do not end a process of Ratchet.
 USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
-#: Errors that no repetition can repair.
+#: Errors that a retry cannot repair.
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation, UnknownFieldError)
 
 
 class FailureKind(Enum):
-    """What the driver does about a failure."""
+    """The driver's reaction to a failure."""
 
     #: ``FailedException``: replay, without limit.
     FAILED = "failed"
-    #: Something outside did not answer: replay, without limit.
+    #: An external system did not answer: replay, without limit.
     RETRYABLE = "retryable"
     #: Any other exception: replay up to ``topology.max.attempts``.
     ERROR = "error"
-    #: The source lost planned records: plan afresh where the protocol allows it (C7), else stop.
+    #: The source lost planned records: make a new plan where the protocol allows it (C7), else
+    #: stop.
     DATA_LOSS = "data loss"
-    #: A fence refused the writer: step down for a higher epoch, else replay up to
+    #: A fence refused the writer: step down if the epoch is higher, else replay up to
     #: ``topology.max.attempts``.
     STALE = "stale"
-    #: The value of a record was refused: take the record out of the plan, or stop the topology
+    #: The value of a record was refused: remove the record from the plan, or stop the topology
     #: (C51).
     BAD_RECORD = "bad record"
-    #: Replaying cannot help: stop the topology.
+    #: A replay cannot help: stop the topology.
     FATAL = "fatal"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """Why an attempt failed, and in which component and task."""
+    """The reason why an attempt failed, with the component and task."""
 
     kind: FailureKind
     component_id: str
@@ -65,10 +66,10 @@ class TaskFailure:
     _: KW_ONLY
     trace: str = ""
     epoch: int | None = None
-    error: str = ""  # the class of the error
+    error: str = ""  # the error's class
     where: str = ""  # the user's own file, line and code
     advice: str = ""  # what to do next
-    about: str = ""  # the tuple that was executed, shortened; for the user's eyes, never for a log
+    about: str = ""  # the tuple that was executed, shortened; shown to the user, never logged
 
     @classmethod
     def of(cls, error: BaseException, component_id: str, task: int, about: str = "") -> TaskFailure:
@@ -89,7 +90,7 @@ class TaskFailure:
         )
 
     def lines(self) -> list[str]:
-        """For a person: what failed, and where in the user's own code."""
+        """Lines for display: the error, and its place in the user's own code."""
         shown = [f"component {self.component_id!r}, task {self.task}: {self.message}"]
         if self.where:
             shown.append(f"  at {self.where}")
@@ -112,15 +113,15 @@ class FrameFailed(Exception):
 
 
 def in_users_words(error: BaseException) -> str:
-    """An error from user code in one line: the last line of the user's own that led to it, and
-    what it says."""
+    """An error from user code in one line: the last line of the user's own code that led to it, and
+    its message."""
     where = users_line(error)
     return f"{where}{': ' if where else ''}{type(error).__name__}: {error}"
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback of an error and of those that led to it. What they say is as of ``reason_of``:
-    it may quote a record."""
+    """The traceback of an error and of its causes. Messages are limited as in ``reason_of``,
+    because they may quote a record."""
     chain, before = [error], _before(error)
     while before is not None and before not in chain:
         chain.append(before)
@@ -138,8 +139,8 @@ def _frames(error: BaseException) -> str:
 
 
 def users_line(error: BaseException) -> str:
-    """The last line of the user's own code that an error passed, as ``file:line: code``; empty when
-    there is none."""
+    """The last line of the user's own code in an error's traceback, as ``file:line: code``; empty
+    when there is none."""
     own = [each for each in traceback.extract_tb(error.__traceback__) if is_users_file(each.filename)]
     return shown_line(own[-1].filename, own[-1].lineno or 0, own[-1].line or "") if own else ""
 
@@ -150,18 +151,18 @@ def shown_line(file: str, number: int, code: str) -> str:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a file is neither Python's own, nor of an installed package, nor of Ratchet. On an
-    executor of a cluster it may be in the archive of code that the driver sent."""
+    """Whether a file is neither Python's own, nor part of an installed package, nor of Ratchet. On
+    an executor of a cluster it may be in the archive of code that the driver sent."""
     if _ARCHIVE.match(file):
         return _ARCHIVE.sub("", file).split("/")[0] not in _OURS
     if file.endswith((".pyx", ".pxi")):
-        return False  # of a compiled library, which names its sources and not where they are
+        return False  # belongs to a compiled library, which names its sources without their folder
     return not file.startswith(_NOT_USERS) and "site-packages" not in file and "dist-packages" not in file
 
 
 _OURS = ("framework", "spouts", "sinks", "integration")
 _ARCHIVE = re.compile(r".*/ratchet-code-[0-9a-f]{16}\.zip/")
-#: Where our packages are: beside each other.
+#: The folder that contains our packages.
 _ROOT = Path(__file__).resolve().parents[2]
 _NOT_USERS = (
     "<",
@@ -176,14 +177,15 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
     (DataLossError, FailureKind.DATA_LOSS),
     (BadRecordError, FailureKind.BAD_RECORD),
     (FATAL_ERRORS, FailureKind.FATAL),
-    (TopologyError, FailureKind.FATAL),  # values that do not fit what was declared: no replay changes them
+    # values that do not fit the declared fields: no replay changes them
+    (TopologyError, FailureKind.FATAL),
 )
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """What the driver of a transactional topology does about an error."""
+    """The reaction of the driver of a transactional topology to an error."""
     if isinstance(error, KeyError) and _NO_COLUMN.match(str(error)):
-        return FailureKind.FATAL  # Arrow's, of a column that no batch of the stream has
+        return FailureKind.FATAL  # Arrow's error for a column that no batch of the stream has
     return next((kind for errors, kind in _KINDS if isinstance(error, errors)), FailureKind.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""Runs batches in this process: for tests, and to show that Spark changes only the speed."""
+"""Runs batches in this process, for tests: Spark must change nothing but the speed."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ class LocalExecutor:
         self._frames: Frames | None = None
 
     def start(self) -> None:
-        """Start Spark SQL when there are DataFrame bolts, which need it in this process too.
-        Otherwise do nothing."""
+        """Start Spark SQL if there are DataFrame bolts, which need it even here. Otherwise do
+        nothing."""
         if self._topology.plan.frame_outputs:
-            from framework.execution.spark.dataframes import SqlFrames  # only runs that need Spark load it
+            # imported here because only runs that need Spark load it
+            from framework.execution.spark.dataframes import SqlFrames
 
             self._sql = SqlFrames.in_this_process(self._topology)
             self._frames = self._sql.of_rows

@@ -1,10 +1,10 @@
-"""What travels between levels, and what a task reports.
+"""Messages between the tasks of two levels, and the reports of tasks.
 
 Invariants:
 
-1. Every task of a level sends one ``Control`` to every task of the next level. It says how many
-   rows the sender sent there per edge. A task fails the attempt when a control is missing or its
-   rows are not as many as the controls say (Storm's CoordinatedBolt).
+1. Every task of a level sends one ``Control`` to every task of the next level. It contains the
+   number of rows that the sender sent there per edge. A task fails the attempt when a control is
+   missing or the number of received rows differs (Storm's CoordinatedBolt).
 2. A failure is a value, which travels in controls and reports. After a failure no user code runs.
 """
 
@@ -25,8 +25,8 @@ from framework.topology.spouts import ReadCounts
 
 @dataclass(frozen=True, slots=True)
 class AttemptHeader:
-    """The attempt that a task works for. Every task of the attempt has it, even one that receives
-    no row. ``opens_from``: as in ``CommitFence``, for a commit in one step."""
+    """The attempt that a task works for. Every task of the attempt has the header, even a task
+    without rows. ``opens_from``: as in ``CommitFence``, for a commit in one step."""
 
     topology_id: str
     _: KW_ONLY
@@ -38,7 +38,7 @@ class AttemptHeader:
     opens_from: Header | None = field(default=None, compare=False, repr=False)
 
     def attempt(self, component_id: str, task: int) -> TransactionAttempt:
-        """The attempt as a component sees it, with the fence that its states write under."""
+        """The attempt in the form for components, with the fence for writes of its states."""
         writer = f"{component_id}:{task}"
         fence = CommitFence(
             self.topology_id, self.epoch, self.plan_digest, writer, self.incarnation, opens_from=self.opens_from
@@ -81,7 +81,7 @@ class Piece(NamedTuple):
 
 class CommitterState(NamedTuple):
     """A committer after its last ``execute``: bolt and collector, pickled as a pair and encrypted
-    (C13). Where it is not ``whole``: what ``keep_for_commit`` returned, for a new copy of it."""
+    (C13). If not ``whole``: only the result of ``keep_for_commit``, for a new copy of the bolt."""
 
     component_id: str
     task: int
@@ -111,9 +111,12 @@ Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
 
 @dataclass(slots=True)
 class TaskReport:
-    """What one task reports to the driver. ``name``: its components and its number. ``began`` and
-    ``ended``: seconds since the Unix epoch, by the clock of its host. ``spent_s``: component ->
-    seconds that the task was busy with it. ``late``: component -> records that were late there."""
+    """A task's report to the driver.
+
+    * ``name``: its components and its number.
+    * ``began``, ``ended``: seconds since the Unix epoch, by the clock of its host.
+    * ``spent_s``: component -> seconds that the task was busy with it.
+    * ``late``: component -> records that were late there."""
 
     header: AttemptHeader
     phase: Phase
@@ -136,7 +139,8 @@ _COMPRESS_FROM_BYTES = 4096
 
 
 def encode_batch(batch: pa.RecordBatch) -> bytes:
-    """One record batch with its schema, as an Arrow IPC stream; compressed when that pays."""
+    """Encode one record batch with its schema as an Arrow IPC stream, compressed if that saves more
+    than it costs."""
     sink = pa.BufferOutputStream()
     options = _IPC_OPTIONS if batch.nbytes >= _COMPRESS_FROM_BYTES else None
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:

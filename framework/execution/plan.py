@@ -1,5 +1,4 @@
-"""Turns a topology into what Spark runs: two phases, each a chain of levels, each level a row of
-tasks.
+"""The execution plan of a topology: two phases, each a chain of levels, each level a set of tasks.
 
 The graph splits once:
 
@@ -9,14 +8,14 @@ The graph splits once:
   one, as a whole
 
 Inside a phase, components joined by an edge that moves no rows between tasks are fused into one
-*segment*. Rows that the spout shuffles to equally many tasks stay where they are when the spout's
-tasks read about equal shares of the batch, and move otherwise. So there are two layouts of the
-processing phase (ADR 24).
+*segment*. Rows that the spout shuffles to the same number of tasks stay in their task if the
+spout's tasks read about equal shares of the batch, and move otherwise. So there are two layouts of
+the processing phase (ADR 24).
 
-Segments are laid out in *levels* by their longest path from the source. All tasks of a level run
-side by side, and one shuffle lies between two levels. So a phase is always a single chain, however
-the graph branches, and nothing can be computed twice. Rows for a level further down pass through
-the levels between.
+Segments are assigned to *levels* by their longest path from the source. All tasks of a level run
+concurrently, and one shuffle lies between two levels. So a phase is always a single chain, however
+the graph branches, and no result is computed twice. Rows for a later level pass through the levels
+between.
 
     spout ─┬─> split ──fields──> count(committer) ──> report
            └──────────────fields──────> totals(committer)
@@ -50,7 +49,7 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
     """One stream of one component into one bolt. ``phase``: the phase in which the bolt receives
-    it."""
+    the rows."""
 
     index: int
     source: str
@@ -71,15 +70,15 @@ class Edge:
         return f"{self.input_name}->{self.target}"
 
     def check_task(self, task: int) -> None:
-        """Raise ``TopologyError`` for a task that the bolt does not have."""
+        """Raise ``TopologyError`` if the bolt does not have this task."""
         if not 0 <= task < self.target_tasks:
             raise TopologyError(
                 f"{self.source!r} sent rows to task {task} of {self.target!r}, which has tasks 0 to {self.target_tasks - 1}"
             )
 
     def cut(self, batch: pa.RecordBatch, turn: int, task: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows for each of the bolt's tasks. The grouping divides them; when the sender
-        named a ``task``, all go there. ``turn``: a number that differs from batch to batch, for
+        """Divide rows among the bolt's tasks: by the grouping, or all to ``task`` when the sender
+        named one. Yields each task's rows. ``turn``: a number that differs from batch to batch, for
         groupings that rotate. Raises ``TopologyError`` as ``check_task`` does."""
         parts = [(task, batch)] if task is not None else self.grouping.split(batch, self.target_tasks, turn)
         for target, part in parts:
@@ -89,7 +88,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class TaskComponent:
-    """What a task needs to know about a component. Travels to Spark inside the plan."""
+    """The properties of a component that a task needs. Sent to Spark inside the plan."""
 
     id: str
     _: KW_ONLY
@@ -113,7 +112,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Tasks that run side by side. Partition ``p`` of a level is one task of one segment."""
+    """Tasks that run concurrently. Partition ``p`` of a level is one task of one segment."""
 
     segments: tuple[Segment, ...]
 
@@ -150,11 +149,11 @@ class ExecutionPlan:
     commit_roots: tuple[str, ...]
     segment_of: Mapping[tuple[Phase, str], Segment]
     #: For each ``DataFrameBolt``, the segment that emits the result of Spark SQL. ``segment_of``
-    #: has the segment that gathers its input.
+    #: has the segment that collects its input.
     frame_outputs: Mapping[tuple[Phase, str], Segment] = field(default_factory=dict)
-    #: The layout for batches of which the spout's tasks do not read about equal shares; None when
-    #: it is the same as this one. The components, the edges except for ``fused``, and the commit
-    #: phase are the same.
+    #: The layout for batches of which the spout's tasks read unequal shares; None when it equals
+    #: this one. Both layouts share the components, the edges except for ``fused``, and the commit
+    #: phase.
     uneven: ExecutionPlan | None = None
 
     def for_batch(self, even: bool) -> ExecutionPlan:
@@ -162,8 +161,8 @@ class ExecutionPlan:
         return self if even or self.uneven is None else self.uneven
 
     def frames_gathered_at(self, phase: Phase, level: int) -> list[str]:
-        """The DataFrame bolts whose input is complete after a level. Spark SQL runs between it and
-        the next level."""
+        """The DataFrame bolts whose input is complete after a level. Spark SQL runs between this
+        level and the next."""
         return [
             each
             for (its_phase, each) in self.frame_outputs
@@ -178,16 +177,16 @@ class ExecutionPlan:
         return self.processing if phase is Phase.PROCESSING else self.commit
 
     def onward(self, phase: Phase, level: int, partition: int) -> int:
-        """The partition of the next level that takes records which only pass through a task."""
+        """The partition of the next level that forwards a task's records for later levels."""
         levels = self.levels(phase)
         return partition % levels[level + 1].partitions if level + 1 < len(levels) else partition
 
     def next_partition(
         self, phase: Phase, level: int, partition: int, edge_index: int, target_task: int
     ) -> tuple[int, bool]:
-        """Where rows of an edge go from a task: the partition of the next level, and whether the
-        rows are used there. They go to their target task when it is in the next level, and
-        otherwise pass through."""
+        """The destination of rows of an edge from a task: the partition of the next level, and
+        whether the rows are used there. Rows go to their target task if it is in the next level;
+        otherwise a task there forwards them."""
         edge = self.edges[edge_index]
         levels = self.levels(phase)
         if edge.phase is phase and level + 1 < len(levels):
@@ -204,14 +203,14 @@ class ExecutionPlan:
 
     @property
     def commits_on_driver(self) -> bool:
-        """Whether the commit of a small batch may run on the driver: every component of the commit
-        phase must allow it."""
+        """Whether a small batch may be committed on the driver: every component of the commit phase
+        must allow it."""
         return all(getattr(each.template, "commits_on_driver", False) for each in self._committing)
 
     @property
     def commits_in_one_step(self) -> bool:
-        """Whether the commit of a small batch may be one step of a store: one task, of a committer
-        that can do so, and nothing below it."""
+        """Whether a small batch may be committed in one step of a store: by one task, of a
+        committer that supports it, without components downstream."""
         if not self.commits_on_driver or self.commit_tasks != 1 or len(self._committing) != 1:
             return False
         bolt: Any = self._committing[0].template
@@ -224,12 +223,12 @@ class ExecutionPlan:
 
     @property
     def commit_tasks(self) -> int:
-        """The number of committer states that a processing phase must leave behind."""
+        """The number of committer states that a processing phase must produce."""
         return sum(self.components[each].parallelism for each in self.commit_roots)
 
 
 def check_pickles(topology: Graph) -> None:
-    """Check that every component can be pickled, because it travels to tasks. Raises
+    """Check that every component can be pickled, because Spark sends it to tasks. Raises
     ``TopologyError`` naming the component."""
     for component in topology.components:
         try:
@@ -242,14 +241,14 @@ def check_pickles(topology: Graph) -> None:
 
 
 def plan_execution(topology: Graph) -> ExecutionPlan:
-    """Lay a topology out in phases, segments and levels."""
+    """Assign a topology's components to phases, segments and levels."""
     spread = frozenset(each.id for each in topology.components if not each.subscriptions)
     plan, uneven = _laid_out(topology, spread), _laid_out(topology, frozenset())
     return plan if plan.processing == uneven.processing else replace(plan, uneven=uneven)
 
 
 def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
-    """``spread``: components whose tasks hold about equal shares of their rows."""
+    """Make one layout. ``spread``: components whose tasks have about equal shares of their rows."""
     below: set[str] = set()  # downstream of a committer
     for component in topology.components:
         if any(each.committer for each in upstream_of(topology, component.id)):
@@ -314,9 +313,9 @@ def _fuse(
 ) -> tuple[dict[tuple[Phase, str], Segment], dict[tuple[Phase, str], Segment]]:
     """Return the segments of one phase, and the segments that emit for DataFrame bolts.
 
-    ``starts``: components that begin a segment of their own, whatever feeds them. Shuffled rows of
-    the components in ``spread`` may stay where they are. Nothing is fused with a DataFrame bolt,
-    which gathers its input on one level and emits on the next.
+    ``starts``: components that begin a segment of their own, whatever their input. Shuffled rows of
+    the components in ``spread`` may stay in their task. No component is fused with a DataFrame
+    bolt, which collects its input on one level and emits on the next.
     """
     members: list[list[str]] = []
     stage_of: dict[str, int] = {}
@@ -340,8 +339,8 @@ def _fuse(
         stage_of[component_id] = len(members)
         members.append([component_id])
         inside = [level[stage_of[sub.component_id]] + 1 for sub in sources if sub.component_id in stage_of]
-        # Rows from the processing phase arrive at level 0 of the commit phase and are read from
-        # level 1 on.
+        # Level 0 of the commit phase receives the rows from the processing phase; components read
+        # them from level 1 on.
         level.append(max(inside, default=0 if component_id in starts or not sources else 1))
         if frame:
             gathering[component_id] = stage_of[component_id]
@@ -356,7 +355,7 @@ def _fuse(
 
 
 def _stays(sub: Subscription, spread: frozenset[str]) -> bool:
-    """Whether rows may stay in their task when both sides have equally many tasks."""
+    """Whether rows may stay in their task when both sides have the same number of tasks."""
     balanced = sub.component_id in spread and isinstance(sub.grouping, ShuffleGrouping)
     return sub.grouping.keeps_rows_local or balanced
 

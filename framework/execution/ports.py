@@ -1,4 +1,4 @@
-"""The port that executes a topology's batches, and the data that crosses it."""
+"""The port through which a topology's batches are executed, and its data."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ GENERAL_PARTITION = "batch"
 class ProcessingJob:
     """The processing phase of one attempt.
 
-    ``ranges``: what the readers get, per partition of the source. ``record_count``: an upper bound
-    of the records, None when unknown. ``committed_txid``: the last committed txid, for emitters
-    that clean up. ``partition_records``: the number of records of each range, None when unknown.
+    * ``ranges``: the readers' input, per partition of the source.
+    * ``record_count``: an upper bound of the records, None when unknown.
+    * ``committed_txid``: the last committed txid, for emitters that clean up.
+    * ``partition_records``: the number of records of each range, None when unknown.
     """
 
     header: AttemptHeader
@@ -37,8 +38,8 @@ class ProcessingJob:
 
 
 class TaskTime(NamedTuple):
-    """When a task worked, in seconds since the Unix epoch, by the clock of its host. ``name``: its
-    components and its number. ``failed``: why it failed, or empty."""
+    """The working time of a task, in seconds since the Unix epoch, by the clock of its host.
+    ``name``: its components and its number. ``failed``: why it failed, or empty."""
 
     name: str
     began: float
@@ -53,10 +54,12 @@ class TaskTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """How a phase ended. ``rows``: edge label -> (sent, received). Without a failure, all row
-    counts agree. ``tasks``: the tasks that have reported, in order of their ends. ``spent_s``:
-    component -> seconds that its tasks were busy with it, added up. ``late``: component -> records
-    that came behind the watermark."""
+    """The result of a phase. Without a failure, all row counts agree.
+
+    * ``rows``: edge label -> (sent, received).
+    * ``tasks``: the tasks that have reported, in order of their ends.
+    * ``spent_s``: component -> seconds that its tasks were busy with it, summed.
+    * ``late``: component -> records that came after the watermark."""
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -68,18 +71,18 @@ class PhaseResult:
 
 
 class TaskWatcher(Protocol):
-    """Somebody who looks at tasks of this process while they run, such as ``replay``."""
+    """Observes tasks of this process while they run, as ``replay`` does."""
 
     def emitted(self, edge: Edge, rows: pa.RecordBatch) -> None:
-        """A component has emitted rows for an edge; a combiner may still merge them."""
+        """A component has emitted rows on an edge; a combiner may still merge them."""
 
     def failed(self, failure: TaskFailure, error: BaseException) -> None:
         """User code has raised an error, which ends its task."""
 
 
 class DeadAttempts:
-    """The attempts that an executor was told to cancel. They may neither start nor leave a result.
-    Bounded: only attempts that may still be running matter, and they are few."""
+    """The attempts that an executor was told to cancel. They must neither start nor leave a result.
+    Bounded: only attempts that may still be running matter, and these are few."""
 
     KEPT_MAX = 10_000
 
@@ -103,8 +106,8 @@ class DeadAttempts:
 
 
 class BatchExecutor(Protocol):
-    """Runs phases. ``process`` and ``commit`` block. Several threads call ``process`` at once;
-    ``commit`` is called by one at a time.
+    """Runs phases. ``process`` and ``commit`` block. Several threads may call ``process``
+    concurrently; ``commit`` runs in one thread at a time.
 
     An implementation never raises for errors in tasks: it returns a ``PhaseResult`` with a failure.
     """
@@ -117,28 +120,29 @@ class BatchExecutor(Protocol):
 
     def commits_in_one_step(self, header: AttemptHeader) -> bool:
         """Whether the commit of this attempt is one task, in this process, that can raise the
-        header of its only state, write, and set ``done``, in one step of the store. Called after
-        ``process``."""
+        header of its only state, write, and set ``done``, all in one step of the store. Called
+        after ``process``."""
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
-        """Run the commit phase over the kept result, once. Where ``header.opens_from`` is given,
-        the commit is that one step; never given unless ``commits_in_one_step`` has said so."""
+        """Run the commit phase over the kept result, once. With ``header.opens_from``, the commit
+        is a single step of the store; this is set only after ``commits_in_one_step`` returned True.
+        """
 
     def cancel(self, header: AttemptHeader) -> None:
-        """End an attempt's tasks as soon as possible and forget its result. Returns without
+        """End an attempt's tasks as soon as possible and discard its result. Returns without
         waiting."""
 
     def release(self, header: AttemptHeader) -> None:
-        """Forget the kept result of an attempt."""
+        """Discard the kept result of an attempt."""
 
     def close(self) -> None:
         """Cancel everything and release what ``start`` opened."""
 
 
 def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
-    """One seed per spout task: partition ``i`` of the source, in sorted order, goes to task ``i mod
-    parallelism``. A partition that is known to contribute nothing is left out. The metadata of a
-    general spout goes to every task (Storm's all grouping of its batch stream)."""
+    """Make one seed per spout task: partition ``i`` of the source, in sorted order, goes to task
+    ``i mod parallelism``. A partition that is known to contribute nothing is left out. The metadata
+    of a general spout goes to every task (Storm's all grouping of its batch stream)."""
     spout = plan.components[plan.spout_id]
     if isinstance(spout.template, TransactionalSpout):
         return [Seed(job.header, job.ranges, job.committed_txid)] * spout.parallelism
@@ -153,9 +157,9 @@ def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
 
 
 def is_even(plan: ExecutionPlan, partition_records: Mapping[str, int | None]) -> bool:
-    """Whether each spout task reads at least half of an even share of a batch. Depends on the
-    batch's plan alone, so that a replay has the same layout. False when the number of records is
-    unknown, and for a general spout, whose emitters divide the batch themselves."""
+    """Whether each spout task reads at least half of an even share of a batch. Depends only on the
+    batch's plan, so that a replay has the same layout. False when the number of records is unknown,
+    and for a general spout, whose emitters divide the batch themselves."""
     spout = plan.components[plan.spout_id]
     known = {partition: count for partition, count in partition_records.items() if count is not None}
     if not known or len(known) < len(partition_records) or isinstance(spout.template, TransactionalSpout):
@@ -170,8 +174,7 @@ def _dealt(partitions: Iterable[str], tasks: int) -> list[list[str]]:
 
 
 def held_rows(plan: ExecutionPlan, reports: Iterable[TaskReport]) -> dict[int, int]:
-    """Edge -> number of rows that were sent in the processing phase and will be received in the
-    commit phase."""
+    """Edge -> number of rows sent in the processing phase that the commit phase will receive."""
     held: dict[int, int] = defaultdict(int)
     for report in reports:
         for edge, rows in report.sent.items():
@@ -187,8 +190,8 @@ def summarise(
     expected_tasks: int,
     held: Mapping[int, int] | None = None,
 ) -> PhaseResult:
-    """Add up the reports of a phase. The result is a failure when anything is missing. ``held``:
-    for the commit phase, what ``held_rows`` returned for the processing phase."""
+    """Combine the reports of a phase. The result is a failure when a report or rows are missing.
+    ``held``: for the commit phase, the result of ``held_rows`` for the processing phase."""
     collected = list(reports)
     sent: dict[int, int] = defaultdict(int, held or {})
     received: dict[int, int] = defaultdict(int)
@@ -216,8 +219,8 @@ def summarise(
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:
-    """The failure with the gravest consequence. All tasks below a failed one report the same
-    failure."""
+    """The failure with the gravest consequence. All tasks downstream of a failed one report the
+    same failure."""
     gravity = [
         FailureKind.FATAL,
         FailureKind.DATA_LOSS,

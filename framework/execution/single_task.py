@@ -37,8 +37,8 @@ def run_processing(
     cancelled: Cancelled | None = None,
     frames: Frames | None = None,
 ) -> list[Record]:
-    """Run all levels of the processing phase. Returns the records for the commit phase, ready to
-    leave the process. ``cancelled`` is called before each record batch."""
+    """Run all levels of the processing phase. Returns the records for the commit phase, in a form
+    that can leave the process. ``cancelled`` is called before each record batch."""
     levels = _Levels(topology, Phase.PROCESSING, report, cancelled=cancelled, frames=frames)
     widths = [level.partitions for level in topology.plan.processing]
     return walk(widths, levels.run, {task: [seed] for task, seed in enumerate(seeds)})
@@ -61,8 +61,8 @@ def run_commit(
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """The levels of one phase of one attempt. ``header``: of a commit phase, whose first records
-    carry none."""
+    """The levels of one phase of one attempt. ``header``: for a commit phase, whose first records
+    contain none."""
 
     topology: PlannedTopology
     phase: Phase
@@ -73,7 +73,7 @@ class _Levels:
     frames: Frames | None = None
 
     def run(self, number: int, inboxes: Sequence[list[Record]]) -> list[Addressed]:
-        """Run all tasks of a level, and the DataFrame bolts that take their rows."""
+        """Run all tasks of a level, and the DataFrame bolts whose input is then complete."""
         plan = self.topology.plan
         leaves = self.phase is Phase.PROCESSING and number + 1 == len(plan.processing)
         addressed = [
@@ -97,7 +97,7 @@ class _Levels:
         return addressed
 
     def _through_frame(self, component_id: str, addressed: list[Addressed]) -> list[Addressed]:
-        """Take a DataFrame bolt's rows out, and put in the rows that Spark SQL made of them."""
+        """Replace a DataFrame bolt's input rows by the rows that Spark SQL made from them."""
         if self.frames is None:
             raise InvariantViolation(f"{component_id!r} needs Spark SQL, which a single task does not have")
         plan = self.topology.plan
@@ -113,7 +113,7 @@ class _Levels:
             if isinstance(record, Control):
                 header, failed = record.header, failed or record.failure is not None
         if failed or header is None:
-            return kept  # the controls bring the failure to the tasks that would emit
+            return kept  # the controls carry the failure to the tasks that would emit
         segment = plan.frame_outputs[(self.phase, component_id)]
         level = plan.levels(self.phase)[segment.level]
         for number, batch in enumerate(self.frames(component_id, header, inputs)):

@@ -1,7 +1,7 @@
-"""Walks the levels of a plan: what the tasks of one level make goes to the tasks of the next.
+"""Walks the levels of a plan: passes the output of one level's tasks to the tasks of the next.
 
-Small batches, batches in this process and rounds all go this way. Only a chain of Spark jobs does
-not: there Spark's shuffle delivers.
+Used for small batches, batches in this process, and rounds. In a chain of Spark jobs, Spark's
+shuffle does the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ def walk(
 ) -> list[R]:
     """Run all levels, and return the records that leave the last one, by partition.
 
-    ``widths``: tasks per level. ``run_level``: gets the number of a level and the records for each
-    of its tasks; returns records, each with its partition in the next level. ``inboxes``: partition
-    of the first level -> its records.
+    * ``widths``: tasks per level.
+    * ``run_level``: takes the number of a level and the records for each of its tasks; returns
+      records, each with its partition in the next level.
+    * ``inboxes``: partition of the first level -> its records.
     """
     arrived = inboxes or {}
     for level, width in enumerate(widths):

@@ -1,8 +1,8 @@
 """A task: one segment of one level over one partition's records. The same code runs in Spark and in
 this process.
 
-``run_level`` is the boundary. User code, and every error that it raises, stays inside. Records for
-the next level and one report come out. A task reads its input to the end, whatever happens.
+``run_level`` is the boundary: it handles every error of user code, and yields records for the next
+level and one report. A task reads its input to the end, whatever happens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Addressed = tuple[int, Record]
 
 class PlannedTopology:
     """An execution plan with its configuration. Makes copies of components for tasks. One per
-    worker process and run. ``watcher`` is told what its tasks do."""
+    worker process and run. ``watcher``: observes its tasks."""
 
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], watcher: TaskWatcher | None = None) -> None:
         self.plan = plan
@@ -70,7 +70,7 @@ class PlannedTopology:
         return self._uneven
 
     def instance(self, component: TaskComponent) -> Any:
-        """A new copy of a component; of a shared spout, this thread's only one."""
+        """A new copy of a component; for a shared spout, this thread's only copy."""
         shared: dict[str, PartitionedSpout] = self._shared.__dict__
         if component.id in shared:
             return shared[component.id]
@@ -94,8 +94,8 @@ class PlannedTopology:
 
 
 class _Stopwatch:
-    """How long a task has been busy with each component, in seconds. What the rows of a component
-    cost in one that is fused to it counts for the latter."""
+    """Measures the time a task spends in each component, in seconds. The cost of passing a
+    component's rows to a fused one counts for the fused one."""
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = defaultdict(float)
@@ -103,8 +103,8 @@ class _Stopwatch:
         self._since = 0.0
 
     def turn_to(self, component_id: str | None) -> str | None:
-        """From now on the task is busy with this component; None: with none. Returns the one
-        before."""
+        """Charge the time from now on to this component (None: to none). Returns the previous
+        one."""
         now, before = time.perf_counter(), self._component_id
         if before is not None:
             self.spent_s[before] += now - self._since
@@ -113,7 +113,7 @@ class _Stopwatch:
 
 
 class _UserCodeFailed(Exception):
-    """Carries a failure out of the nested calls of a task."""
+    """Carries a failure out of nested calls in a task."""
 
     def __init__(self, failure: TaskFailure) -> None:
         super().__init__(str(failure))
@@ -145,8 +145,8 @@ class _Outbox:
             level.report.sent[edge.index] = level.report.sent.get(edge.index, 0) + rows.num_rows
 
     def put(self, piece: Piece) -> None:
-        """Address a piece to its target task when that is in the next level, otherwise to the task
-        of the next level that passes it on."""
+        """Address a piece to its target task if that is in the next level, otherwise to the task of
+        the next level that forwards it."""
         partition, arrives = self._level.next_partition(piece)
         self.records.append((partition, piece))
         if arrives:
@@ -180,7 +180,7 @@ class _Runner:
         self.collector.check_alive = task.check_alive
 
     def prepare(self, kept: bytes | None = None) -> None:
-        """``kept``: what a committer has kept of the processing phase."""
+        """Prepare the component. ``kept``: a committer's state from the processing phase."""
         if self._fresh and isinstance(self.bolt, Bolt):
             with self.guarded():
                 self.bolt.prepare(self.task.topology.conf, self.context, self.collector, self.attempt)
@@ -188,11 +188,12 @@ class _Runner:
                     self.bolt.take_for_commit(kept)
 
     def guarded(self, component_id: str | None = None) -> _Guard:
-        """``component_id``: of the bolt whose combiner runs here; None: this component."""
+        """Run user code under a guard. ``component_id``: of the bolt whose combiner runs here;
+        None: this component."""
         return _Guard(component_id or self.component.id, self.index, self.task.watch)
 
     def read(self, seed: Seed) -> None:
-        """For a spout: read or emit what was planned for this task."""
+        """For a spout: read or emit this task's part of the plan."""
         spout = self.bolt
         with self.guarded():
             if isinstance(spout, PartitionedSpout):
@@ -218,7 +219,8 @@ class _Runner:
         emitter = spout.emitter(self.task.topology.conf, self.context)
         try:
             emitter.cleanup_before(seed.committed_txid + 1)
-            for meta in seed.ranges.values():  # tasks of one process share it: each gets a copy of its own
+            # tasks of one process share the metadata, so each gets its own copy
+            for meta in seed.ranges.values():
                 emitter.emit_batch(self.attempt, copy.deepcopy(meta["metadata"]), self.collector)
             self.collector.flush()
         finally:
@@ -258,7 +260,7 @@ class _Runner:
             self.task.report.late[self.component.id] = self.bolt.late_records
 
     def flush(self) -> None:
-        """Send what is buffered and combined. The component emits nothing more in this phase."""
+        """Send all buffered and combined rows. The component emits nothing more in this phase."""
         with self.guarded():
             self.collector.flush()
             for (index, task), combiner in self._combiners.items():
@@ -270,9 +272,10 @@ class _Runner:
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:
-        """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13). One that
-        says what is kept of it is made anew in the commit phase: the same component, in the same
-        attempt, with the same rows taken in. What it has emitted has left its collector."""
+        """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13). If the
+        committer keeps only a part (``keep_for_commit``), the commit phase makes a new copy: the
+        same component, in the same attempt, with the same rows taken in. Its emitted rows have left
+        the collector."""
         with self.guarded():
             kept = self.bolt.keep_for_commit() if isinstance(self.bolt, Committer) else None
         if kept is not None:
@@ -314,14 +317,16 @@ class _Runner:
             report = self.task.report
             report.sent[edge.index] = report.sent.get(edge.index, 0) + batch.num_rows
             self.task.runners[edge.target].execute(edge, self.component.streams[edge.stream], batch)
-        elif edge.fused:  # a committer's output in the processing phase waits beside its state, for the same task
+        # rows that a committer emitted in the processing phase stay with its state, for the same
+        # task
+        elif edge.fused:
             self.task.outbox.send(edge, self.index, batch, self.index)
         else:
             self.task.outbox.send(edge, self.index, batch, task)
 
 
 class _Guard:
-    """Turns an exception from user code into a failure that names component and task. Takes the
+    """Converts an exception of user code into a failure that names component and task. Measures the
     time."""
 
     __slots__ = ("_before", "_component_id", "_index", "_watch")
@@ -341,13 +346,13 @@ class _Guard:
             raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index, about)) from error
 
 
-#: How much of a tuple a failure shows.
+#: The most characters of a tuple in a failure.
 _TUPLE_CHARACTERS = 80
 
 
 def _tuple_in(trace: Any) -> str:
-    """The tuple that a bolt was executing when an error came; empty where there is none. Looking
-    for it in the frames costs nothing as long as there is no error."""
+    """The tuple that a bolt was executing when an error occurred; empty if there is none. It is
+    taken from the traceback's frames, which costs nothing as long as there is no error."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code is _Runner.execute.__code__ and "values" in frame.f_locals:
             fields, values = frame.f_locals["fields"], frame.f_locals["values"]
@@ -385,11 +390,11 @@ class _LevelTask:
             raise _UserCodeFailed(DeadAttempts.failure(self.header, self.phase))
 
     def next_partition(self, piece: Piece) -> tuple[int, bool]:
-        """The partition of the next level that a piece goes to, and whether it is used there."""
+        """The partition of the next level for a piece, and whether it is used there."""
         return self.topology.plan.next_partition(self.phase, self.level, self.partition, piece.edge, piece.target_task)
 
     def onward(self) -> int:
-        """The partition of the next level that takes records which only pass through."""
+        """The partition of the next level that forwards records for later levels."""
         return self.topology.plan.onward(self.phase, self.level, self.partition)
 
     def combiner_for(self, edge: Edge) -> Combiner | None:
@@ -398,7 +403,7 @@ class _LevelTask:
         return bolt.combiner() if isinstance(bolt, Bolt) else None
 
     def packed(self, payload: bytes | pa.RecordBatch) -> bytes | pa.RecordBatch:
-        """Rows in the form in which they leave this task: as bytes when they leave the process."""
+        """Rows in the form in which they leave this task: as bytes if they leave the process."""
         return encode_batch(payload) if self.encode and not isinstance(payload, bytes) else payload
 
     def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
@@ -410,7 +415,7 @@ class _LevelTask:
             self.outbox.records.append((self.onward(), rows))
 
     def emit_frame(self, component_id: str, task: int, outputs: list[FrameOutput]) -> None:
-        """Emit the rows that Spark SQL made of a DataFrame bolt's input."""
+        """Emit the rows that Spark SQL made from a DataFrame bolt's input."""
         runner = _Runner(self, self.topology.plan.components[component_id], task, None)
         for output in sorted(outputs, key=lambda each: each.order):
             with runner.guarded():
@@ -450,7 +455,7 @@ class _LevelTask:
                 self.report.committers += 1
 
     def controls(self, failure: TaskFailure | None) -> Iterator[Addressed]:
-        """One control for every task of the next level."""
+        """Make one control for every task of the next level."""
         levels = self.topology.plan.levels(self.phase)
         if self.level + 1 == len(levels):
             return
@@ -474,15 +479,15 @@ def run_level(
 ) -> Iterator[Addressed]:
     """Run one task and yield (partition of the next level, record).
 
-    ``width``: the number of tasks that run this level. ``records``: those of this partition.
-    ``header``: given to the first level of the commit phase, whose records carry none. ``encode``:
-    pieces leave the process. ``cancelled``: called before each record batch, where a task can know
-    that it was cancelled.
+    * ``width``: the number of tasks that run this level.
+    * ``records``: those of this partition.
+    * ``header``: for the first level of the commit phase, whose records contain none.
+    * ``encode``: pieces leave the process.
+    * ``cancelled``: called before each record batch, if a task can find out that it was cancelled.
 
     The records after the last level of the processing phase (committer states, and pieces for the
-    commit phase) are the result of the phase, and stay in their partition. In the commit phase a
-    committer finds there the rows that it emitted in ``execute`` to bolts that are fused to it
-    (C31).
+    commit phase) are the result of the phase, and stay in their partition. They include the rows
+    that a committer emitted in ``execute`` to bolts fused to it, for use in the commit phase (C31).
     """
     controls: list[Control] = []
     pieces: list[Piece] = []
@@ -492,7 +497,7 @@ def run_level(
     seed: Seed | None = None
     plan = topology.plan
     first_of_commit = phase is Phase.COMMIT and level == 0
-    for record in records:  # always to the end: an undrained task costs its worker
+    for record in records:  # always to the end: a task that leaves input unread costs its worker
         match record:
             case Control():
                 controls.append(record)
@@ -571,8 +576,8 @@ def run_level(
 
 
 def arrival(piece: Piece) -> tuple[int, int, int]:
-    """Sort key of pieces: rows come in the order of their senders, whatever the shuffle did
-    (C11)."""
+    """Sort key of pieces: rows are ordered by their senders, whatever the order in which the
+    shuffle delivered them (C11)."""
     return piece.edge, piece.source_task, piece.sequence
 
 
@@ -581,8 +586,8 @@ def _upstream_failure(controls: list[Control]) -> TaskFailure | None:
 
 
 def _miscounted(controls: list[Control], pieces: list[Piece], *, level: int, partition: int) -> TaskFailure | None:
-    """Return a failure unless every task of the level above reported, and exactly the rows that
-    they sent have arrived."""
+    """Return a failure unless every task of the previous level has reported and all rows that these
+    tasks sent have arrived."""
     senders = sorted(each.upstream for each in controls)
     expected: dict[int, int] = defaultdict(int)
     for control in controls:

@@ -1,4 +1,5 @@
-"""State management: where the state of stateful bolts is kept, and the protocol of its checkpoints.
+"""State management: the stores for the state of stateful bolts, and their part of the checkpoint
+protocol.
 
 Source: *Storm State Management*.
 """
@@ -32,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load providers that need an extra only when they are asked for."""
+    """Import providers that need an extra only on first use."""
     if name == "RedisKeyValueStateProvider":
         from framework.state.redis import RedisKeyValueStateProvider
 

@@ -1,4 +1,4 @@
-"""State that expires: a value that was not put for a while is gone."""
+"""State that expires: a value disappears when it has not been put for ``ttl_s``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from framework.errors import CorruptStateError
 from framework.topology.stateful import KeyValueState, StateSize
 
-#: As when a value that never expires is stored: in seconds since 1970, later than any clock says.
+#: The put time of a value that never expires: in seconds since 1970, later than any clock shows.
 FOR_EVER = 1e15
-#: How many entries are looked at for each checkpoint. The next checkpoint goes on after them.
+#: How many entries are checked for expiry per checkpoint. The next checkpoint continues after them.
 SWEEP_MAX = 20_000
-#: So much of a damaged value is shown.
+#: The most characters of a damaged value that an error shows.
 _SHOWN = 60
 
 
 def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
-    """How a state stores a value: with the time when it was put, or as it is when values live for
-    ever (``ttl_s`` None or 0). ``put_at``: seconds since 1970; None stands for now, when the time
-    is not known."""
+    """The stored form of a value: with the time when it was put, or the plain value if values live
+    for ever (``ttl_s`` None or 0). ``put_at``: seconds since 1970; None: the time is unknown, use
+    the present."""
     if not ttl_s:
         return value
     return (time.time() if put_at is None else put_at), value
 
 
 def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> Iterator[tuple[Any, Any, float | None]]:
-    """Keys, values and when those were put (None if values do not expire), from items as they are
-    stored, without those that have expired."""
+    """Convert stored items to keys, values and put times (None if values do not expire). Expired
+    items are left out."""
     for key, each in items:
         if not ttl_s:
             yield key, each, None
@@ -39,7 +39,7 @@ def fresh(items: Iterable[tuple[Any, Any]], ttl_s: float | None, now: float) -> 
 
 
 def _timed(kept: Any) -> tuple[float, Any]:
-    """The time and the value of what is stored."""
+    """The time and the value of a stored value."""
     if isinstance(kept, (tuple, list)) and len(kept) == 2 and type(kept[0]) in (int, float):
         return kept[0], kept[1]
     raise CorruptStateError(
@@ -49,10 +49,13 @@ def _timed(kept: Any) -> tuple[float, Any]:
 
 
 class ExpiringState(KeyValueState[Any, Any]):
-    """Wraps another state, and stores each value with the time that it was put. A value that is
-    older than ``ttl_s`` is not seen. It is deleted when a checkpoint is prepared; each checkpoint
-    looks at a part of the state. ``clock``: seconds since 1970. ``expires``: whether the value of a
-    key does."""
+    """Wraps another state, and stores each value with the time when it was put.
+
+    A value older than ``ttl_s`` is hidden. It is deleted when a checkpoint is prepared; each
+    checkpoint checks a part of the state.
+
+    * ``clock``: seconds since 1970.
+    * ``expires``: whether the value of a key expires."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class ExpiringState(KeyValueState[Any, Any]):
 
     @property
     def size(self) -> StateSize | None:
-        """Keys that have expired count until they are deleted."""
+        """Includes expired keys until they are deleted."""
         return self._state.size
 
     @property
@@ -106,7 +109,7 @@ class ExpiringState(KeyValueState[Any, Any]):
         return txid, ((key, value) for key, value, _ in entries)
 
     def committed_entries(self) -> tuple[int, Iterator[tuple[Any, Any, float | None]]]:
-        """The last committed checkpoint, and its keys, values, and when those were put."""
+        """The last committed checkpoint, and its keys, values, and put times."""
         txid, items = self._state.committed_items()
         return txid, fresh(items, self._ttl_s, self._clock())
 

@@ -1,8 +1,8 @@
-"""A key-value state in layers: what is committed, in a store; above it what is prepared; above that
-what has changed since.
+"""A key-value state in three layers: committed entries in a store, prepared changes above them, and
+later changes on top.
 
-Stores keep bytes and know nothing of types. Changes stay here until they are prepared, so a
-checkpoint costs in proportion to what has changed, whatever the size of the state.
+Stores keep bytes and know no types. Changes stay in memory until they are prepared, so the cost of
+a checkpoint grows with the changes, not with the size of the state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from framework.topology.stateful import KeyValueState, StateSize
 Changes = Mapping[bytes, bytes | None]
 #: How many entries ``load`` writes at once.
 LOAD_BATCH = 50_000
-#: So many bytes of a damaged key are shown.
+#: The most bytes of a damaged key that an error shows.
 _SHOWN = 60
 _NOWHERE = object()
 
@@ -28,15 +28,15 @@ _NOWHERE = object()
 class CommittedStore(Protocol):
     """The lowest layer of one namespace.
 
-    Invariants: ``commit`` takes effect once for each id, whoever calls it and however often. A
-    commit of an id that is not higher than the last one changes nothing. A crash in ``prepare`` or
-    ``discard`` leaves what is committed as it was. After a crash in ``commit``, the same commit
+    Invariants: ``commit`` takes effect once per id, whichever process calls it and however often. A
+    commit of an id that is not above the last one changes nothing. A crash in ``prepare`` or
+    ``discard`` leaves committed entries as they were. After a crash in ``commit``, the same commit
     completes it.
     """
 
     @property
     def location(self) -> str:
-        """Where it is, for messages."""
+        """The place of the store, for messages."""
 
     def txid(self) -> int:
         """The last committed checkpoint; 0 for none."""
@@ -44,46 +44,48 @@ class CommittedStore(Protocol):
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def count(self) -> int:
-        """How many keys there are, without looking at all of them."""
+        """The number of keys, found without a scan."""
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """All entries. It does not block others, so what is committed meanwhile may be seen."""
+        """All entries. The scan blocks no writer, so it may return entries that are committed
+        meanwhile."""
 
-    #: Whether what ``snapshot`` returns stays as it is.
+    #: Whether the result of ``snapshot`` is unaffected by later commits.
     frozen: bool
 
     def snapshot(self) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
-        """The last committed checkpoint, and all entries that it holds."""
+        """The last committed checkpoint, and all entries of it."""
 
     def part(self, cursor: Any, most: int) -> tuple[list[tuple[bytes, bytes]], Any]:
-        """About ``most`` entries, and the cursor for those that follow. A cursor of None begins; a
-        returned None says that there are no more."""
+        """About ``most`` entries, and the cursor for the entries after them. Start with the cursor
+        None; a returned None marks the end."""
 
     def prepare(self, txid: int, changes: Changes) -> None:
-        """Save changes for ``commit``, in place of what was prepared under this id before. Forget
-        what was prepared under lower ids."""
+        """Save changes for ``commit``. They replace those prepared under the same id before;
+        changes prepared under lower ids are discarded."""
 
     def commit(self, txid: int) -> None:
-        """Commit what is prepared. Raises ``CorruptStateError`` when ``txid`` is higher than the
-        last id and nothing is prepared under it."""
+        """Commit the prepared changes. Raises ``CorruptStateError`` when ``txid`` is above the last
+        id and nothing is prepared under it."""
 
     def discard(self, upto: int | None) -> None:
-        """Forget what is prepared under ids up to ``upto``; None for all."""
+        """Discard changes prepared under ids up to ``upto``; None for all."""
 
     def write(self, changes: Changes, txid: int | None) -> None:
-        """Change what is committed, in as many steps as it takes, and then set the id; None leaves
-        it."""
+        """Write committed entries directly, in as many steps as needed, then set the id; None keeps
+        the id."""
 
     def close(self) -> None: ...
 
 
 class LayeredState(KeyValueState[Any, Any]):
-    """Keys that are equal are one key, whatever their types (C29): they are stored in the form of
-    ``key_form``. Earlier versions stored them as they came, so a key that has another form is also
-    looked for as it is; it is stored in its form when it is put.
+    """A key-value state over a ``CommittedStore``.
 
-    ``cached_max``: how many entries that were read from the store are kept here, for stores that
-    are far away."""
+    Equal keys are one key, whatever their types (C29): they are stored in the form that
+    ``key_form`` makes. Earlier versions stored keys unchanged, so a key whose form differs is also
+    looked up unchanged; the next put stores it in its form.
+
+    ``cached_max``: how many entries read from the store are cached in memory, for remote stores."""
 
     def __init__(self, store: CommittedStore, keys: Serializer, values: Serializer, cached_max: int = 0) -> None:
         self._store = store
@@ -98,12 +100,12 @@ class LayeredState(KeyValueState[Any, Any]):
         self._written = (0, 0)  # keys and bytes that the last checkpoint changed
 
     def keep_times(self) -> None:
-        """From here on, take values as pairs: the time that each was put, and the value."""
+        """From now on, take values as pairs of the put time and the value."""
         if not isinstance(self._values, MsgpackSerializer):
             self._values = TimedSerializer(self._values)
 
     def keep_nothing(self) -> None:
-        """Cache nothing, because others write to the store: read again what was read."""
+        """Disable the cache, because other processes write to the store."""
         self._cached_max = 0
 
     @property
@@ -182,7 +184,8 @@ class LayeredState(KeyValueState[Any, Any]):
             raise InvariantViolation(f"checkpoint {txid} is to be committed, and {self._prepared_txid} is prepared")
         self._store.commit(txid)
         if self._prepared_txid is None:
-            self._cached.clear()  # another object has prepared it, and only that one knows what has changed
+            # another object prepared it, and only that object knows the changes
+            self._cached.clear()
         self._written = len(self._prepared), sum(len(key) + len(value or b"") for key, value in self._prepared.items())
         self._settle(self._prepared)
 
@@ -228,7 +231,8 @@ class LayeredState(KeyValueState[Any, Any]):
         self._store.close()
 
     def _encoded(self, key: Any) -> tuple[bytes, bytes | None]:
-        """How a key is stored, and how earlier versions stored it; None where that is the same."""
+        """The stored form of a key, and its form in earlier versions; None when both are the
+        same."""
         form = key_form(key)
         encoded = self._keys.dumps(form)
         before = None if form is key else self._keys.dumps(key)
@@ -241,7 +245,7 @@ class LayeredState(KeyValueState[Any, Any]):
             raise self._damaged(encoded, error) from error
 
     def _loaded(self, value: bytes, encoded: bytes) -> Any:
-        """A value. ``encoded``: its key."""
+        """Decode a value. ``encoded``: its key, for errors."""
         try:
             return self._values.loads(value)
         except CorruptStateError as error:
@@ -265,8 +269,8 @@ class LayeredState(KeyValueState[Any, Any]):
         return found
 
     def _above(self, key: bytes) -> Any:
-        """The value of a key as the layers above the store have it; None for a deleted key, and
-        ``_NOWHERE`` for one that only the store may have."""
+        """Look up a key in the layers above the store. None for a deleted key, ``_NOWHERE`` for a
+        key that only the store may have."""
         for layer in (self._changes, self._prepared, self._cached):
             if key in layer:
                 return layer[key]

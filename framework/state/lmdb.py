@@ -1,9 +1,9 @@
-"""State on a local disk, in LMDB: the one to use on a single machine.
+"""State on a local disk, in LMDB: the recommended provider on a single machine.
 
 Each namespace is an environment of its own, with three databases: ``values``, ``prepared`` (by
 checkpoint id and key; the first byte tells a value from a deletion) and ``meta``. A commit is one
-transaction. Meanwhile, other processes can read the last committed checkpoint without delaying
-anybody.
+LMDB transaction. Other processes can read the last committed checkpoint meanwhile, without delaying
+the writer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from framework.topology.stateful import KeyValueState, StateProvider
 
 try:
     import lmdb
-except ImportError as error:  # an extra
+except ImportError as error:  # lmdb is an optional extra
     raise ConfigError(
         "LmdbKeyValueStateProvider needs the package lmdb: pip install 'ratchet-pipelines[lmdb]'"
     ) from error
@@ -38,20 +38,20 @@ except ImportError as error:  # an extra
 T = TypeVar("T")
 
 _MAP_BYTES = 1 << 26
-#: LMDB takes keys of up to 511 bytes. They also hold a checkpoint id, and a byte that tells whether
-#: the key is whole.
+#: LMDB limits keys to 511 bytes. A stored key also contains a checkpoint id, and a byte that tells
+#: whether the key is whole.
 _KEY_BYTES_MAX = 500
 _SCAN_BATCH = 5_000
 _ID = struct.Struct(">Q")
-#: Of the key that precedes a value.
+#: The length of the key that precedes a value.
 _LENGTH = struct.Struct(">I")
 _NO_KEY = _LENGTH.pack(0)
 _TXID = b"txid"
 _READY = b"ready:"
 _PUT, _DELETED = b"+", b"-"
-#: So much of damaged data is shown.
+#: The most bytes of damaged data that an error shows.
 _SHOWN = 60
-#: Errors of the file itself, which no repetition changes.
+#: Errors of the file itself, which persist on a retry.
 _DAMAGED = (
     lmdb.BadDbiError,
     lmdb.BadValsizeError,
@@ -62,8 +62,8 @@ _DAMAGED = (
     lmdb.PanicError,
     lmdb.VersionMismatchError,
 )
-#: A process may open an environment only once. Here are the open ones, with the number of providers
-#: that hold each.
+#: The open environments, with the number of providers that hold each: a process may open an
+#: environment only once.
 _open: dict[Path, tuple[LmdbStore, int]] = {}
 _lock = threading.Lock()
 
@@ -94,7 +94,8 @@ class LmdbKeyValueStateProvider(StateProvider):
 
     def exists(self, namespace: str, conf: Mapping[str, Any]) -> bool:
         settings = settings_of(conf, LmdbSettings)
-        there = (_folder(settings, namespace) / "data.mdb").exists()  # also when nothing was ever committed
+        # the file exists even if nothing was ever committed
+        there = (_folder(settings, namespace) / "data.mdb").exists()
         return there and self._store(settings, namespace).txid() > 0
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
@@ -137,7 +138,8 @@ class LmdbStore:
         self._snapshots: weakref.WeakSet[_Snapshot] = weakref.WeakSet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(PermissionError):  # the folder is another user's, who grants access to it
+            # the folder belongs to another user, who grants access to it
+            with contextlib.suppress(PermissionError):
                 folder.chmod(0o700)
             self._environment = lmdb.open(
                 str(folder), map_size=_MAP_BYTES, max_dbs=3, sync=sync, metasync=sync, mode=0o600
@@ -154,9 +156,9 @@ class LmdbStore:
         return f"state in {self._folder}"
 
     def _fill_up(self) -> None:
-        """Let the file end where its last page does: to read a page that is not there ends the
-        process. LMDB does not write last pages that hold nothing. Where the file was cut off, a
-        page of zeros is none of its pages, and LMDB or this module says so."""
+        """Extend the file to its last page, because reading a missing page would end the process.
+        LMDB does not write empty last pages. If the file was truncated, the missing pages become
+        zeros, which no valid page is, and LMDB or this module reports the damage."""
 
         def lacking() -> int:
             wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
@@ -164,7 +166,8 @@ class LmdbStore:
 
         file = self._folder / "data.mdb"
         if lacking():
-            with self._environment.begin(write=True):  # meanwhile no other process makes it larger
+            # the lock keeps other processes from growing the file meanwhile
+            with self._environment.begin(write=True):
                 if size := lacking():
                     os.truncate(file, size)
 
@@ -174,7 +177,7 @@ class LmdbStore:
         return self._id(found)
 
     def _id(self, found: bytes | memoryview | None) -> int:
-        """A checkpoint id, as it is stored."""
+        """Decode a stored checkpoint id."""
         if found is None:
             return 0
         if len(found) != _ID.size:
@@ -191,14 +194,15 @@ class LmdbStore:
         return stored[_LENGTH.size :][:length] if length else short[1:]
 
     def _key_bytes(self, stored: bytes | memoryview) -> int:
-        """How long the key is that precedes a value."""
+        """The length of the key that precedes a value."""
         length = _LENGTH.unpack_from(stored)[0] if len(stored) >= _LENGTH.size else len(stored)
         if _LENGTH.size + length > len(stored):
             raise _damaged(self._folder, f"{bytes(stored)[:_SHOWN]!r} is no value")
         return int(length)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        try:  # not by _reading: a bolt reads once per tuple, and the wrapper costs more than the read
+        # without _reading: a bolt reads once per tuple, and the wrapper costs more than the read
+        try:
             with self._lock, self._begun(self._values) as reading:
                 return [self._value(reading.get(_short(key))) for key in keys]
         except lmdb.Error as error:
@@ -222,7 +226,7 @@ class LmdbStore:
     frozen = True
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
-        """Reads part by part, so that no transaction lasts while the caller uses what was read."""
+        """Read part by part, so that no LMDB transaction stays open while the caller works."""
         cursor, more = None, True
         while more:
             entries, cursor = self.part(cursor, _SCAN_BATCH)
@@ -302,8 +306,9 @@ class LmdbStore:
                 writing.delete(each, db=self._meta)
 
     def _make_room(self, size: int) -> None:
-        """Resize the map: to ``size`` bytes, or for 0 to what another process has made it. No
-        transaction of this process may be open then, so snapshots are finished first."""
+        """Resize the map: to ``size`` bytes, or for 0 to the size that another process has set.
+        This requires that no transaction of this process is open, so snapshots are read to their
+        ends first."""
         with self._lock:
             for each in list(self._snapshots):
                 each.finish()
@@ -322,7 +327,7 @@ class LmdbStore:
             try:
                 return self._environment.begin(db=database)
             except lmdb.MapResizedError:
-                self._make_room(0)  # another process has made the map larger
+                self._make_room(0)  # another process has enlarged the map
 
     def _write(self, change: Callable[[lmdb.Transaction], None]) -> None:
         while True:
@@ -339,8 +344,9 @@ class LmdbStore:
 
 
 class _Snapshot(Iterator[tuple[bytes, bytes]]):
-    """All entries as of one moment: one read transaction. It lasts until the iterator has ended or
-    is gone, or until the map has to grow; what is left is then read at once."""
+    """All entries at one moment, in one read transaction. It lasts until the iterator ends or is
+    garbage-collected, or until the map has to grow; then the rest is read into memory immediately.
+    """
 
     def __init__(self, store: LmdbStore, reading: lmdb.Transaction) -> None:
         self._store = store
@@ -388,19 +394,19 @@ def _range(reading: lmdb.Transaction, database: Any, prefix: bytes) -> Iterator[
 
 
 def _short(key: bytes) -> bytes:
-    """What stands for a key: the key itself, or its digest when it is too long."""
+    """The stored key: the key itself, or its digest when the key is too long."""
     return b"k" + key if len(key) < _KEY_BYTES_MAX else b"d" + hashlib.sha256(key).digest()
 
 
 def _stored(key: bytes, value: bytes) -> bytes:
-    """A value, preceded by its key when only the digest of the key is stored."""
+    """The stored value: preceded by its key when only the key's digest is stored."""
     if len(key) < _KEY_BYTES_MAX:
         return _NO_KEY + value
     return _LENGTH.pack(len(key)) + key + value
 
 
 def _raised(folder: Path, error: Exception) -> RetryableError | CorruptStateError:
-    """The client's error, named by recovery."""
+    """Convert an LMDB error into Ratchet's error class for its recovery."""
     if isinstance(error, _DAMAGED):
         return _damaged(folder, str(error))
     return RetryableError(f"state in {folder}: {error}")

@@ -1,4 +1,4 @@
-"""State in the memory of the process where the tasks live. It ends with that process.
+"""State in the memory of the process in which the tasks live. It is lost when that process ends.
 
 Source: ``org.apache.storm.state.InMemoryKeyValueStateProvider``.
 """
@@ -17,9 +17,9 @@ from framework.topology.stateful import KeyValueState, StateProvider
 
 
 class InMemoryKeyValueStateProvider(StateProvider):
-    """The default. All states begin empty when a process of the topology is lost, and when the
-    topology is started again. Where the spouts can go back, the input then begins again where the
-    run began."""
+    """The default provider. When a process of the topology is lost, or the topology is started
+    again, all states begin empty. If the spouts can go back, they go back to where the run began.
+    """
 
     durable = False
 

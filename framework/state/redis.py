@@ -2,21 +2,21 @@
 
 ::
 
-    ratchet:{namespace}              hash: key -> value, as committed
+    ratchet:{namespace}              hash: key -> committed value
     ratchet:{namespace}:meta         txid: the last checkpoint; ready:<txid>: how many parts it has,
                                      how many changes all parts but the last one have, and how many
                                      the checkpoint has; count: how many keys are committed
     ratchet:{namespace}:prepared     set of the ids under which something is prepared
-    ratchet:{namespace}:<txid>:<n>   hash: part n of what is prepared: "+" and a value, or "-" for a
-                                     deletion
+    ratchet:{namespace}:<txid>:<n>   hash: part n of the prepared changes: "+" and a value, or "-"
+                                     for a deletion
 
-Changes travel in pipelines. A script moves what is prepared inside Redis, part by part. It does
+Changes are sent in pipelines. A script applies prepared changes inside Redis, part by part. It does
 nothing once this checkpoint, or a higher one, is committed. A small checkpoint is one step. Scans
 use ``HSCAN``, so that no step blocks the server.
 
-Each script that reads or writes values compares their number with ``count`` first: keys that
-another program has removed, or that have expired or were evicted, would begin again from nothing
-(ADR 79).
+Each script that reads or writes values first compares their number with ``count``. Otherwise keys
+that another program has removed, or that Redis has expired or evicted, would silently restart from
+empty values (ADR 79).
 
 Source: ``org.apache.storm.redis.state.RedisKeyValueStateProvider``.
 """
@@ -43,7 +43,7 @@ try:
     import redis
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
-except ImportError as error:  # an extra
+except ImportError as error:  # redis is an optional extra
     raise ConfigError(
         "RedisKeyValueStateProvider needs the package redis: pip install 'ratchet-pipelines[redis]'"
     ) from error
@@ -51,25 +51,26 @@ except ImportError as error:  # an extra
 T = TypeVar("T")
 _log = get_logger()
 
-#: Changes per part. A part is one step of Redis, during which Redis answers nobody else.
+#: Changes per part. Redis applies a part in one step, during which it serves no other client.
 PART_CHANGES = 5_000
 SCAN_COUNT = 2_000
-#: How many of the entries that it has read a task keeps. It is the only one that writes them.
+#: How many read entries a task caches. The cache is safe because only this task writes them.
 CACHED_MAX = 250_000
-#: So much of damaged data is shown.
+#: The most bytes of damaged data that an error shows.
 _SHOWN = 60
 _RETRIES = 6
-#: For longer keys a scan remembers a digest. The digest is longer than this, so no short key equals
-#: it.
+#: A scan remembers the digest of a longer key. A digest has more bytes than this, so no short key
+#: equals one.
 _SHORT_BYTES = 32
-#: What a script answers when keys are missing: how many there were, and how many there are.
+#: The answer of a script when keys are missing: the expected number and the actual number.
 _LOST = re.compile(r"LOST (.*) (\d+)")
-#: A number that this module has written.
+#: A number written by this module.
 _NUMBER = re.compile(r"\d{1,18}")
-#: More checkpoints are never prepared at a time, and more parts never have room in a server.
+#: Upper bounds for damaged data: no run prepares more checkpoints at a time, and no server holds
+#: more parts.
 _PREPARED_MAX, _PARTS_MAX = 1_000, 100_000
 
-# For scripts whose first keys are the meta data and the values.
+# The prologue of scripts whose first keys are the meta data and the values.
 _COUNTED = """
 local function check()
   local expected, held = redis.call('HGET', KEYS[1], 'count') or '0', tostring(redis.call('HLEN', KEYS[2]))
@@ -82,10 +83,10 @@ local function write(puts, deleted)
 end
 """
 
-# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one, how many changes it has
-# (-1 where an earlier version has prepared it). Returns 1; 0 when the checkpoint is already
-# committed or forgotten; -1 when the part, or changes of it, are missing; -2 and the key for what
-# is no change.
+# KEYS: meta, values, a part. ARGV: txid, 1 if this part is the last one, the number of its changes
+# (-1 for a part prepared by an earlier version). Returns 1; 0 when the checkpoint is already
+# committed or discarded; -1 when the part, or changes of it, are missing; -2 and the key for an
+# invalid change.
 _APPLY = f"""{_COUNTED}
 local done = tonumber(redis.call('HGET', KEYS[1], 'txid') or '0')
 if done >= tonumber(ARGV[1]) then return {{0}} end
@@ -111,8 +112,8 @@ if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'txid', ARGV[1]) end
 return {{1}}
 """
 
-# KEYS: meta, values. ARGV: how many of the arguments that follow are keys and values to put; these;
-# then keys to delete. Returns 1.
+# KEYS: meta, values. ARGV: the number of arguments that are keys and values to put; these; then
+# keys to delete. Returns 1.
 _WRITE = f"""{_COUNTED}
 local lost = check()
 if lost then return lost end
@@ -200,7 +201,7 @@ class RedisKeyValueStateProvider(StateProvider):
 
 def _refuse_losses(client: redis.Redis, where: str) -> None:
     """Raise ``ConfigError`` for a server that could lose state unnoticed. Log a warning for one
-    that can lose state in a crash: that is noticed by the record of checkpoints."""
+    that can lose state in a crash only: the checkpoint record reveals that loss."""
     found = server_information(client)
     if found is None:
         reason = "the user may not ask whether it is a replica or evicts keys; allow INFO if the service can"
@@ -234,7 +235,7 @@ class RedisStore:
             return self._number("txid", self._client.hget(self._meta, "txid") or b"0")
 
     def _number(self, field: str, text: bytes) -> int:
-        """A number of the meta data."""
+        """Decode a number of the meta data."""
         try:
             found = text.decode("ascii")
             if _NUMBER.fullmatch(found):
@@ -250,8 +251,8 @@ class RedisStore:
         )
 
     def _prepared_in(self, txid: int) -> list[int] | None:
-        """How many changes each part has of a checkpoint that is prepared, -1 where an earlier
-        version did not say; None when none is prepared."""
+        """The number of changes in each part of a prepared checkpoint, -1 for a part of an earlier
+        version; None when none is prepared."""
         field = f"ready:{txid}"
         found = self._client.hget(self._meta, field)
         if found is None:
@@ -281,7 +282,7 @@ class RedisStore:
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
         self._check()
-        seen: set[bytes] = set()  # while its table shrinks, Redis may return a key twice
+        seen: set[bytes] = set()  # while its hash table shrinks, Redis may return a key twice
         with self._asking():
             for key, value in self._client.hscan_iter(self._values, count=SCAN_COUNT):
                 short = key if len(key) <= _SHORT_BYTES else b"d" + hashlib.sha256(key).digest()
@@ -350,8 +351,8 @@ class RedisStore:
                     continue
                 parts = len(self._prepared_in(each) or ())
                 self._client.hdel(self._meta, f"ready:{each}")
-                # A checkpoint that was not ready may have parts too: delete one after the other
-                # until there is none.
+                # An incomplete checkpoint may have parts too: delete parts until the next one is
+                # missing.
                 for part in itertools.count():
                     if not self._client.unlink(self._part(each, part)) and part >= parts:
                         break
@@ -398,7 +399,7 @@ class RedisStore:
             raise RetryableError(f"{self._values}: Redis does not answer: {error}") from error
 
     def _wrong_type(self) -> CorruptStateError:
-        """The error that names the key that is of another type."""
+        """Make the error that names the key of a wrong type."""
         kinds = {self._values: b"hash", self._meta: b"hash", self._pending: b"set"}
         with suppress(redis.RedisError):
             for key, wanted in kinds.items():

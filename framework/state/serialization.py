@@ -1,8 +1,8 @@
-"""How keys and values of states become bytes.
+"""Serialization of the keys and values of states.
 
-The default is MessagePack, with extensions for what Python has and MessagePack lacks: tuples, sets,
-integers of any size, decimals, dates, times and durations. Equal keys become equal bytes. Nothing
-that is read is ever executed.
+The default is MessagePack, with extensions for types that MessagePack lacks: tuples, sets, integers
+of any size, decimals, dates, times and durations. Equal keys become equal bytes. Reading never
+executes stored data.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from framework.errors import BadRecordError, ConfigError, CorruptStateError
 
 
 class Serializer(Protocol):
-    """Turns keys or values into bytes and back. The configuration names its class as
-    ``module.Class``; it is made without arguments."""
+    """Converts keys or values to bytes and back. The configuration names the class as
+    ``module.Class``; it is constructed without arguments."""
 
     def dumps(self, value: Any) -> bytes:
-        """Raises ``BadRecordError`` for a value that it cannot take."""
+        """Encode a value. Raises ``BadRecordError`` for a value that it does not support."""
 
     def loads(self, data: bytes) -> Any:
-        """Raises ``CorruptStateError`` for bytes that it has not made."""
+        """Decode a value. Raises ``CorruptStateError`` for bytes that it has not made."""
 
 
-#: How deep tuples and sets may stand in each other: each level takes 40 kB of the stack, and a
-#: process that has none left ends without a word.
+#: The deepest nesting of tuples and sets: each level takes 40 kB of the stack, and a process whose
+#: stack is exhausted ends without a message.
 NESTING_MAX = 64
 _TIME_OF = struct.Struct(">d")
 _TUPLE, _SET, _INT, _DECIMAL, _DATETIME, _DATE, _TIME, _DURATION, _FROZENSET = range(1, 10)
@@ -77,8 +77,9 @@ class MsgpackSerializer:
 
 
 class PickleSerializer:
-    """Takes what ``pickle`` takes. Reading executes what was written, so use it only for a store
-    that nobody else writes to. Do not use it for keys: equal keys need not become equal bytes."""
+    """Supports every value that ``pickle`` supports. Reading executes stored data, so use it only
+    for a store that no other program writes to. Do not use it for keys: equal keys need not become
+    equal bytes."""
 
     def dumps(self, value: Any) -> bytes:
         try:
@@ -120,8 +121,8 @@ class ClassSerializer:
 
 
 class TimedSerializer:
-    """Stores each value with the time that it was put, for a serializer of values that takes
-    nothing else."""
+    """Stores each value with the time when it was put, for a value serializer that supports only
+    one class."""
 
     def __init__(self, values: Serializer) -> None:
         self._values = values
@@ -136,13 +137,13 @@ class TimedSerializer:
         return _TIME_OF.unpack_from(data)[0], self._values.loads(data[_TIME_OF.size :])
 
 
-#: Types that are written as they are, so that they need no ``ClassSerializer``.
+#: Types that need no ``ClassSerializer``.
 _PLAIN = (str, int, float, bool, bytes, list, dict, tuple)
 
 
 def serializer_of(serializer: str | None, kind: str | None, what: str) -> Serializer:
     """The serializer that a configuration names: ``serializer`` is its class, ``kind`` the class of
-    what it takes; without both, the default. ``what``: the key, for messages."""
+    the values; without both, the default. ``what``: the configuration key, for messages."""
     if serializer is not None:
         return named(serializer, what)()  # type: ignore[no-any-return]
     if kind is None:
@@ -177,7 +178,7 @@ def _extended(value: Any, depth: int) -> msgpack.ExtType:
 
 
 def _packed(value: Any, depth: int = 0) -> bytes:
-    """``depth``: how many tuples and sets the value stands in."""
+    """Prepare a value for MessagePack. ``depth``: how many tuples and sets enclose the value."""
     return msgpack.packb(value, default=_inside(_extended, depth), strict_types=True)  # type: ignore[no-any-return]
 
 
@@ -187,7 +188,7 @@ def _unpacked(data: bytes, depth: int = 0) -> Any:
 
 @functools.cache
 def _inside(hook: Callable[..., Any], depth: int) -> Callable[..., Any]:
-    """The hook for what stands one level deeper."""
+    """The extension hook for values one level deeper."""
     if depth > NESTING_MAX:
         raise ValueError(f"tuples and sets stand in each other more than {NESTING_MAX} deep")
     return functools.partial(hook, depth=depth + 1)

@@ -23,8 +23,9 @@ S = TypeVar("S", bound="SerializerSettings")
 
 
 class SerializerSettings(BaseModel):
-    """What every provider here takes. Write classes as ``module.Class``, or ``str``, ``int`` and
-    the like. Objects of a dataclass or a ``NamedTuple`` are stored by their fields."""
+    """The serializers of keys and values, for every provider of this package. Write classes as
+    ``module.Class``, or ``str``, ``int`` and the like. Objects of a dataclass or a ``NamedTuple``
+    are stored by their fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -41,7 +42,7 @@ class SerializerSettings(BaseModel):
 
 
 class RedisPool(BaseModel):
-    """``timeout``: milliseconds, for connecting and for an answer."""
+    """The connection settings. ``timeout``: in milliseconds, for connecting and for an answer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -59,16 +60,18 @@ class RedisSettings(SerializerSettings):
 
 
 class LmdbSettings(SerializerSettings):
-    """``path``: a folder on a local disk, which all executors see. ``sync``: whether a commit waits
-    for the disk. Without it, a crash of the machine (not of a process) may lose the last commits,
-    and the topology then refuses to go on."""
+    """The settings of the LMDB provider.
+
+    * ``path``: a folder on a local disk that all executors can reach.
+    * ``sync``: whether a commit waits for the disk. Without it, a crash of the machine (not of a
+      process) may lose the last commits, and the topology then refuses to continue."""
 
     path: Annotated[str, Field(min_length=1)]
     sync: bool = True
 
 
 def settings_of(conf: Mapping[str, Any], kind: type[S]) -> S:
-    """The provider's part of a configuration: a table, or JSON text as in Storm. Raises
+    """The provider's section of a configuration: a table, or JSON text as in Storm. Raises
     ``ConfigError``."""
     given = conf.get(PROVIDER_CONFIG) or {}
     try:
@@ -94,8 +97,8 @@ def state_of(
     *,
     expires: Callable[[Any], bool] = lambda key: True,
 ) -> State:
-    """The state of a namespace, as a bolt sees it. ``ttl_s``: how long its values live; None or 0
-    for ever. ``expires``: of which keys. Raises ``ConfigError``."""
+    """The state of a namespace, as a bolt sees it. ``ttl_s``: how long its values live, in seconds;
+    None or 0 for ever. ``expires``: which keys expire. Raises ``ConfigError``."""
     state = kept_state_of(provider, namespace, bool(ttl_s), conf, context)
     if not ttl_s:
         return state
@@ -107,8 +110,9 @@ def state_of(
 def kept_state_of(
     provider: StateProvider, namespace: str, timed: bool, conf: Mapping[str, Any], context: TopologyContext | None
 ) -> State:
-    """The same state, with values as they are stored. ``timed``: each with the time that it was put
-    (``expiry.kept``). ``context``: of the task that alone writes to it; None for anybody else."""
+    """As ``state_of``, with values in stored form. ``timed``: each with the time when it was put
+    (``expiry.kept``). ``context``: of the only task that writes to the state; None for any other
+    reader."""
     state = provider.new_state(namespace, conf, context)
     if isinstance(state, LayeredState):
         if timed:
@@ -119,7 +123,7 @@ def kept_state_of(
 
 
 def serializers_of(provider: StateProvider, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
-    """The serializers of keys and of values, for use outside of the states, as in snapshots."""
+    """The serializers of keys and of values, for use outside of states, as in snapshots."""
     return provider.serializers(conf) or (MsgpackSerializer(), MsgpackSerializer())
 
 

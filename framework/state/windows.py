@@ -1,39 +1,39 @@
-"""Windows: tuples gathered by count, by their own time, or by the time at which they come. They are
-kept in the state of the bolt, so they survive the process of the bolt.
+"""Windows: tuples collected by count, by event time, or by processing time. They are kept in the
+bolt's state, so they survive the bolt's process.
 
-A windowed bolt acks a tuple at once, because the tuple is in its state. The state has these
-entries; their keys begin with the window key, or with ``()``::
+A windowed bolt acks a tuple immediately, because the state holds the tuple. The state has these
+entries; their keys begin with the window key, or with ``()`` for the task::
 
     (key, "n")            count windows: tuples so far
     (key, "t", number)    a tuple, by its number; in time windows, by (pane, number)
-    (key, "p", pane)      time windows: how many tuples a pane has
+    (key, "p", pane)      time windows: number of tuples in a pane
     (key, "f", start)     time windows with lateness: how often a window has fired
-    ((), "m", source, tasks, task)  the latest time that was seen of each input of a task
-    ((), "r", tasks, task)  the watermark that a task has reached: what was due then has fired
-    ((), "o", tasks, task)  windows that end up to here were over before the lateness was raised
-    ((), "c")             by processing time: when windows of this task last fired
-    ((), "d")             the kind of these windows, as far as it matters for what is kept
-    ((), "l")             the lateness that these windows have
+    ((), "m", source, tasks, task)  the latest event time seen on each input of a task
+    ((), "r", tasks, task)  the watermark of a task: windows due by then have fired
+    ((), "o", tasks, task)  windows that end by then were over before the lateness was raised
+    ((), "c")             processing time: when windows of this task last fired
+    ((), "d")             the kind of these windows, as far as it affects these entries
+    ((), "l")             the lateness of these windows
 
-When the number of tasks changes, all entries that begin with a window key move with it, and every
-new task hears how far each of the old ones had come. What was reached in a task is of the keys that
-it had, and of no others: a key goes on from the watermark of the task that it comes from, also when
-nothing of it is kept (C39). So no window fires twice. An input is as far in a new task as in the
-old one that was furthest behind. What was reached before is forgotten when the new task is ahead of
-all of it. Processing time is one for all: every task goes on from the latest. Every task keeps the
+When the number of tasks changes, all entries of a window key move with the key, and every new task
+gets the watermarks of all old tasks. A watermark applies only to the keys that its task had: a key
+continues from the watermark of the task that it comes from, even when the state has no entries for
+the key (C39). So no window fires twice. An input's latest time in a new task is that of the old
+task that was furthest behind. A new task deletes the old watermarks once its own exceeds them all.
+Processing time is common to all tasks: every task continues from the latest. Every task keeps the
 kind of its windows.
 
-Earlier versions had "m", "r" and "o" of the task without its place, and with each key that has
-entries the watermark that it had reached ("w"), and "o".
+Earlier versions had "m", "r" and "o" without the task's place, and an "o" and a watermark ("w")
+with each key that has entries.
 
-Invariant of processing time: a tuple's time is not before the windows that have fired, nor before
-any tuple that is still kept. That holds whatever the host's clock does, over restarts and in other
+Invariant of processing time: a tuple's time is never before windows that have fired, nor before any
+tuple that is still kept. This holds whatever the host's clock does, over restarts and in other
 tasks. So no window fires twice.
 
-Invariant of lateness: a window that is over stays over, also when the lateness is raised. Its
-tuples are gone, so it could only fire anew with those that come late.
+Invariant of lateness: a window that is over stays over when the lateness is raised. Its tuples are
+deleted, so it could only fire again with the late tuples alone.
 
-What belongs to the task never expires, whatever ``state_ttl_s`` says.
+Entries of the task never expire, whatever ``state_ttl_s`` is.
 """
 
 from __future__ import annotations
@@ -69,21 +69,25 @@ from framework.topology.tuples import Tuple
 _CLOCK = ((), "c")
 _KIND = ((), "d")
 _LATENESS = ((), "l")
-#: What is kept for a task, under the key ``()``.
+#: The entries of a task, under the key ``()``.
 _OF_THE_TASK = frozenset("mrcdlo")
-#: Of these, the entries that end with a place, and how long their keys are.
+#: The entries that end with a task's place, and the lengths of their keys.
 _PLACED = {"m": 5, "r": 4, "o": 4}
 _NEVER = NEVER
-#: So much of a damaged entry is shown.
+#: The most characters of a damaged entry that an error shows.
 _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window that is due. ``key``: the values of the key fields. ``start`` and ``end``: seconds
-    since 1970, half-open; for count windows, the numbers of the tuples. ``tuples``: in the order of
-    arrival. ``firing``: 0 the first time, one more each time that it fires again. ``watermark``: in
-    seconds; the current time for processing time; None for count windows."""
+    """A window that is due.
+
+    * ``key``: the values of the key fields.
+    * ``start``, ``end``: seconds since 1970, half-open; for count windows, the numbers of the
+      tuples.
+    * ``tuples``: in the order of arrival.
+    * ``firing``: 0 the first time, one more each time that the window fires again.
+    * ``watermark``: in seconds; the current time for processing time; None for count windows."""
 
     key: tuple[Any, ...]
     _: KW_ONLY
@@ -95,25 +99,28 @@ class Window:
 
 
 class BaseWindowedBolt(BaseStatefulBolt):
-    """Gathers tuples in windows.
+    """Collects tuples in windows.
 
-    ``windows``: a ``CountWindow`` or a ``TimeWindow``. ``key``: fields; each combination of their
-    values has windows of its own, and the input must be grouped by them. Without a key, each task
-    has its own windows, and the number of tasks cannot change. ``late``: fields of the input; a
-    tuple that comes too late, or whose time is too far ahead, is emitted with them on the stream
-    ``late``. Without ``late``, such tuples are left out. They are counted (``late_tuples``).
+    * ``windows``: a ``CountWindow`` or a ``TimeWindow``.
+    * ``key``: fields; each combination of their values has windows of its own, and the input must
+      be grouped by them. Without a key, each task has its own windows, and the number of tasks
+      cannot change.
+    * ``late``: fields of the input. A tuple that comes too late, or whose time is too far ahead, is
+      emitted with these fields on the stream ``late``. Without ``late``, such tuples are dropped.
+      Both kinds are counted (``late_tuples``).
 
     >>> class Totals(BaseWindowedBolt):
     ...     def __init__(self):
     ...         super().__init__(TimeWindow(60, "at", lag_s=5), key=["user"])
     ...     def execute_window(self, window, collector):
-    ...         collector.emit([*window.key, window.start, sum(each["amount"] for each in window.tuples)])
+    ...         collector.emit([*window.key, window.start, sum(each["amount"] for each in
+    window.tuples)])
     ...     def declare_output_fields(self, declarer):
     ...         super().declare_output_fields(declarer)
     ...         declarer.declare(Fields(user=str, start=float, total=int))
 
     Source: ``org.apache.storm.topology.base.BaseWindowedBolt`` and ``BaseStatefulWindowedBolt``.
-    """  # noqa: W505 - doctest lines are not wrapped
+    """
 
     gathers = True
 
@@ -131,22 +138,21 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     @abstractmethod
     def execute_window(self, window: Window, collector: WindowCollector) -> None:
-        """Called for each window that is due. What it emits is anchored to the tuple, or the tick,
-        that has made the window due."""
+        """Called for each window that is due. Rows that it emits are anchored to the tuple or tick
+        that made the window due."""
 
     def now(self) -> float:
         """Processing time, in seconds since 1970; by default the host's clock. It may go backwards;
-        windows do not. Windows by the tuples' own time only ask it which times are too far
-        ahead."""
+        windows do not. Event-time windows use it only to detect times that are too far ahead."""
         return time.time()
 
     def elapsed(self) -> float:
-        """Seconds that have passed since some moment, for ``idle_s``; by default by a clock of the
-        host that nobody sets. It never goes backwards."""
+        """A monotonic time in seconds, for ``idle_s``; by default a clock of the host that cannot
+        be set. It never goes backwards."""
         return time.monotonic()
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
-        """Called once, before anything else: connect here."""
+        """Called once, before any other method: connect here."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self.late is not None:
@@ -181,7 +187,7 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
     def _keeps_together(self, one: Input, first: Input) -> bool:
         """Whether tuples of one key go to the same task, whichever of the two streams they come
-        on."""
+        from."""
         fields = one.grouping.key_fields() if isinstance(one.grouping, FieldsGrouping) else None
         return (
             fields is not None
@@ -263,15 +269,15 @@ class BaseWindowedBolt(BaseStatefulBolt):
         self._collector.ack(tup)
 
     def _task_of(self, key: tuple[Any, ...], tasks: int) -> int:
-        """The task of a window key, among this many."""
+        """The task of a window key among this many tasks."""
         return FieldsGrouping.task_of([key[place] for place in self._grouped], tasks) if tasks > 1 else 0
 
     def _form(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A window key in its one form (C29)."""
+        """The canonical form of a window key (C29)."""
         return tuple([form(value) for form, value in zip(self._key_forms, key, strict=True)])
 
     def _form_of_kept(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same for a key of the state, which may be of other fields than now."""
+        """As ``_form``, for a key of the state, which may have been made of other fields."""
         try:
             return self._form(key)
         except (ValueError, TypeError, ArithmeticError):
@@ -292,7 +298,8 @@ class BaseWindowedBolt(BaseStatefulBolt):
 
 
 def _entries(state: KeyValueState[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What a state of windows holds. Raises ``CorruptStateError`` for what no window has put."""
+    """The entries of a windowed bolt's state. Raises ``CorruptStateError`` for an entry that no
+    window has put."""
     for key, value in state.items():
         if not _is_entry(key, value):
             raise _damaged(key, value)
@@ -313,7 +320,7 @@ def _is_entry(key: Any, value: Any) -> bool:
 
 
 def _is_kept(value: Any) -> bool:
-    """Whether this is a tuple as ``_kept`` stores it."""
+    """Whether this is a tuple in the form that ``_kept`` makes."""
     if not (isinstance(value, list) and len(value) == 5):
         return False
     component, stream, names, values, arrival = value
@@ -335,13 +342,13 @@ def _damaged(key: Any, value: Any) -> CorruptStateError:
 
 
 def _place_in(key: Any) -> tuple[int, int] | None:
-    """The number of tasks, and which of them, that an entry of a task names."""
+    """The number of tasks, and the task, that an entry of a task names."""
     return key[-2:] if len(key) > 3 and key[0] == () and _PLACED.get(key[1]) == len(key) else None
 
 
 def _key_form_of(types: Collection[pa.DataType | None]) -> Callable[[Any], Any]:
-    """Brings the values of a key field into their one form: that of its type, where all inputs
-    declare the same one. A state gives decimals back as floats where these are exact."""
+    """Returns a function that converts values of a key field to one form: that of its type, if all
+    inputs declare the same type. A state returns decimals as floats where these are exact."""
     only = next(iter(types)) if len(types) == 1 else None
     if only is None:
         return key_form
@@ -374,7 +381,7 @@ class WindowCollector:
 
 
 def _kept(tup: Tuple, arrival: int) -> list[Any]:
-    """How a tuple is stored. ``arrival``: rises from tuple to tuple of a key."""
+    """The stored form of a tuple. ``arrival``: rises from tuple to tuple of a key."""
     return [tup.source_component, tup.source_stream, list(tup.fields.names), list(tup.values), arrival]
 
 
@@ -397,7 +404,7 @@ class _ByCount:
         self._windows, self._state = windows, state
 
     def add(self, key: tuple[Any, ...], tup: Tuple, origin: int | None = None) -> tuple[bool, list[Window]]:
-        """Whether the tuple is late, and the windows that it has made due."""
+        """Returns whether the tuple is late, and the windows that it makes due."""
         count = (self._state.get((key, "n")) or 0) + 1
         self._state.put((key, "n"), count)
         self._state.put((key, "t", count - 1), _kept(tup, count))
@@ -412,8 +419,9 @@ class _ByCount:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """``place``: how many tasks there are, and which this is. ``of_key``: the task of a window key,
-    among so many. ``form``: brings a window key of the state into its form."""
+    """The task that windows live in. ``place``: the number of tasks, and the number of this one.
+    ``of_key``: the task of a window key, among this many. ``form``: converts a window key of the
+    state to its canonical form."""
 
     place: tuple[int, int]
     of_key: Callable[[tuple[Any, ...], int], int]
@@ -421,12 +429,12 @@ class _Task:
 
 
 class _Before:
-    """How far keys had come in the tasks that had them before. ``entries``: of the state. ``most``:
-    the furthest of them."""
+    """The watermarks of keys in the tasks that had them before. ``entries``: of the state.
+    ``most``: the latest watermark."""
 
     def __init__(self, task: _Task) -> None:
         self._task = task
-        self._of_tasks: dict[int, dict[int, int]] = {}  # how many tasks -> which of them -> how far
+        self._of_tasks: dict[int, dict[int, int]] = {}  # number of tasks -> task -> watermark
         self._of_keys: dict[tuple[Any, ...], int] = {}
         self.entries: dict[Any, int] = {}
         self.most = _NEVER
@@ -449,8 +457,8 @@ class _Before:
 
 
 class _ByTime:
-    """Windows by the tuples' own time. ``elapsed``: in seconds; it never goes backwards. ``now``:
-    in seconds since 1970; it may. ``expires``: whether tuples expire in the state."""
+    """Event-time windows. ``elapsed``: in seconds, monotonic. ``now``: in seconds since 1970, may
+    go backwards. ``expires``: whether tuples expire in the state."""
 
     def __init__(
         self,
@@ -468,23 +476,24 @@ class _ByTime:
         self._assigner = windows.assigner
         place = task.place
         self._field = windows.timestamp or ""
-        self._due: list[tuple[int, str, _Ordered, int]] = []  # watermark, what, key, where it begins
+        # watermark, kind of action, key, start
+        self._due: list[tuple[int, str, _Ordered, int]] = []
         self._scheduled: set[tuple[str, tuple[Any, ...], int]] = set()
         self._reached_before, self._over_before = _Before(task), _Before(task)
         self._arrivals = 0
         self._newest = _NEVER  # the latest pane
-        self._over = _NEVER  # windows of this task that end up to here are over
+        self._over = _NEVER  # windows of this task that end by then are over
         reached: int | None = None
         latest: dict[tuple[str, str], dict[tuple[int, int], int]] = {each: {} for each in inputs}
         panes, moved = [], []
-        held: Counter[tuple[Any, int]] = Counter()  # tuples by key and pane
+        held: Counter[tuple[Any, int]] = Counter()  # number of tuples by key and pane
         for key, value in _entries(state):
             what, own = key[1], (_place_in(key) or place) == place and key[0] == ()
             if what == "p":
                 panes.append((task.form(key[0]), key[2], value))
             elif what == "t":
                 if type(key[2]) is int:
-                    raise _damaged(key, value)  # as in windows by count
+                    raise _damaged(key, value)  # as in count windows
                 self._arrivals = max(self._arrivals, value[4])
                 held[task.form(key[0]), key[2][0]] += 1
             elif what == "m":
@@ -507,10 +516,10 @@ class _ByTime:
             follows=follows,
         )
         if reached is None and not self._reached_before.entries:
-            # A new state, or one of the first versions, which had no watermark.
+            # A new state, or one of the first versions, which stored no watermark.
             reached = self._times.reached(self._elapsed_now()) if inputs else _NEVER
-        # With other inputs, or another lag, than before, more may be due. It has not fired yet, so
-        # go on from the recorded watermark.
+        # With other inputs, or another lag, than before, more windows may be due. They have not
+        # fired yet, so continue from the recorded watermark.
         self._watermark = _NEVER if reached is None else reached
         self._settle_in(moved)
         if self._field:
@@ -522,9 +531,9 @@ class _ByTime:
             self._schedule(key, pane)
 
     def _latest_of(self, known: Mapping[tuple[int, int], int]) -> int:
-        """The latest time of an input in this task: its own, or that of the task that was furthest
-        behind when there was another number of tasks. Where inputs may be idle, those tasks do not
-        count to which nothing of it had come."""
+        """The latest time of an input in this task: its own, or that of the old task that was
+        furthest behind when the number of tasks has changed. If inputs may be idle, old tasks
+        without any tuple of this input do not count."""
         place = self._task.place
         if place in known or not known:
             return known.get(place, _NEVER)
@@ -533,7 +542,7 @@ class _ByTime:
         return min(known.values()) if whole else _NEVER
 
     def _settle_in(self, moved: Iterable[Any]) -> None:
-        """Put what is known of this task under its own place, and nothing else."""
+        """Put this task's entries under its own place, and delete entries of other places."""
         wanted = {self._own("m", source): at for source, at in self._times.latest().items() if at > _NEVER}
         wanted |= {self._own(what): at for what, at in (("r", self._watermark), ("o", self._over)) if at > _NEVER}
         for entry in moved:
@@ -547,7 +556,7 @@ class _ByTime:
         return ((), what, *more, *self._task.place)
 
     def _raise_lateness(self) -> None:
-        """Note which windows are over before they may be late for longer."""
+        """When the lateness is raised, note which windows are already over."""
         lateness = self._windows.lateness
         before = self._state.get(_LATENESS)
         if before is not None and before < lateness:
@@ -561,7 +570,7 @@ class _ByTime:
         self._state.put(_LATENESS, lateness)
 
     def _forget_before(self) -> None:
-        """Forget how far keys had come in other tasks when this one is ahead of all of them."""
+        """Delete the watermarks of other tasks once this task's own exceeds them all."""
         entries = [*self._reached_before.entries, *self._over_before.entries]
         most = max(self._reached_before.most, self._over_before.most)
         if entries and most <= self._watermark - self._windows.lateness:
@@ -570,8 +579,8 @@ class _ByTime:
             self._reached_before, self._over_before = _Before(self._task), _Before(self._task)
 
     def add(self, key: tuple[Any, ...], tup: Tuple, origin: int | None = None) -> tuple[bool, list[Window]]:
-        """Whether the tuple is late, and the windows that it has made due. ``origin``: stands for
-        the source partition that it is from."""
+        """Returns whether the tuple is late, and the windows that it makes due. ``origin``: stands
+        for the tuple's source partition."""
         at = time_of(tup[self._field], self._field)
         if self._windows.is_ahead(at, seconds_to_micros(self._now())):
             return True, []
@@ -584,28 +593,30 @@ class _ByTime:
         return late, again + self._advance()
 
     def hear(self, reading: Reading) -> None:
-        """What is known of the sources, before the rows of a round come."""
+        """Take in the progress of the sources, before the rows of a round arrive."""
         self._times.hear(reading, self._elapsed_now())
 
     def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
-        """The newest times that were seen since the last call, by input and origin."""
+        """The newest times seen since the last call, by input and origin."""
         return self._times.take_seen()
 
     def save(self) -> None:
-        """Put what a checkpoint must hold: all that has come by then is part of it."""
+        """Put the entries that a checkpoint must hold: all tuples that have arrived are part
+        of it."""
         for source, newest in self._times.newest().items():
             if newest > self._saved.get(source, _NEVER):
                 self._save(source, newest)
 
     def due_in_s(self) -> float | None:
-        """Seconds until something may be due though nothing comes; None when nothing is kept."""
+        """Seconds until a window may become due without further input; None when no tuples are
+        kept."""
         if not self._due:
             return None
         found = self._times.due_in(self._due[0][0], self._elapsed_now())
         return None if found is None else found / MICROS
 
     def due(self) -> list[Window]:
-        """The windows that are due though nothing has come."""
+        """The windows that are due without further input."""
         self._watermark = max(self._watermark, self._times.reached(self._elapsed_now()))
         if self._due and self._due[0][0] <= self._watermark:
             self._note_reached()
@@ -650,12 +661,12 @@ class _ByTime:
         return late, again
 
     def _watermark_of(self, key: tuple[Any, ...]) -> int:
-        """The watermark of a key: what this task has reached, or, if that is later, what the task
-        had from which the key comes."""
+        """The watermark of a key: this task's, or that of the task from which the key came,
+        whichever is later."""
         return max(self._watermark, self._reached_before.of(key))
 
     def _over_of(self, key: tuple[Any, ...]) -> int:
-        """Windows of a key that end up to here were over when the lateness was raised."""
+        """Windows of a key that end by then were over when the lateness was raised."""
         return max(self._over, self._over_before.of(key))
 
     def _schedule(self, key: tuple[Any, ...], pane: int) -> None:
@@ -674,8 +685,8 @@ class _ByTime:
                 heapq.heappush(self._due, (each[0], each[1], _Ordered(key), each[3]))
 
     def _advance(self) -> list[Window]:
-        """Do everything that the watermark has reached. Windows fire before the panes that they
-        need are purged."""
+        """Fire windows and purge panes up to the watermark. Windows fire before their panes are
+        purged."""
         fired = []
         reached = []
         while self._due and self._due[0][0] <= self._watermark:
@@ -717,7 +728,7 @@ class _ByTime:
 
 
 class _ByClock(_ByTime):
-    """Windows by processing time: only ticks make them due. ``now``: in seconds; it may go
+    """Processing-time windows: only ticks make them due. ``now``: in seconds; it may go
     backwards."""
 
     def __init__(
@@ -737,7 +748,7 @@ class _ByClock(_ByTime):
         return False, []
 
     def due_in_s(self) -> float | None:
-        """Seconds until something is due; None when nothing is kept."""
+        """Seconds until a window is due; None when no tuples are kept."""
         return (self._due[0][0] - self._reached_now()) / MICROS if self._due else None
 
     def due(self) -> list[Window]:
@@ -756,7 +767,7 @@ class _ByClock(_ByTime):
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A key with an order, for keys that need not compare."""
+    """Makes any key sortable, for keys that do not compare."""
 
     key: tuple[Any, ...]
 

@@ -2,15 +2,15 @@
 
 A record of an RDD is ``(partition of the next level, Record)``, a handful per task. ``partitionBy``
 moves records between levels. The result of a processing phase is materialised once, by ``persist``
-and ``localCheckpoint`` together: the first ends PySpark's pipelining, the second makes a lost block
-an error instead of a recomputation.
+and ``localCheckpoint`` together: ``persist`` ends PySpark's pipelining, ``localCheckpoint`` turns a
+lost block into an error instead of a recomputation.
 
 A small batch runs collapsed: all levels in one Spark task, without a shuffle. Its result travels
 through the driver. Its commit is a Spark task too, unless every component of the commit phase
-allows it to run on the driver. Such a task stays for the next small batch where it may
-(``resident.py``); otherwise it is a job of its own.
+allows it to run on the driver. If possible, such a task stays for the next small batch
+(``resident_task.py``); otherwise each is a job of its own.
 
-Reports come back through an accumulator, because the action that materialises a result runs only in
+Reports return through an accumulator, because the action that materialises a result runs only in
 the JVM. No task is repeated inside an attempt: when Spark repeats one, the repetition fails (C10).
 """
 
@@ -54,24 +54,24 @@ from framework.topology.spouts import PartitionedSpout
 __all__ = ["SparkExecutor"]
 
 _log = get_logger()
-#: A collapsed batch with a larger result is run again, spread: results of that size stay on the
+#: A collapsed batch with a larger result is run again, spread: then the result stays on the
 #: executors.
 COLLAPSED_RESULT_BYTES_MAX = 4 << 20
 #: This many jobs run before the first batch: Spark's first dozens of jobs take twice as long as
 #: later ones.
 WARM_UP_JOBS = 12
-#: How often a start begins anew when a worker or an executor is lost that warms up.
+#: How often a start is retried when a worker or an executor is lost while it warms up.
 WARM_UP_TRIES = 3
-#: What Spark's error says when code in a worker has raised: it would in each batch, too.
+#: Part of Spark's error when code in a worker has raised. Such an error would recur in each batch.
 _PYTHON_ERROR = "PythonException"
 
 Reports = list[TaskReport]
-#: Spark adds reports in a thread of its own, while phases take theirs out.
+#: Spark adds reports in a thread of its own, while phases remove theirs.
 _reports_lock = threading.Lock()
 
 
 class _ReportsParam(AccumulatorParam):  # type: ignore[misc]
-    """Collects reports by concatenation. On the driver, Spark's own thread adds them."""
+    """Concatenates reports. On the driver, Spark's own thread adds them."""
 
     def zero(self, value: Reports) -> Reports:
         return []
@@ -90,7 +90,7 @@ _topologies: dict[str, PlannedTopology] = {}
 @dataclass(frozen=True)
 class _Payload:
     """The plan and the configuration, pickled and encrypted once per run, decrypted and unpickled
-    once per worker process. ``even``: which layout to use."""
+    once per worker process. ``even``: selects the layout."""
 
     key: str
     encrypted: bytes
@@ -99,10 +99,11 @@ class _Payload:
     def topology(self) -> PlannedTopology:
         found = _topologies.get(self.key)
         if found is None:
-            _topologies.clear()  # a worker serves one run at a time: the earlier plan is useless
+            # a worker serves one run at a time: earlier plans are no longer needed
+            _topologies.clear()
             found = _topologies[self.key] = PlannedTopology(*cloudpickle.loads(decrypt(self.encrypted)))
-            # PySpark runs a full garbage collection after every task. It takes 50 ms and more with
-            # everything that a worker has imported by now. Later collections leave that out.
+            # PySpark runs a full garbage collection after every task. With all imports of a worker
+            # it takes 50 ms and more. Later collections leave the present objects out.
             collect_rarely()
         return found.for_batch(self.even)
 
@@ -143,7 +144,7 @@ class _LevelFunction:
 
 class _CollapsedPhase(NamedTuple):
     """A phase that one task runs. ``header``: of a commit phase, None for processing. ``even``:
-    which layout to use."""
+    selects the layout."""
 
     header: AttemptHeader | None
     records: Sequence[Record]
@@ -152,8 +153,8 @@ class _CollapsedPhase(NamedTuple):
 
 @dataclass(frozen=True)
 class _RunCollapsed:
-    """Runs a whole phase in one task. Returns its reports and the records that it leaves; in place
-    of the reports None when those records are too many."""
+    """Runs a whole phase in one task. Returns its reports and its result records; None in place of
+    the reports when the result is too large."""
 
     payload: _Payload
 
@@ -170,7 +171,7 @@ class _RunCollapsed:
 
 @dataclass(frozen=True)
 class _CollapsedFunction:
-    """The same, as a job of its own."""
+    """As ``_RunCollapsed``, as a job of its own."""
 
     run: _RunCollapsed
 
@@ -181,7 +182,7 @@ class _CollapsedFunction:
 
 @dataclass(frozen=True)
 class _BeginToStay:
-    """What a task that stays does first."""
+    """Prepares a task that stays."""
 
     payload: _Payload
 
@@ -191,7 +192,7 @@ class _BeginToStay:
 
 
 class _WarmUp:
-    """Load what batches will need into a worker, and connect its readers."""
+    """Load the code for batches into a worker, and connect its readers."""
 
     def __init__(self, payload: _Payload) -> None:
         self.payload = payload
@@ -217,14 +218,14 @@ def _size(record: Record) -> int:
 
 
 class _Passing:
-    """Keeps everything except the rows that Spark SQL takes."""
+    """Keeps all records except rows for Spark SQL."""
 
     def __call__(self, addressed: tuple[int, Record]) -> bool:
         return not isinstance(addressed[1], FrameRows)
 
 
 class _PayloadsOf:
-    """Picks a DataFrame bolt's rows of one input."""
+    """Selects a DataFrame bolt's rows of one input."""
 
     def __init__(self, component_id: str, edge: int) -> None:
         self.component_id = component_id
@@ -250,12 +251,13 @@ class _AsOutput:
 
 
 def _materialise(rdd: RDD[tuple[int, Record]]) -> None:
-    """Compute an RDD once, keep it, and make a lost block an error instead of a recomputation."""
+    """Compute an RDD once, keep it, and turn a lost block into an error instead of a
+    recomputation."""
     rdd.persist()
     rdd.localCheckpoint()
-    rdd.is_checkpointed = True  # PySpark does not set it, and would recompute a released result
+    rdd.is_checkpointed = True  # PySpark does not set this, and would recompute a released result
     try:
-        rdd._jrdd.count()  # an action inside the JVM: it does not read the result into Python again
+        rdd._jrdd.count()  # an action inside the JVM, which does not read the result into Python
     except BaseException:
         rdd.unpersist(blocking=False)  # a failed or cancelled job leaves no blocks behind
         raise
@@ -274,8 +276,8 @@ def by_partition(key: int) -> int:
 
 @dataclass
 class _Result:
-    """The result of a processing phase, on the executors (``spread``) or here (``records``).
-    ``held``: edge -> number of rows in it that wait for the commit phase."""
+    """The result of a processing phase, on the executors (``spread``) or on the driver
+    (``records``). ``held``: edge -> number of its rows that wait for the commit phase."""
 
     spread: RDD[tuple[int, Record]] | None
     records: Sequence[Record]
@@ -285,8 +287,7 @@ class _Result:
 
 class SparkExecutor:
     """The ``BatchExecutor`` on Spark. One per run. It starts a Spark context unless one with the
-    settings that Ratchet needs is active. ``resident``: whether a task may stay for small
-    batches."""
+    required settings is active. ``resident``: whether a task may stay for small batches."""
 
     def __init__(
         self,
@@ -308,7 +309,7 @@ class SparkExecutor:
         self._frames: SqlFrames | None = None
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
-        self._working = threading.Event()  # a batch has come, or the run is over
+        self._working = threading.Event()  # set when a batch arrives, and at the end of the run
         self._run_collapsed = _RunCollapsed(self._payload)
         self._resident: ResidentTask | None = None
         if resident and collapse_records_max > 0 and not plan.frame_outputs:
@@ -385,7 +386,7 @@ class SparkExecutor:
     def _collapsed(
         self, header: AttemptHeader, phase: Phase, asked: _CollapsedPhase
     ) -> tuple[Reports | None, Sequence[Record]]:
-        """Run a phase in one task: in the one that stays, if it may, or in a job."""
+        """Run a phase in one task: in the resident task if possible, or in a job."""
         answer = self._resident.run(header, asked) if self._resident is not None else None
         if answer is None:
             context = self._grouped(header, phase)
@@ -394,7 +395,7 @@ class SparkExecutor:
         return found
 
     def _grouped(self, header: AttemptHeader, phase: Phase) -> SparkContext:
-        """The context; the jobs of this thread are in the phase's group and pool from now on."""
+        """Returns the context, with this thread's jobs assigned to the phase's group and pool."""
         context = self._spark.context
         context.setJobGroup(_group(header, phase), f"{self._plan.topology_id} {header} {phase.value}", True)
         context.setLocalProperty("spark.scheduler.pool", COMMIT_POOL if phase is Phase.COMMIT else PROCESSING_POOL)
@@ -402,7 +403,7 @@ class SparkExecutor:
 
     @contextlib.contextmanager
     def _jobs_of(self, header: AttemptHeader, phase: Phase) -> Iterator[SparkContext]:
-        """The same, for jobs that want all slots: no task stays meanwhile."""
+        """As ``_grouped``, for jobs that want all slots: no resident task stays meanwhile."""
         with self._resident.given_back() if self._resident is not None else contextlib.nullcontext():
             yield self._grouped(header, phase)
 
@@ -447,11 +448,12 @@ class SparkExecutor:
         header: AttemptHeader,
         components: Sequence[str],
     ) -> RDD[tuple[int, Record]]:
-        """Take the DataFrame bolts' rows out, and put in the rows that Spark SQL makes of them."""
+        """Replace the input rows of DataFrame bolts by the rows that Spark SQL makes from them."""
         if self._frames is None:
             raise InvariantViolation("the executor is not started")
         if any(each.failure is not None for each in self._reports_of(header, phase)):
-            return gathered.filter(_Passing())  # the controls bring the failure to the tasks that would emit
+            # the controls carry the failure to the tasks that would emit
+            return gathered.filter(_Passing())
         parts = [gathered.filter(_Passing())]
         for component_id in components:
             names = {edge.input_name: edge.index for edge in plan.edges if edge.target == component_id}
@@ -508,8 +510,8 @@ class SparkExecutor:
             return [each for each in gathered if each.header == header and each.phase is phase]
 
     def _take_reports(self, header: AttemptHeader, phase: Phase) -> list[TaskReport]:
-        """Take out the reports of one phase of one attempt. Also drop those of cancelled
-        attempts."""
+        """Remove and return the reports of one phase of one attempt. Also discard those of
+        cancelled attempts."""
         gathered = self._accumulator().value
         with _reports_lock:
             mine = [each for each in gathered if each.header == header and each.phase is phase]
@@ -521,12 +523,12 @@ class SparkExecutor:
         return mine
 
     def _guarded(self, header: AttemptHeader, phase: Phase, run: Any) -> PhaseResult:
-        """Run a phase. Turn whatever Spark raises into a failure of the attempt."""
+        """Run a phase. Convert any error of Spark into a failure of the attempt."""
         try:
             if header in self._dead:
                 return PhaseResult(DeadAttempts.failure(header, phase))
             result: PhaseResult = run()
-        except Exception as error:  # noqa: BLE001 - Spark wraps everything; the coordinator decides what follows
+        except Exception as error:  # noqa: BLE001 - Spark wraps every error; the coordinator decides how to go on
             if header in self._dead:
                 return PhaseResult(DeadAttempts.failure(header, phase))
             if isinstance(error, FrameFailed):
@@ -537,7 +539,7 @@ class SparkExecutor:
         return result
 
     def _warm_up(self) -> None:
-        """Start the workers, load into them what batches need, and connect their readers."""
+        """Start the workers, load the code for batches into them, and connect their readers."""
         context = self._spark.context
         width = max(level.partitions for level in self._plan.processing)
         for left in reversed(range(WARM_UP_TRIES)):
@@ -551,9 +553,9 @@ class SparkExecutor:
                 _log.warning("spark.warm_up_failed", reason=lines[-1].strip()[:200])  # a worker or an executor was lost
 
     def _stay_warm(self) -> None:
-        """Run small jobs with a shuffle until the first batch comes, so that it finds compiled
-        code. A batch does not wait for them: it is as good a job to warm up by. Then a task may
-        stay."""
+        """Run small jobs with a shuffle until the first batch arrives, so that it finds compiled
+        code. A batch does not wait for these jobs, because it warms up the code just as well.
+        Afterwards a task may stay."""
         context = self._spark.active
         with contextlib.suppress(Exception):  # the context may be stopped meanwhile
             for _ in range(WARM_UP_JOBS):

@@ -1,4 +1,5 @@
-"""A certificate for one run. The run's processes on several hosts recognise each other by it."""
+"""A certificate for one run. The run's processes on several hosts authenticate each other
+with it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-#: Clocks of hosts may differ, and a run may be long.
+#: A margin for clocks that differ between hosts, and for long runs.
 _BEFORE, _AFTER = datetime.timedelta(days=1), datetime.timedelta(days=3650)
 
 

@@ -1,9 +1,9 @@
-"""Ships code to executors that this process did not start: one archive of Ratchet and of the user's
-modules, added to the run.
+"""Ships code to executors on other machines: one archive of Ratchet and of the user's modules,
+added to the run.
 
-The archive holds Ratchet's own packages, wherever they are, and every module that this process has
-imported from outside of its installed packages, with its whole top-level package. Installed
-packages are not shipped: they must be installed where the executors run, in the Python that
+The archive contains Ratchet's own packages, wherever they are, and every module that this process
+has imported from outside of its installed packages, with its whole top-level package. Installed
+packages are not shipped: they must be installed on the executors' hosts, in the Python that
 ``PYSPARK_PYTHON`` names there.
 """
 
@@ -20,21 +20,22 @@ from typing import Any
 
 from framework.errors import ConfigError
 
-#: Shipped even when they are installed: executors must run the same code as the driver.
+#: Shipped even if they are installed: executors must run the same code as the driver.
 OWN_PACKAGES = ("framework", "spouts", "sinks")
-#: The demo, which is a program like any user's, and is installed with the packages.
+#: The demo, which is a program like a user's, and is installed with the packages.
 _DEMO = "ratchet"
-#: An archive of more bytes than this contains data that does not belong on every executor.
+#: A larger archive contains data that does not belong on every executor.
 SHIPPED_BYTES_MAX = 256 << 20
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the archive's bytes depend on its content alone
+# a fixed date, so that the archive's bytes depend on its content alone
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def ship_code(context: Any) -> None:
-    """Make the modules that this process has imported importable on the executors of a
+    """Make the modules that this process has imported available on the executors of a
     ``SparkContext``.
 
-    Raises ``ConfigError`` for a file that cannot be read, and when the modules are too large
-    together.
+    Raises ``ConfigError`` for a file that cannot be read, and when the modules are too large in
+    total.
     """
     context.addPyFile(str(make_archive(Path(tempfile.mkdtemp(prefix="ratchet-code-")))))
 
@@ -64,7 +65,7 @@ def make_archive(folder: Path) -> Path:
 
 
 def _files() -> dict[str, Path]:
-    """Name in the archive -> file, for everything that is shipped."""
+    """Name in the archive -> file, for all shipped files."""
     found: dict[str, Path] = {}
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
         module = sys.modules.get(name)
@@ -91,7 +92,7 @@ def _places(module: ModuleType | None) -> list[Path]:
 
 
 def _inside(package: Path) -> list[Path]:
-    """The files of a package, without what compilers have left: such folders have a CACHEDIR.TAG
+    """The files of a package, without compilers' output: such folders have a CACHEDIR.TAG
     (https://bford.info/cachedir)."""
     left = {tag.parent for tag in package.rglob("CACHEDIR.TAG")}
     return [

@@ -1,11 +1,11 @@
 """Spark's Python daemon, with Ratchet's packages imported before it forks a worker.
 
 Spark runs this module with ``python -m`` when ``spark.python.daemon.module`` names it, on executors
-that find Ratchet where the driver does. A forked worker begins at once. A worker that must first
-import everything takes seconds on a loaded machine: an attempt whose workers were killed at its
-timeout would time out again before they had begun, and so on for ever.
+that find Ratchet at the driver's path. A forked worker begins immediately. A worker that first has
+to import every module takes seconds on a loaded machine. If an attempt's workers were killed at its
+timeout, the next attempt would time out again before they had begun, and so on for ever.
 
-Import errors are ignored here. The worker meets them again, and there the error reaches the driver.
+Import errors are ignored here. The worker meets the same error, and Spark reports it to the driver.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from framework.execution.gc_tuning import collect_rarely
 from framework.execution.spark.code_archive import OWN_PACKAGES
 
-#: PySpark's own part of a worker is last: without it, each worker reads it again, from an archive.
+#: PySpark's own part of a worker is last: without it, each worker reads it again from an archive.
 _NEEDED = ("framework.execution.spark.batch_executor", "framework.execution.spark.jobs", "pyspark.worker")
 
 
 def prefer_installed() -> None:
-    """Take the archives of PySpark that lie inside the installed PySpark off the import path.
+    """Remove those archives of PySpark from the import path that lie inside the installed PySpark.
 
-    Spark puts them first. They hold the same code, but Python reads the list of an archive's files
-    anew, in 0.1 s, whenever a worker begins. Archives of another Spark stay.
+    Spark puts them first. They contain the same code, but each new worker spends 0.1 s reading the
+    archives' lists of files. Archives of another Spark stay.
     """
     archives = [entry for entry in sys.path if entry.endswith(".zip")]
     others = [entry for entry in sys.path if entry not in archives]
@@ -38,8 +38,8 @@ def prefer_installed() -> None:
 
 
 def preload() -> None:
-    """Import what tasks need. Print nothing to standard output, where Spark reads the daemon's
-    port."""
+    """Import the modules that tasks need. Print nothing to standard output, from which Spark reads
+    the daemon's port."""
     with contextlib.redirect_stdout(sys.stderr):
         for name in (*OWN_PACKAGES, *_NEEDED):
             with contextlib.suppress(Exception):
@@ -49,9 +49,9 @@ def preload() -> None:
 def main() -> None:
     prefer_installed()
     preload()
-    from pyspark import daemon  # not before it is known where from
+    from pyspark import daemon  # only after the import path is known
 
-    collect_rarely()  # workers share what was imported, and never search it for garbage
+    collect_rarely()  # exclude the imported objects, which workers share, from garbage collection
     daemon.manager()
 
 

@@ -1,10 +1,10 @@
 """Spark SQL for ``DataFrameBolt``: turns the rows of a batch into DataFrames, and the results back
 into rows.
 
-Rows cross as Arrow IPC bytes in a binary column, a handful of values per task, and ``mapInArrow``
-unpacks them. The row conversions of ``createDataFrame`` and ``DataFrame.rdd`` see only those few
-values. Adaptive execution is off, so that every attempt has the same number of partitions, and
-every task gets the same rows.
+Rows are passed as Arrow IPC bytes in a binary column, a few values per task, and ``mapInArrow``
+unpacks them. So the slow row conversions of ``createDataFrame`` and ``DataFrame.rdd`` handle only
+those few values. Adaptive execution is off, so that every attempt has the same number of
+partitions, and every task gets the same rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SqlFrames:
         return cls(spark, topology)
 
     def close(self) -> None:
-        """Stop the context that ``in_this_process`` started. Call it only on frames made there."""
+        """Stop the context that ``in_this_process`` started. Call it only on objects made there."""
         self._spark.stop()
 
     def of_rows(
@@ -73,8 +73,8 @@ class SqlFrames:
     def of_payloads(
         self, component_id: str, header: AttemptHeader, inputs: Mapping[str, RDD[bytes]]
     ) -> RDD[tuple[int, int, bytes]]:
-        """Run a bolt over rows on the executors. The result is (partition, sequence, IPC bytes).
-        Nothing is computed until a job needs it."""
+        """Run a bolt over rows on the executors. The result has (partition, sequence, IPC bytes).
+        It is computed only when a job needs it."""
         session = self._sessions[component_id]
         frames = {}
         for name, payloads in inputs.items():
@@ -112,7 +112,7 @@ class SqlFrames:
 
     def _session(self, context: SparkContext, component_id: str) -> SparkSession:
         """Make a session for one bolt, so that its settings and temporary views are its own. Check
-        its types now rather than in a batch."""
+        the bolt's types now rather than in a batch."""
         for name in self._topology.plan.input_names(component_id):
             _spark_types(self._fields(component_id, name), component_id, name)
         session = SparkSession(context).newSession()
@@ -128,7 +128,7 @@ def frame_bolts(plan: ExecutionPlan) -> list[str]:
 
 
 def _failure(error: BaseException, component_id: str) -> TaskFailure:
-    """The failure for an error of the bolt, or of a function that Spark called for it."""
+    """Convert an error of the bolt, or of a function that Spark called for it, into a failure."""
     if isinstance(error, PySparkException):
         failure = worker_failure(error, component_id)
         return failure if failure.where else TaskFailure.of(error, component_id, 0)

@@ -1,8 +1,8 @@
-"""Runs jobs on Spark that are not batches: one task, one task per item, or a chain of levels with
+"""Runs Spark jobs other than batches: one task, one task per item, or a chain of levels with
 shuffles between them.
 
-The caller passes in the code to run. Nothing is kept between jobs except the workers. No task is
-repeated: when Spark repeats one, the repetition fails, and its job counts as lost.
+The caller passes in the code to run. Only the workers persist between jobs. No task is repeated:
+when Spark repeats one, the repetition fails, and its job counts as lost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from framework.execution.spark.worker_errors import python_part
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-#: One task of a chain. Arguments: level, partition, and the records that came for it. Returns
-#: records, each with its partition in the next level.
+#: One task of a chain. Arguments: level, partition, and the records that arrived. Returns records,
+#: each with its partition in the next level.
 LevelTask = Callable[[int, int, Sequence[Any]], Iterable[tuple[int, Any]]]
 
 
@@ -39,7 +39,7 @@ class SparkJobs:
 
     @property
     def slots(self) -> int:
-        """The number of tasks that can run side by side."""
+        """The number of tasks that can run concurrently."""
         return max(int(self._spark.context.defaultParallelism), 1)
 
     @property
@@ -123,8 +123,8 @@ class _Level:
 
 
 def _only_once() -> None:
-    """Raise ``RetryableError`` in a task that Spark repeats. Its first run lost its executor, so
-    the job is lost too."""
+    """Raise ``RetryableError`` in a task that Spark repeats. Its first execution lost its executor,
+    so the job counts as lost too."""
     try:
         refuse_repetition()
     except InvariantViolation as error:

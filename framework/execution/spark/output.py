@@ -1,8 +1,8 @@
-"""What the JVM of Spark prints, and the Python workers below it.
+"""The output of Spark's JVM and its Python workers.
 
-While Spark starts and ends, that is about Spark: it goes to a log file, which is kept and named
-when something fails. In between it is what the user's code prints in tasks, and goes to standard
-error.
+While Spark starts and stops, the output concerns Spark: it goes to a log file, which is kept and
+named in the error when something fails. In between, it is the output of user code in tasks, and
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: Written into the pipe itself, so that it takes effect behind all that was printed before. What
-#: follows says whether to show, and ends the line.
+#: Written into the pipe itself, so that it takes effect after all earlier output. The rest of the
+#: line says whether to show the output.
 _SWITCH = "\0ratchet shows "
 
 
 class SparkOutput:
-    """Reads the output for as long as this process lives. Whatever happens to what is shown, it is
-    read: those who print into a pipe that nobody reads would wait, or fail."""
+    """Reads the output as long as this process lives, shown or not: a process that prints into a
+    pipe without a reader would block or fail."""
 
     def __init__(self) -> None:
         number, name = tempfile.mkstemp(prefix="ratchet-spark-", suffix=".log")
@@ -36,15 +36,15 @@ class SparkOutput:
         atexit.register(self._forget_log)
 
     def popen_arguments(self) -> dict[str, Any]:
-        """How the JVM is to be started."""
+        """The arguments with which the JVM must be started."""
         return {"stdout": self._writes, "stderr": self._writes}
 
     def show(self, shown: bool) -> None:
-        """Whether what is printed from now on goes to standard error."""
+        """Set whether output from now on goes to standard error."""
         os.write(self._writes, f"{_SWITCH}{shown:d}\n".encode())
 
     def keep_log(self) -> Path:
-        """Leave the log file behind when this process ends."""
+        """Keep the log file when this process ends."""
         self._kept = True
         return self.log
 

@@ -1,7 +1,7 @@
-"""A Spark task that stays, and takes small batches one after the other.
+"""A Spark task that stays, and runs small batches one after the other.
 
-A Spark job costs 20 to 40 ms, whatever it does. The task of such a job connects to the driver and
-waits for messages, so the next batch costs a message and its answer (ADR 43).
+A Spark job costs 20 to 40 ms, whatever it does. The resident task connects to the driver and waits
+for messages, so the next batch costs one message and its answer (ADR 43).
 
 States of a stay, which is one such job with its task::
 
@@ -15,15 +15,15 @@ States of a stay, which is one such job with its task::
 Invariants:
 
 1. A task has one attempt at a time. An attempt is sent once, to one task: when no answer comes, the
-   attempt has failed, and nothing sends it again.
-2. A task lasts no longer than its channel. When the driver closes the channel or is gone, the task
-   that waits returns; the worker that works is killed by Spark, as that of any cancelled job.
-3. No task stays while a job wants its slot: it is given back before such a job begins, and no other
-   is launched until the job has ended.
-4. Fewer tasks stay than the executors have slots, over all runs of this process. Only a run that is
+   attempt has failed, and is not sent again.
+2. A task lasts no longer than its channel. When the driver closes the channel or is gone, a waiting
+   task returns; Spark kills the worker of a busy one, as for any cancelled job.
+3. No task stays while a job wants its slot: the slot is given back before such a job begins, and no
+   other resident task is launched until the job has ended.
+4. Over all runs of this process, fewer tasks stay than the executors have slots. Only a run that is
    alone in its Spark may take the last slot. When executors are lost, tasks leave within seconds.
-5. While there is another slot, no batch waits for a task longer than a job costs: neither for one
-   that works, nor for one that starts, which may never connect.
+5. While there is another slot, no batch waits for a task longer than a job costs: neither for a
+   busy task, nor for a starting one, which may never connect.
 """
 
 from __future__ import annotations
@@ -50,29 +50,30 @@ from framework.observe.logs import get_logger
 
 _log = get_logger()
 
-#: How long a task that has nothing to do keeps its slot, where others may want it.
+#: How long an idle task keeps its slot when others may want it.
 IDLE_S = 60.0
-#: How long a batch waits for the task, to start or to be free, while there is another slot: as long
+#: How long a batch waits for the task to start or become free while there is another slot: as long
 #: as a job would cost.
 JOB_S = 0.05
-#: How long a task may take to connect, and to say which one it is.
+#: How long a task may take to connect and identify itself.
 CONNECT_S = 10.0
-#: How long a task that waits for a message may take to receive it.
+#: How long a waiting task may take to receive a message.
 SEND_S = 60.0
-#: How long Spark may take to say why a task is gone.
+#: How long Spark may take to report why a task is gone.
 REASON_S = 10.0
-#: How long the end of a run waits for its task.
+#: How long the end of a run waits for its task to end.
 CLOSE_S = 10.0
 _WATCH_S = 1.0
 
-#: What a task does with a message. Called in the task; the answer travels back by pickle.
+#: The function that a task runs on a message. Called in the task; the answer is pickled.
 Work = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class StayingTask:
-    """The task. Its result is empty, or says why it could not connect to the driver. An error of
-    ``work`` ends it, and so becomes the error of the Spark job. ``prepare`` is called first."""
+    """The resident task. Its result is empty, or says why it could not connect to the driver. An
+    error of ``work`` ends it, and so becomes the error of the Spark job. ``prepare`` is called
+    first."""
 
     number: int
     place: Place
@@ -81,7 +82,7 @@ class StayingTask:
     work: Work
 
     def __call__(self, items: Iterable[Any]) -> Iterator[str]:
-        list(items)  # an undrained task costs its worker
+        list(items)  # a task that leaves input unread costs its worker
         self.prepare()
         try:
             channel = connect(self.place, self.credentials, CONNECT_S)
@@ -92,13 +93,14 @@ class StayingTask:
             asked = _exchanged(channel, self.number, CONNECT_S)
             while asked is not None:
                 key, pickled = asked
-                # Not within a try: an OSError of theirs is no end of the channel.
+                # Outside of the try: an OSError of user code does not mean that the channel has
+                # ended.
                 answer = self.work(pickle.loads(pickled))
                 asked = _exchanged(channel, (key, answer), SEND_S)
 
 
 def _exchanged(channel: Channel, answer: Any, within_s: float) -> Any:
-    """Send what the driver waits for, and receive what it sends next; None when the channel has
+    """Send the answer to the driver, and receive its next message; None when the channel has
     ended."""
     try:
         channel.send(answer, within_s)
@@ -116,8 +118,11 @@ class _State(Enum):
 
 @dataclass(eq=False, kw_only=True)
 class _Stay:
-    """``working_on``: the attempt that it got last. ``over``: set when the Spark job has ended,
-    with ``error`` if it failed. ``unwanted``: it was ended from here."""
+    """One resident task with its Spark job.
+
+    * ``working_on``: the attempt that it got last.
+    * ``over``: set when the Spark job has ended, with ``error`` if it failed.
+    * ``unwanted``: this process ended it on purpose."""
 
     number: int
     group: str
@@ -130,7 +135,8 @@ class _Stay:
     over: threading.Event = field(default_factory=threading.Event)
 
     def end(self) -> None:
-        """End the channel. While it is BUSY, the thread that waits in it closes it."""
+        """End the channel. While the task is BUSY, the thread that waits for its answer
+        closes it."""
         if self.channel is not None and self.state is not _State.ENDED:
             self.channel.sever()
             if self.state is not _State.BUSY:
@@ -164,12 +170,13 @@ _slots = _Slots()
 
 
 class ResidentTask:
-    """The task that stays, as a run's executor sees it. Methods may be called from any thread.
+    """The resident task as a run's executor sees it. Methods may be called from any thread.
 
-    ``prepare`` is called when a task begins, ``work`` for each message; both are pickled.
-    ``dead``: the attempts that were cancelled, each from before ``cancel`` is called for it.
-    ``idle_s``: how long a task without work keeps its slot. The default is ``IDLE_S``, and for ever
-    in a local Spark of the run's own, where nobody else wants the slot."""
+    * ``prepare``: called when a task begins; pickled.
+    * ``work``: called for each message; pickled.
+    * ``dead``: the cancelled attempts; each is added before ``cancel`` is called for it.
+    * ``idle_s``: how long an idle task keeps its slot. By default ``IDLE_S``, and for ever in a
+      local Spark of the run's own, where no other program wants the slot."""
 
     def __init__(
         self,
@@ -189,10 +196,10 @@ class ResidentTask:
         self._idle_s = idle_s
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
-        self._stay: _Stay | None = None  # the one that batches are sent to
-        self._living: list[_Stay] = []  # with those that are leaving
+        self._stay: _Stay | None = None  # gets the batches
+        self._living: list[_Stay] = []  # including those that are leaving
         self._waiting: set[Hashable] = set()  # attempts that wait for a task
-        self._jobs = 0  # how many want the slot
+        self._jobs = 0  # number of jobs that want the slot
         self._slots = 1
         self._usable = False
         self._closed = threading.Event()
@@ -202,8 +209,8 @@ class ResidentTask:
         self._credentials = Credentials.new(None)
 
     def start(self) -> None:
-        """Launch a task as soon as one may stay. Does not wait for it. Called once, when executors
-        have run something, and nothing else wants their slots."""
+        """Launch a task as soon as one may stay. Does not wait for it. Called once, when the
+        executors have run a job, and no other job wants their slots."""
         self._slots = self._spark.slots
         threading.Thread(target=self._keep, name="ratchet-keeper", daemon=True).start()
         with self._changed:
@@ -213,7 +220,7 @@ class ResidentTask:
 
     def run(self, attempt: Hashable, message: Any) -> Any:
         """Send a message and return the answer, which is never None. Returns None when no task may
-        stay now: then nothing was sent, and the message is for a job.
+        stay now: then nothing was sent, and the caller should run a job.
 
         Raises the error of the Spark job when the task was lost or failed, and ``RetryableError``
         when only its channel was lost, or the attempt was cancelled."""
@@ -224,7 +231,8 @@ class ResidentTask:
         if channel is None:
             raise InvariantViolation("a task without a channel was taken for idle")
         try:
-            channel.send((attempt, cloudpickle.dumps(message)), SEND_S)  # as Spark pickles what goes to jobs
+            # pickled as Spark pickles job functions
+            channel.send((attempt, cloudpickle.dumps(message)), SEND_S)
             answered, answer = channel.receive(None)
             if answered != attempt:
                 raise InvariantViolation(f"the task was sent {attempt} and answered {answered}")
@@ -240,8 +248,8 @@ class ResidentTask:
 
     @contextlib.contextmanager
     def given_back(self) -> Iterator[None]:
-        """Let a job have the slot. A task that works leaves when it has answered: until then the
-        job waits in Spark's queue."""
+        """Give the slot to a job. A busy task leaves after its answer; until then the job waits in
+        Spark's queue."""
         with self._changed:
             self._jobs += 1
             self._dismiss()
@@ -252,8 +260,8 @@ class ResidentTask:
                 self._jobs -= 1
 
     def cancel(self, attempt: Hashable) -> None:
-        """End the task that works on an attempt, or the one whose launch it waits for. Spark kills
-        the worker if it goes on. Returns without waiting."""
+        """End the task that works on an attempt, or the task whose launch the attempt waits for.
+        Spark kills the worker if it does not end. Returns without waiting."""
         with self._changed:
             ended = [each for each in self._living if each.state is _State.BUSY and each.working_on == attempt]
             if attempt in self._waiting and self._stay is not None and self._stay.state is _State.LAUNCHING:
@@ -265,7 +273,7 @@ class ResidentTask:
         self._cancel_jobs(ended)
 
     def close(self) -> None:
-        """End the task, and wait for that. Safe to call twice."""
+        """End the task, and wait for its end. Safe to call twice."""
         with self._changed:
             self._closed.set()
             self._dismiss()
@@ -287,9 +295,9 @@ class ResidentTask:
     # --- which task an attempt goes to ------------------------------------------------------------
 
     def _taken(self, attempt: Hashable) -> _Stay | None:
-        """The task, made BUSY with the attempt; None when the attempt is for a job. Waits for a
-        launch, and for a task that is busy: for a moment if there is another slot, else as long as
-        it takes."""
+        """The task, made BUSY with the attempt; None when the attempt should run as a job. Waits
+        for a launch or a busy task: for a moment if there is another slot, otherwise without limit.
+        """
         until = time.monotonic() + JOB_S
         with self._changed:
             self._waiting.add(attempt)
@@ -302,7 +310,7 @@ class ResidentTask:
                         if not stay.channel.has_ended():
                             stay.state, stay.working_on = _State.BUSY, attempt
                             return stay
-                        self._end(stay)  # it was lost while it had nothing to do
+                        self._end(stay)  # the task was lost while it was idle
                         stay = None
                     stay = stay or self._launch()
                     if stay is None:
@@ -326,7 +334,7 @@ class ResidentTask:
             self._changed.notify_all()
 
     def _dismiss(self) -> None:
-        """Let the task go, when it has answered. The caller holds the lock."""
+        """End the task after its current answer. The caller holds the lock."""
         stay, self._stay = self._stay, None
         if stay is not None:
             stay.unwanted = True
@@ -335,14 +343,14 @@ class ResidentTask:
         self._changed.notify_all()
 
     def _end(self, stay: _Stay) -> None:
-        """Send nothing to a task any more, and end its channel. The caller holds the lock."""
+        """Stop sending to a task, and end its channel. The caller holds the lock."""
         if stay is self._stay:
             self._stay = None
         stay.end()
         self._changed.notify_all()
 
     def _reason(self, stay: _Stay, error: BaseException) -> BaseException:
-        """Why a task is gone. Spark may need a moment to say it."""
+        """Why a task is gone. Spark may need a moment to report it."""
         stay.over.wait(0 if stay.unwanted else REASON_S)
         return stay.error or RetryableError(
             f"the channel to Spark's task was lost: {str(error) or type(error).__name__}"
@@ -351,7 +359,7 @@ class ResidentTask:
     # --- stays, each with a Spark job in a thread of its own --------------------------------------
 
     def _launch(self) -> _Stay | None:
-        """Begin a stay, if one is allowed. The caller holds the lock."""
+        """Launch a resident task, if one is allowed. The caller holds the lock."""
         if not _slots.take(self._stays_max):
             return None
         number = next(self._numbers)
@@ -365,7 +373,7 @@ class ResidentTask:
         return self._slots - 1 if self._slots > 1 else int(self._spark.alone)
 
     def _hold(self, stay: _Stay) -> None:
-        """Run the job of a stay to its end."""
+        """Run a resident task's job to its end."""
         unreachable = ""
         try:
             self._slots = self._spark.slots
@@ -376,7 +384,7 @@ class ResidentTask:
             unreachable = "".join(context.parallelize([stay.number], 1).mapPartitions(task).collect())
         except (OSError, ConfigError) as error:
             unreachable = str(error)
-        except Exception as error:  # noqa: BLE001 - Spark wraps everything; whoever waits for the task raises it
+        except Exception as error:  # noqa: BLE001 - Spark wraps every error; the thread that waits for the task raises it
             stay.error = error
         with self._changed:
             wanted = not (stay.unwanted or self._closed.is_set())
@@ -392,7 +400,7 @@ class ResidentTask:
 
     def _open(self) -> Place:
         """The place where tasks connect to this process. Raises ``OSError`` or ``ConfigError`` when
-        there can be none."""
+        no socket can be opened."""
         with self._opening:
             if self._closed.is_set():
                 raise ConnectionAbortedError("the run is over")
@@ -410,7 +418,7 @@ class ResidentTask:
             return bound if isinstance(bound, str) else (self._spark.driver_host, bound[1])
 
     def _arrived(self, channel: Channel) -> None:
-        """A task has connected. It is told to go if it is not wanted any more."""
+        """Called when a task has connected. Ends it if it is not wanted any more."""
         try:
             number = channel.receive(CONNECT_S)
         except (OSError, EOFError):
@@ -425,8 +433,8 @@ class ResidentTask:
         channel.close()
 
     def _keep(self) -> None:
-        """Give the slot back when nothing has come for a while, and when it is not the run's to
-        take any more. Executors come and go: a job may wait for the slot of one that was lost."""
+        """Give the slot back after some idle time, and when the run may not keep it any more. When
+        executors are lost, a job may need the slot."""
         while not self._closed.wait(_WATCH_S):
             before = slots = self._slots
             with contextlib.suppress(Exception):  # Spark may be stopped meanwhile

@@ -1,10 +1,10 @@
 """The Spark context of a run, set up for short jobs that Spark must not repeat, and closed to
-everybody who is not part of the run.
+outsiders.
 
-Spark runs the pickles that it finds in its blocks, and serves blocks to whoever connects. So a
-context that this module starts authenticates every connection (``spark.authenticate``); components
-travel encrypted (``framework.execution.encryption``); files of Spark are in folders that only this
-user may read (ADR 86).
+Spark executes the pickles in its blocks, and serves blocks to every connection. So a context that
+this module starts authenticates every connection (``spark.authenticate``); components travel
+encrypted (``framework.execution.encryption``); Spark's files are in folders that only this user may
+read (ADR 86).
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
 }
-#: With a local master the JVM only schedules and copies. The optimising compiler would compete with
-#: the batches for the cores during the first minutes of a run, and four batches a second would
-#: never repay it.
+#: With a local master the JVM only schedules and copies. During the first minutes of a run, the
+#: optimising compiler would compete with the batches for the cores, and at four batches a second
+#: its work would never pay off.
 _LOCAL_DEFAULTS = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.daemon.module": "framework.execution.spark.daemon",
@@ -81,15 +81,16 @@ _FIXED = {
 }
 
 
-#: How names of folders begin that only this user may read.
+#: The name prefix of folders that only this user may read.
 _PRIVATE = "ratchet-spark-"
-#: The environment variable by which ``spark-submit`` tells a Python program where its JVM is.
+#: The environment variable by which ``spark-submit`` passes the port of its JVM to a Python
+#: program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
 class Spark:
-    """The ``SparkContext`` of a run: one that it starts and stops, or the active one, which it
-    leaves running."""
+    """The ``SparkContext`` of a run: either its own, which it starts and stops, or the active one,
+    which it leaves running."""
 
     _started: ClassVar[WeakSet[Spark]] = WeakSet()  # of all runs in this process
 
@@ -121,17 +122,17 @@ class Spark:
 
     @property
     def driver_host(self) -> str:
-        """The name or address by which executors reach this process."""
+        """The name or address under which executors reach this process."""
         return str(self.context.getConf().get("spark.driver.host", "127.0.0.1"))
 
     @property
     def bind_address(self) -> str:
-        """The address of this process where it listens to executors."""
+        """The address on which this process listens for executors."""
         return str(self.context.getConf().get("spark.driver.bindAddress", self.driver_host))
 
     @property
     def slots(self) -> int:
-        """How many tasks the executors that are there now can run at once; at least 1."""
+        """How many tasks the present executors can run concurrently; at least 1."""
         spark = self.context._jsc.sc()
         return max(int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())), 1)
 
@@ -155,7 +156,7 @@ class Spark:
         Spark._started.discard(self)
         if self._owned:
             if _output is not None:
-                _output.show(False)  # workers that are ended in the middle of something say so
+                _output.show(False)  # workers that are ended during work print errors
             context.stop()
 
 
@@ -163,8 +164,8 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     """Start Spark in this process. Raises ``ConfigError``, with one line that gives the reason,
     when it cannot.
 
-    An active context is used if it has the settings that Ratchet needs. Otherwise raises
-    ``TopologyError``: its settings could break the guarantees.
+    Uses an active context if it has the settings that Ratchet needs. Otherwise raises
+    ``TopologyError``, because its settings could break the guarantees.
     """
     active = SparkContext._active_spark_context
     if active is not None:
@@ -187,7 +188,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
 
 def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     """The settings of a context, and the environment that its processes inherit. Raises
-    ``ConfigError`` where strangers could run code in it."""
+    ``ConfigError`` when outsiders could run code in it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     shared_key()
@@ -198,7 +199,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     if is_local(chosen["spark.master"]):
         chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
-        # The host name of a laptop or container need not resolve.
+        # The host name of a laptop or container may not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
     else:
@@ -212,23 +213,24 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
 
 
 def _submitted() -> dict[str, str]:
-    """What ``spark-submit`` was given, if it has started this process: its JVM holds that. As in
-    any Spark program, the program's own settings win."""
+    """The settings that ``spark-submit`` got, if it has started this process: they are in its JVM.
+    As in any Spark program, the program's own settings take precedence."""
     if _SUBMITTED not in os.environ:
         return {}
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
-#: Of the one JVM that this process has started for Spark, which outlives a context; None before.
+#: The output of the only JVM that this process has started for Spark, which outlives a context;
+#: None before the start.
 _output: SparkOutput | None = None
-#: The JVM that ``launch_ahead`` starts, and its settings; None where nobody asked for one.
+#: The JVM that ``launch_ahead`` starts, and its settings; None if it was not called.
 _ahead: tuple[dict[str, str], Future[Any]] | None = None
 
 
 def launch_ahead(settings: Mapping[str, str]) -> None:
-    """Begin to start the JVM in a thread, for the ``start_context`` that follows with the same
-    settings. It starts while the caller does other things. An error is raised there, not here."""
+    """Start the JVM in a background thread, for a later ``start_context`` with the same settings.
+    An error is raised there, not here."""
     global _ahead
     if SparkContext._gateway is None and _ahead is None and _SUBMITTED not in os.environ:
         launching: Future[Any] = Future()
@@ -237,7 +239,7 @@ def launch_ahead(settings: Mapping[str, str]) -> None:
 
 
 def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
-    """The JVM that Spark is to run in, with its output caught; None where there is one already."""
+    """The JVM in which Spark runs, with its output captured; None when there is one already."""
     global _ahead
     if SparkContext._gateway is not None:
         return None
@@ -248,8 +250,8 @@ def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
 
 
 def _launch(conf: SparkConf) -> Any:
-    """Start the JVM. Settings that are secret reach it later: it is given the others on its command
-    line, which every user of the host may read."""
+    """Start the JVM. Secret settings are passed later: every user of the host can read its command
+    line."""
     global _output
     _output = SparkOutput()
     shown = SparkConf(loadDefaults=False)
@@ -268,8 +270,8 @@ def _launch_into(launching: Future[Any], conf: SparkConf) -> None:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Keep this process's handler of Ctrl-C. PySpark puts its own in place, which cancels all jobs:
-    the commit under way too."""
+    """Keep this process's handler of Ctrl-C. PySpark installs its own, which cancels all jobs,
+    including a commit under way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -288,8 +290,8 @@ def _with_code(context: SparkContext) -> SparkContext:
 
 
 def is_local(master: str) -> bool:
-    """Whether this process starts the executors, on this host. They then look for modules where it
-    looks."""
+    """Whether this process starts the executors on this host. Such executors import modules from
+    the same paths as this process."""
     return master.startswith("local")
 
 
@@ -302,11 +304,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
-    """The settings by which Spark refuses connections of strangers, where the user has not chosen
+    """The settings by which Spark refuses connections of outsiders, unless the user has chosen
     otherwise. ``spark.authenticate = false`` is such a choice.
 
-    Raises ``ConfigError`` for a standalone cluster that other hosts can reach, when its secret is
-    not given. Without a secret, a cluster on this host's loopback address is used as it is."""
+    Raises ``ConfigError`` for a standalone cluster that other hosts can reach, if its secret is not
+    given. Without a secret, a cluster on this host's loopback address is used as it is."""
     master = chosen["spark.master"]
     if chosen.get("spark.authenticate", "true").lower() != "true":
         return {}
@@ -335,8 +337,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def _private_folders(given: str | None) -> str:
-    """The value of ``spark.local.dir`` by which Spark keeps its files where no other user may read
-    them: folders inside those that are given, or inside the temporary folder."""
+    """The value of ``spark.local.dir`` with which no other user can read Spark's files: folders
+    inside the given ones, or inside the temporary folder."""
     listed = os.environ.get("SPARK_LOCAL_DIRS")
     folders = [str(_private_folder(each.strip())) for each in (listed or given or tempfile.gettempdir()).split(",")]
     if listed:
@@ -346,8 +348,8 @@ def _private_folders(given: str | None) -> str:
 
 @functools.cache
 def _private_folder(parent: str) -> Path:
-    """This process's folder inside ``parent``, for its user alone; removed when the process ends
-    normally. A folder that is such a folder already is returned as it is."""
+    """A folder of this process inside ``parent``, readable by its user only; removed when the
+    process ends normally. If ``parent`` is such a folder already, it is returned."""
     if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name):
         return Path(parent)
     Path(parent).mkdir(parents=True, exist_ok=True)
@@ -357,14 +359,14 @@ def _private_folder(parent: str) -> Path:
 
 
 def _with_key(context: SparkContext) -> SparkContext:
-    """Let the Python workers of a context have the key: with their tasks where they do not inherit
-    it, because the user has started the JVM or the context."""
+    """Pass the key to the Python workers of a context. If the user has started the JVM or the
+    context, they do not inherit it, so it travels with their tasks."""
     conf, key = context.getConf(), shared_key()
     if is_local(context.master):
         inherited = context._jvm.System.getenv(KEY_VARIABLE)
     else:
         inherited = conf.get(f"spark.executorEnv.{KEY_VARIABLE}", None)
-    context.environment.pop(KEY_VARIABLE, None)  # it would be a part of every task
+    context.environment.pop(KEY_VARIABLE, None)  # otherwise it would be part of every task
     if inherited != key:
         context.environment[KEY_VARIABLE] = key
     if (conf.get("spark.authenticate", None) or "false").lower() != "true":
@@ -377,8 +379,8 @@ def _with_key(context: SparkContext) -> SparkContext:
 
 
 def _import_path() -> list[str]:
-    """The places where workers on this host must look for the user's modules: those where this
-    process looks, except installed packages."""
+    """The paths on which workers on this host must look for the user's modules: those of this
+    process, without installed packages."""
     own = [entry for entry in (os.getcwd(), *sys.path) if entry and Path(entry).is_dir() and "-packages" not in entry]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return list(

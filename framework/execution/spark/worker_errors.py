@@ -7,21 +7,21 @@ import re
 from framework.errors import BadRecordError, FailedException
 from framework.execution.failures import FailureKind, TaskFailure, is_users_file, shown_line
 
-#: So much of an error is told.
+#: The most characters of an error that are shown.
 SAID_MAX = 500
 _KINDS = {
     f"{kind.__module__}.{kind.__qualname__}": name
     for kind, name in ((BadRecordError, FailureKind.BAD_RECORD), (FailedException, FailureKind.FAILED))
 }
-#: A place in a traceback, and the code of the line below it where Python has it.
+#: A place in a traceback, followed by its line of code where Python has it.
 _PLACE = re.compile(r'^ *File "(.*)", line (\d+), in ')
-#: Lines that say less than the Python worker's own error, and advice that does not concern users of
-#: Ratchet.
+#: Lines that are less informative than the Python worker's own error, and advice that does not
+#: concern users of Ratchet.
 _BESIDE_THE_POINT = ("exception was thrown from the Python worker", "consider using `rdd.checkpoint()`")
 
 
 def python_part(error: BaseException) -> list[str]:
-    """The lines of an error from Spark that a Python programmer can use: those before the JVM's
+    """The lines of an error from Spark that help a Python programmer: those before the JVM's
     stack."""
     lines: list[str] = []
     for line in str(error).splitlines():
@@ -34,7 +34,7 @@ def python_part(error: BaseException) -> list[str]:
 
 
 def worker_failure(error: BaseException, component_id: str) -> TaskFailure:
-    """The failure for an error of a job. An error in a function of a DataFrame comes as text."""
+    """The failure for an error of a job. An error in a function of a DataFrame arrives as text."""
     lines = python_part(error) or [type(error).__name__]
     said = lines[-1].strip()[:SAID_MAX]
     name, _, message = said.partition(": ")
