@@ -106,7 +106,9 @@ class Job(NamedTuple):
 @app.command()
 def main(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; with --mode mirror, also a pattern.")],
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where --eject writes the pipeline.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The file to which --eject writes the pipeline.")
+    ] = None,
     *,
     into: Annotated[
         str,
@@ -118,54 +120,67 @@ def main(
         ),
     ],
     mode: Annotated[
-        Mode, typer.Option("--mode", help="Each record a row; the newest row of each key; or a copy of a database.")
+        Mode, typer.Option("--mode", help="A row per record; the newest row of each key; or a copy of a database.")
     ] = Mode.APPEND,
     key: Annotated[list[str] | None, typer.Option("--key", help="A field of the key, or several with commas.")] = None,
     key_field: Annotated[
         str | None,
         typer.Option(
-            "--key-from-record", metavar="NAME", help="The record's key is text: read it into this field, the key."
+            "--key-from-record",
+            metavar="NAME",
+            help="The record's key is text: store it in this field, which becomes the table's key.",
         ),
     ] = None,
     table: Annotated[str | None, typer.Option("--table", help="The table; by default named as the topic.")] = None,
-    codec: Annotated[Codec | None, typer.Option("--codec", help="How values are read; by default JSON.")] = None,
-    registry: Annotated[str | None, typer.Option("--registry", metavar="URL", help="Of the Schema Registry.")] = None,
-    subject: Annotated[str | None, typer.Option("--subject", help="By default TOPIC-value.")] = None,
+    codec: Annotated[Codec | None, typer.Option("--codec", help="The format of values; by default JSON.")] = None,
+    registry: Annotated[
+        str | None, typer.Option("--registry", metavar="URL", help="The URL of the Schema Registry.")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="The schema's subject; by default TOPIC-value.")
+    ] = None,
     field: Annotated[
         list[str] | None,
         typer.Option(
             "--field",
             metavar="NAME=TYPE",
-            help=f"A field of JSON, instead of what a sample says: {', '.join(_TYPES)}. May be repeated.",
+            help=f"A field of JSON, instead of the type found in a sample: {', '.join(_TYPES)}. May be repeated.",
         ),
     ] = None,
     sequence_by: Annotated[
         str | None, typer.Option("--sequence-by", help="With upsert: a field that rises with each change of a key.")
     ] = None,
     delete_when: Annotated[
-        str | None, typer.Option("--delete-when", help="With upsert: a row is deleted where this is true.")
+        str | None, typer.Option("--delete-when", help="With upsert: delete the row if this expression is true.")
     ] = None,
     on_bad_record: Annotated[str, typer.Option("--on-bad-record", help="fail, or skip.")] = "fail",
-    start: Annotated[str | None, typer.Option("--start", help="Where to begin: earliest, latest or a time.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", help="The start position: earliest, latest or a time.")
+    ] = None,
     end: Annotated[
         str | None,
-        typer.Option(
-            "--end", help="Where to end: latest, what is there at the first start; or a time that has passed."
-        ),
+        typer.Option("--end", help="The end position: latest, as of the first start; or a time in the past."),
     ] = None,
     start_group: Annotated[
         str | None,
-        typer.Option("--start-group", metavar="GROUP", help="Begin where this consumer group has committed."),
+        typer.Option(
+            "--start-group", metavar="GROUP", help="Begin at the offsets that this consumer group has committed."
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The pipeline's name; by default of the topic.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The pipeline's name; by default made from the topic.")
+    ] = None,
     eject: Annotated[
         bool, typer.Option("--eject", help="Write the pipeline to FILE, or print it. Do nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Run it; without this, only show it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run it; without this option, only show it.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Stop when all that the topic held at the start is committed.")
+        bool,
+        typer.Option(
+            "--until-caught-up", help="Stop when all records that were in the topic at the start are committed."
+        ),
     ] = False,
     executor: Annotated[str, typer.Option("--executor", help="spark, or local, in this process.")] = SPARK,
     as_json: AsJson = False,

@@ -2,18 +2,18 @@
 
 Sources: *Acking framework implementation*; *Guaranteed message processing*.
 
-Every edge of a tree (a tuple on its way to one task) has a random 64-bit id. It is XORed into the
-tree's number when the edge is emitted, and again when it is acked. So the number is 0 when
-everything that was emitted has been acked. With XOR, messages may come in any order.
+Every edge of a tree (a tuple on its way to one task) has a random 64-bit id. The id is XORed into
+the tree's number when the edge is emitted, and again when it is acked. So the number is 0 when
+every emitted edge has been acked. With XOR, messages may come in any order.
 
 Invariants:
 
 1. A tree completes only when its spout task is known and its number is 0. It fails only when its
-   spout task is known. Either happens once: the record is gone before anybody is told.
-2. Every message about a tree resets its timeout. A tree about which no message comes for
-   ``buckets`` ticks fails.
-3. A message about a tree that is not known opens a record without a spout task. Nobody is told of
-   such a record, and it expires.
+   spout task is known. Either happens once: the record is removed before the callback.
+2. Every message about a tree resets its timeout. A tree without a message for ``buckets`` ticks
+   fails.
+3. A message about an unknown tree opens a record without a spout task. Such a record causes no
+   callback, and expires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Tree(Generic[T]):
-    """What is known of one tree. Its size is fixed, however many tuples the tree has."""
+    """The record of one tree. Its size is fixed, however many tuples the tree has."""
 
     __slots__ = ("failed", "known", "spout_task", "value")
 
@@ -40,11 +40,11 @@ class _Tree(Generic[T]):
 
 
 class Acker(Generic[R, T]):
-    """Tracks the trees of the roots that it is told of. It calls
-    ``on_complete(root_id, spout_task)``, ``on_fail(root_id, spout_task)`` and, for trees that time
-    out, ``on_expire(root_id, spout_task)``, which is ``on_fail`` by default. Each is called from
-    within the call that decides it. ``buckets``: a tree times out at the ``buckets``-th ``tick``
-    after the last message about it.
+    """Tracks trees by the messages about their roots. It calls ``on_complete(root_id,
+    spout_task)``, ``on_fail(root_id, spout_task)`` and, for trees that time out,
+    ``on_expire(root_id, spout_task)``, which is ``on_fail`` by default. Each callback runs inside
+    the call that causes it. ``buckets``: a tree times out at the ``buckets``-th ``tick`` after the
+    last message about it.
 
     >>> told = []
     >>> acker = Acker(on_complete=lambda root, task: told.append(("done", root, task)), on_fail=lambda root, task: None)
@@ -71,9 +71,10 @@ class Acker(Generic[R, T]):
         self._strangers = 0  # pending records without a spout task
 
     def init(self, root_id: R, spout_task: T, value: int) -> None:
-        """A spout task has emitted a root. ``value``: the XOR of the ids of the edges that it went
-        out on."""
-        if not value and root_id not in self._pending:  # complete before it was heard of, as most are
+        """A spout task has emitted a root. ``value``: the XOR of the ids of the edges on which the
+        root was sent."""
+        # complete before any other message, as most trees are
+        if not value and root_id not in self._pending:
             self._on_complete(root_id, spout_task)
             return
         tree = self._tree(root_id)
@@ -84,8 +85,8 @@ class Acker(Generic[R, T]):
         self._settle(root_id, tree)
 
     def ack(self, root_id: R, value: int) -> None:
-        """``value``: the XOR of edges that were acked and of edges that were emitted meanwhile, for
-        one tuple or for many."""
+        """Apply an ack. ``value``: the XOR of acked edges and of edges emitted in between, for one
+        tuple or for many."""
         tree = self._tree(root_id)
         tree.value ^= value
         self._settle(root_id, tree)
@@ -98,28 +99,27 @@ class Acker(Generic[R, T]):
         self._settle(root_id, tree)
 
     def reset_timeout(self, root_id: R) -> None:
-        """Start the tree's timeout anew; does nothing when the tree is not known."""
+        """Restart the tree's timeout; does nothing for an unknown tree."""
         tree = self._pending.get(root_id)
         if tree is not None:
             self._pending.put(root_id, tree)
 
     def tick(self) -> None:
-        """Let time go on by one tick: fail the trees about which no message has come for
-        ``buckets`` ticks."""
+        """Advance time by one tick: fail the trees without a message for ``buckets`` ticks."""
         self.age()
         self.expire()
 
     def age(self) -> None:
-        """The first half of a tick: every tree is one tick older. Messages that come before
-        ``expire`` come after the tick, and still in time."""
+        """First half of a tick: age every tree by one tick. Messages between here and ``expire``
+        count as after the tick, and are still in time."""
         self._pending.age()
 
     def expire(self) -> None:
-        """The second half of a tick: fail the trees that are too old."""
+        """Second half of a tick: fail the trees that are too old."""
         self._pending.expire()
 
     def value(self, root_id: R) -> int | None:
-        """The number of a tree now; None when it is not known."""
+        """The present number of a tree; None for an unknown tree."""
         tree = self._pending.get(root_id)
         return tree.value if tree is not None else None
 
@@ -130,7 +130,7 @@ class Acker(Generic[R, T]):
 
     @property
     def trees(self) -> int:
-        """Trees of which a spout task has told, and that are neither complete nor failed."""
+        """Trees whose spout task is known, and that are neither complete nor failed."""
         return len(self._pending) - self._strangers
 
     @property
@@ -140,7 +140,7 @@ class Acker(Generic[R, T]):
 
     @property
     def unknown(self) -> int:
-        """Records that expired without ever having had a spout task: late or doubled messages."""
+        """Records that expired without a spout task: late or duplicate messages."""
         return self._unknown
 
     def _tree(self, root_id: R) -> _Tree[T]:

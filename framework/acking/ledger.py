@@ -1,11 +1,11 @@
-"""The names of tuple trees, and what tasks say about trees, folded.
+"""Ids of tuple trees, and the reports of tasks about trees, folded to one number per tree.
 
 A *root* is the id of a tree: 12 bits for its *origin*, then 52 bits that rise with every tree of
-the task that emitted it. The origin tells that task; a spout task has several origins where it
-matters which source partition a tree is from. So the roots of one round are dense, and many of them
-are told as a few ranges. Rounds are numbered from 1, so no root is 0. An *edge* is a tuple on its
-way to one task. Its id is 64 random bits, so the XOR of a tree's edges is 0 only when each has been
-told twice.
+the task that emitted it. The origin identifies that task; a spout task has several origins if bolts
+need to know from which source partition a tree stems. So the roots of one round are dense, and a
+few ranges describe many of them. Rounds are numbered from 1, so no root is 0. An *edge* is a tuple
+on its way to one task. Its id is 64 random bits, so the XOR of a tree's edges is 0 only when each
+has been reported twice.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 SEQUENCE_BITS = 52
 ORIGINS_MAX = 1 << 12
 #: A task that starts in round ``n`` begins at sequence ``n`` times this. So it can emit this many
-#: trees per round, on average, and no root is ever used again.
+#: trees per round, on average, and no root is reused.
 SEQUENCES_PER_ROUND = 1 << 20
 
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 NO_IDS: Ids = np.empty(0, np.uint64)
-#: Stands where a root would, for what is part of no tree.
+#: The root of a row that is part of no tree.
 NO_TREE = 0
 
 
@@ -43,7 +43,8 @@ class EdgeIds:
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
-        self._random: np.random.Generator | None = None  # costly to make, and a task that emits nothing needs none
+        # costly to make, and not needed by a task that emits nothing
+        self._random: np.random.Generator | None = None
 
     def take(self, count: int) -> Ids:
         if self._random is None:
@@ -78,7 +79,7 @@ class Roots:
             yield from range(first, last + 1)
 
     def by_origin(self) -> Iterator[tuple[int, Roots]]:
-        """The same roots, for each origin that has some among them."""
+        """The same roots, grouped by origin."""
         found: dict[int, list[tuple[int, int]]] = {}
         for first, last in zip(self.first, self.last, strict=True):
             found.setdefault(origin_of(first), []).append((first, last))
@@ -93,11 +94,15 @@ class Roots:
 
 
 class LedgerPart(NamedTuple):
-    """What one task tells one acker. ``values``: per root of ``roots``, the XOR of its edges that
-    were emitted and of those that were acked here. ``born``: roots that a spout emitted here; the
-    value of each is among ``values`` unless it is 0. ``shared_roots`` and ``shared_values``: the
-    same numbers again, of those edges alone that are part of several trees. ``task`` and ``round``:
-    who tells it, and when, so that it is not applied twice: with XOR, that would undo it."""
+    """A task's report to one acker.
+
+    * ``values``: per root of ``roots``, the XOR of its edges that were emitted and of those that
+      were acked by the task.
+    * ``born``: roots that a spout emitted here; the value of each is in ``values`` unless it is 0.
+    * ``shared_roots``, ``shared_values``: the same numbers for only those edges that are part of
+      several trees.
+    * ``task``, ``round``: the sender and its round, so that no report is applied twice: with XOR,
+      the second application would undo the first."""
 
     acker: int
     task: tuple[int, int]
@@ -112,7 +117,7 @@ class LedgerPart(NamedTuple):
 
 
 class Ledger:
-    """What one task says in one round, folded to one number per root before it leaves."""
+    """The reports of one task in one round, folded to one number per root before they leave."""
 
     def __init__(self) -> None:
         self._roots: list[Ids] = []
@@ -133,7 +138,7 @@ class Ledger:
         self._born_many.append(roots)
 
     def emitted(self, roots: Ids, edges: Ids) -> None:
-        """Edges that came into being; ``edges[i]`` belongs to the tree ``roots[i]``."""
+        """Edges that were emitted; ``edges[i]`` belongs to the tree ``roots[i]``."""
         self._roots.append(roots)
         self._values.append(edges)
 
@@ -144,8 +149,8 @@ class Ledger:
             self._shared_values.append(edges)
 
     def acked(self, roots: Sequence[int], edge: int) -> None:
-        """``edge``: the id of the edge that the tuple came on, XORed with the numbers that its ack
-        is bound to."""
+        """A tuple was acked. ``edge``: the id of the edge on which it arrived, XORed with the
+        numbers that its ack is bound to."""
         for root in roots:
             self._acked_roots.append(root)
             self._acked_edges.append(edge)
@@ -153,12 +158,12 @@ class Ledger:
             self.shared(_ids(roots), np.full(len(roots), edge, np.uint64))
 
     def acked_many(self, roots: Ids, edges: Ids) -> None:
-        """Tuples that were acked, each of them part of one tree. ``edges``: as for ``acked``."""
+        """Tuples were acked, each of them part of one tree. ``edges``: as for ``acked``."""
         self._roots.append(roots)
         self._values.append(edges)
 
     def bound(self, roots: Sequence[int], number: int) -> None:
-        """A number that is told here, and once more with a tuple's ack, now or in a later round."""
+        """Report a number that is reported again with a tuple's ack, now or in a later round."""
         self.acked(roots, number)
 
     def failed(self, roots: Iterable[int]) -> None:
@@ -168,8 +173,8 @@ class Ledger:
         self._reset.update(roots)
 
     def parts(self, ackers: int, task: tuple[int, int], round_number: int) -> list[LedgerPart]:
-        """A part for each acker that is concerned. A root belongs to the acker whose number is the
-        root modulo ``ackers``. ``task``: level and partition of the task whose ledger this is."""
+        """Make a part for each acker that is concerned. A root belongs to the acker whose number is
+        the root modulo ``ackers``. ``task``: level and partition of the ledger's task."""
         if not (self._roots or self._acked_roots or self._born or self._born_many or self._failed or self._reset):
             return []
         roots, values = self._folded()
@@ -205,7 +210,7 @@ def _folded(roots: Sequence[Ids], values: Sequence[Ids]) -> tuple[Ids, Ids]:
     if not roots:
         return NO_IDS, NO_IDS
     found, folded = fold(np.concatenate(roots), np.concatenate(values))
-    told = folded != 0  # what was both emitted and acked here need not be told
+    told = folded != 0  # edges both emitted and acked here need no report
     return found[told], folded[told]
 
 
@@ -217,18 +222,19 @@ def _of_acker(roots: Ids, *, divisor: np.uint64, acker: int) -> Any:
     return roots % divisor == acker
 
 
-#: Roots are folded where they lie, without sorting, if a range of so many per root holds them all.
+#: Roots are folded in place, without sorting, if their range has at most this many numbers per
+#: root.
 _SPARSE_MAX = 4
-#: Origins whose roots are folded one after the other.
+#: The most origins whose roots are folded origin by origin.
 _ORIGINS_APART_MAX = 16
 
 
 def fold(roots: Ids, values: Ids) -> tuple[Ids, Ids]:
-    """Each root once, in order, with the XOR of its values."""
+    """Each root once, in ascending order, with the XOR of its values."""
     if not len(roots):
         return NO_IDS, NO_IDS
     first, last = roots.min(), roots.max()
-    if int(last - first) < _SPARSE_MAX * len(roots):  # as nearly always: roots of a round are dense
+    if int(last - first) < _SPARSE_MAX * len(roots):  # usual: the roots of a round are dense
         return _fold_dense(roots, values, first=first, span=int(last - first) + 1)
     if origin_of(int(first)) < origin_of(int(last)) < origin_of(int(first)) + _ORIGINS_APART_MAX:
         origins = roots >> np.uint64(SEQUENCE_BITS)

@@ -1,4 +1,4 @@
-"""A map whose entries expire when they are not put again in time. Source: *Acking framework
+"""A map whose entries expire unless they are put again in time. Source: *Acking framework
 implementation*."""
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ BUCKETS_MIN = 2
 
 
 class RotatingMap(Generic[K, V]):
-    """Entries in ``buckets`` cohorts, each of which expires together. ``put`` moves an entry to the
-    youngest cohort; ``rotate`` expires the oldest one, and ages every other. An entry that is not
-    put again expires at the ``buckets``-th rotation after its last ``put``. So it lives for more
-    than ``buckets - 1`` and at most ``buckets`` intervals between rotations.
+    """Entries in ``buckets`` cohorts; the entries of a cohort expire together. ``put`` moves an
+    entry to the youngest cohort; ``rotate`` expires the oldest cohort, and ages every other. An
+    entry that is not put again expires at the ``buckets``-th rotation after its last ``put``. So an
+    entry lives for more than ``buckets - 1`` and at most ``buckets`` intervals between rotations.
 
     ``put``, ``get``, ``remove`` and ``contains`` take time in proportion to the number of buckets;
     ``rotate`` to the number of expired entries. Not thread-safe. Raises ``ConfigError`` for fewer
@@ -41,7 +41,7 @@ class RotatingMap(Generic[K, V]):
         self._buckets: list[dict[K, V]] = [{} for _ in range(buckets)]  # the youngest first
 
     def put(self, key: K, value: V) -> None:
-        """Store an entry in the youngest cohort, wherever it was."""
+        """Store an entry in the youngest cohort, and remove it from any other."""
         youngest, *older = self._buckets
         for bucket in older:
             bucket.pop(key, None)
@@ -65,19 +65,19 @@ class RotatingMap(Generic[K, V]):
         return key in self
 
     def rotate(self) -> dict[K, V]:
-        """Expire the oldest cohort and return its entries. They are gone from the map before
+        """Expire the oldest cohort and return its entries. They are removed from the map before
         ``on_expire`` is called for each. If a callback raises, the map stays rotated, and the
-        callbacks after it are not made."""
+        remaining callbacks are skipped."""
         self.age()
         return self.expire()
 
     def age(self) -> None:
-        """The first half of a rotation: every cohort is one older, and a new youngest one begins.
-        What is put or removed before ``expire`` does not expire."""
+        """First half of a rotation: age every cohort, and begin a new youngest one. Entries that
+        are put or removed before ``expire`` do not expire."""
         self._buckets.insert(0, {})
 
     def expire(self) -> dict[K, V]:
-        """The second half of a rotation: expire the oldest cohort, as ``rotate`` says."""
+        """Second half of a rotation: expire the oldest cohort, as ``rotate`` does."""
         dead: dict[K, V] = {}
         while len(self._buckets) > self._count:
             dead.update(self._buckets.pop())
@@ -87,7 +87,7 @@ class RotatingMap(Generic[K, V]):
         return dead
 
     def __contains__(self, key: object) -> bool:
-        for bucket in self._buckets:  # noqa: SIM110 - asked for every tuple, and any() costs three times as much
+        for bucket in self._buckets:  # noqa: SIM110 - called for every tuple, and any() costs three times as much
             if key in bucket:
                 return True
         return False

@@ -1,7 +1,8 @@
-"""The trees that one acker tracks, as arrays: what a whole round says of them is applied at once.
+"""The trees that one acker tracks, as arrays, so that the reports of a whole round are applied in
+one call.
 
-It decides as ``Acker`` does, tree by tree; a test compares the two. In one call, failures count
-before everything else, and each tree is told of once.
+It decides as ``Acker`` does, tree by tree; a test compares the two. In one call, failures take
+precedence over all other reports, and each tree is reported once.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ class Decided(NamedTuple):
 
 
 class TreeTable:
-    """``buckets``: a tree times out at the ``buckets``-th tick after the last message about it. A
-    tick is ``age`` and then ``expire``; what is applied in between still comes in time.
+    """The trees of one acker. ``buckets``: a tree times out at the ``buckets``-th tick after the
+    last message about it. A tick is ``age`` and then ``expire``; messages applied in between are
+    still in time.
 
-    Each tree is a row of some 26 bytes, however large the tree is: its root, the XOR of what was
-    said of it, the tick of the last message, whether its birth is known, and whether it has
-    failed."""
+    Each tree is a row of some 26 bytes, however many tuples it has: its root, the XOR of the
+    reports, the tick of the last message, whether its birth is known, and whether it has failed."""
 
     def __init__(self, buckets: int) -> None:
         self._buckets = buckets
         self._ticks = 0
-        self._roots: Ids = NO_IDS  # in order
+        self._roots: Ids = NO_IDS  # ascending
         self._values: Ids = NO_IDS
         self._heard = np.empty(0, np.int64)
         self._known: _Flags = np.empty(0, np.bool_)
@@ -42,9 +43,9 @@ class TreeTable:
         self._unknown = 0
 
     def apply(self, born: Ids, roots: Ids, values: Ids, failed: Ids) -> Decided:
-        """``born``: trees that spouts have begun. ``values``: the XOR of the edges of each of
-        ``roots`` that were emitted or acked. ``failed``: trees that somebody failed; what else is
-        said of them does not count."""
+        """Apply reports. ``born``: trees that spouts have begun. ``values``: the XOR of the emitted
+        or acked edges of each of ``roots``. ``failed``: failed trees; other reports about them are
+        ignored."""
         nothing = np.zeros(len(born) + len(failed), np.uint64)
         told, values = fold(np.concatenate((roots, born, failed)), np.concatenate((values, nothing)))
         known, fails = _marked(told, born), _marked(told, failed)
@@ -73,7 +74,7 @@ class TreeTable:
         return Decided(told[over & ~fails], told[over & fails])
 
     def reset(self, roots: Ids) -> None:
-        """Start the timeout of trees anew; of those that are known."""
+        """Restart the timeout of trees; unknown ones are ignored."""
         if len(self._roots) and len(roots):
             at = np.minimum(np.searchsorted(self._roots, roots), len(self._roots) - 1)
             self._heard[at[self._roots[at] == roots]] = self._ticks
@@ -82,7 +83,7 @@ class TreeTable:
         self._ticks += 1
 
     def expire(self) -> Ids:
-        """Forget the trees that are too old. Returns those whose birth is known."""
+        """Remove the trees that are too old. Returns those whose birth is known."""
         old = self._heard <= self._ticks - self._buckets
         if not old.any():
             return NO_IDS
@@ -99,7 +100,7 @@ class TreeTable:
 
     @property
     def trees(self) -> int:
-        """Trees of which a spout task has told, and that are neither complete nor failed."""
+        """Trees whose spout task is known, and that are neither complete nor failed."""
         return int(self._known.sum())
 
     @property
@@ -109,11 +110,11 @@ class TreeTable:
 
     @property
     def unknown(self) -> int:
-        """Records that expired without ever having had a spout task: late or doubled messages."""
+        """Records that expired without a spout task: late or duplicate messages."""
         return self._unknown
 
     def value(self, root: int) -> int | None:
-        """The number of a tree now; None when it is not there."""
+        """The present number of a tree; None for an unknown tree."""
         at = int(np.searchsorted(self._roots, np.uint64(root)))
         return int(self._values[at]) if at < len(self._roots) and int(self._roots[at]) == root else None
 
@@ -131,7 +132,7 @@ class TreeTable:
 
 
 def _marked(roots: Ids, which: Ids) -> _Flags:
-    """Which of ``roots``, that are in order, are among ``which``, all of which they hold."""
+    """Which of the sorted ``roots`` are in ``which``, a subset of them."""
     found = np.zeros(len(roots), np.bool_)
     if len(which):
         found[np.searchsorted(roots, which)] = True

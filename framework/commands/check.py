@@ -1,4 +1,4 @@
-"""``ratchet check MODULE:TOPOLOGY``: everything that can be known before Spark starts."""
+"""``ratchet check MODULE:TOPOLOGY``: every check that is possible before Spark starts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def main(
     *,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    executor: Annotated[str, typer.Option("--executor", help="As of ratchet run: spark or local.")] = SPARK,
+    executor: Annotated[str, typer.Option("--executor", help="As in ratchet run: spark or local.")] = SPARK,
     accept_changed: Annotated[
-        bool, typer.Option("--accept-changed-topology", help="As of ratchet run: another shape is no mistake.")
+        bool, typer.Option("--accept-changed-topology", help="As in ratchet run: accept a changed shape.")
     ] = False,
     sample: Annotated[
-        int, typer.Option("--sample", min=0, help="Read and decode this many records of the source too.")
+        int, typer.Option("--sample", min=0, help="Also read and decode this many records of the source.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Check Java, the topology, ZooKeeper, the source and the sinks, and say what is wrong and what
-    to do. Changes nothing. Exit status: 1 when something is wrong."""
+    """Check Java, the topology, ZooKeeper, the source and the sinks. Report each problem and its
+    remedy. Changes nothing. Exit status: 1 when there is a problem."""
     configure_logging(level="error")
     with exit_codes(), own_output(as_json=as_json) as out:
         settings = Config.load(config, overrides or ())

@@ -1,6 +1,6 @@
-"""``ratchet``: all commands under one name. Each is imported when it is asked for, so that
-``ratchet list`` does not wait for Spark's modules, and so that the framework knows commands of
-sinks and servers by name only. Other packages add commands by entry points."""
+"""``ratchet``: all commands under one name. Each is imported on first use, so that ``ratchet list``
+does not wait for Spark's modules, and so that the framework refers to commands of sinks and servers
+only by name. Other packages add commands by entry points."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from framework.errors import ConfigError
 from framework.extensions import COMMANDS as ADDED
 from framework.extensions import added, summaries
 
-#: Command -> where it is, and what it does in a line.
+#: Command -> its module, and its description in one line.
 COMMANDS = {
     "run": ("framework.commands.run:app", "Run a topology."),
     "ingest": ("ratchet.ingest:app", "Bring a topic into a table, without code."),
-    "check": ("framework.commands.check:app", "Find what is wrong before a topology runs."),
+    "check": ("framework.commands.check:app", "Find problems before a topology runs."),
     "describe": ("framework.commands.describe:app", "Show the components of a topology."),
-    "list": ("framework.commands.topologies:list_app", "Show all topologies: what runs, where it stands."),
-    "status": ("framework.commands.topologies:status_app", "Show where one topology stands."),
+    "list": ("framework.commands.topologies:list_app", "Show all topologies and their status."),
+    "status": ("framework.commands.topologies:status_app", "Show the status of one topology."),
     "history": ("framework.commands.topologies:history_app", "Show the last transactions of a topology."),
     "set": ("framework.commands.set:app", "Change the pace of a topology while it runs."),
     "ui": ("framework.commands.ui:app", "Show all topologies in a browser."),
     "verify": ("framework.commands.verify:app", "Recompute the sinks from the source, and compare."),
-    "read": ("framework.commands.read:app", "Show what sinks hold, as of one transaction."),
-    "explain": ("framework.commands.explain:app", "Show why a number in a sink is what it is."),
-    "replay": ("framework.commands.replay:app", "Commit a transaction again, here, and compare."),
+    "read": ("framework.commands.read:app", "Show the rows of sinks, as of one transaction."),
+    "explain": ("framework.commands.explain:app", "Show which records made a value in a sink."),
+    "replay": ("framework.commands.replay:app", "Repeat a transaction in this process, and compare."),
     "find-poison": ("framework.commands.find_poison:app", "Find the records that make a batch fail."),
-    "dead-letters": ("framework.commands.dead_letters:app", "List, show, replay and drop records that were taken out."),
-    "simulate": ("framework.commands.simulate:app", "Find what breaks exactly-once in your code."),
+    "dead-letters": ("framework.commands.dead_letters:app", "List, show, replay and drop refused records."),
+    "simulate": ("framework.commands.simulate:app", "Find faults that break exactly-once in your code."),
     "undo": ("framework.commands.undo:app", "Take back the newest transaction."),
-    "rebuild": ("framework.commands.rebuild:app", "Make a state anew from the source."),
+    "rebuild": ("framework.commands.rebuild:app", "Recompute a state from the source."),
     "reset": ("framework.commands.reset:app", "Forget positions, or everything."),
     "state": ("framework.commands.state:app", "Read, save and restore the state of stateful bolts."),
     "compact": ("sinks.compact:app", "Merge the small files of a table."),
-    "new": ("framework.commands.new:app", "Write a project that works."),
+    "new": ("framework.commands.new:app", "Create a working project."),
     "topic": ("spouts.kafka.topic:app", "Create a topic, write to it, look into it."),
     "servers": ("integration.cli:app", "Real servers for development: up, down, status."),
     "config": ("framework.commands.reference:config_app", "Explain the configuration keys."),
@@ -57,7 +57,7 @@ def _own(name: str) -> Any:
 
 
 def _added(name: str) -> Any:
-    """A command of another package; None: there is none. Raises ``ConfigError``."""
+    """A command of another package; None if there is none. Raises ``ConfigError``."""
     found = added(ADDED, name)
     if found is not None and not isinstance(found, typer.Typer):
         raise ConfigError(
@@ -67,13 +67,13 @@ def _added(name: str) -> Any:
 
 
 class _Commands(TyperGroup):
-    """A group whose commands are imported when they are used."""
+    """A group whose commands are imported on use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *(name for name in summaries(ADDED) if name not in COMMANDS)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        with exit_codes():  # of Ctrl-C, while it is imported
+        with exit_codes():  # handles Ctrl-C during the import
             found = _own(cmd_name) if cmd_name in COMMANDS else _added(cmd_name)
         if found is None:
             return None
@@ -82,7 +82,7 @@ class _Commands(TyperGroup):
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The table above: to show it, nothing is imported."""
+        """Shows the table above, so that the help imports no command."""
         formatter.write_usage("ratchet", "[OPTIONS] COMMAND [ARGS]...")
         formatter.write_paragraph()
         formatter.write_text("Exactly-once Kafka pipelines in Python, executed by Spark.")
@@ -129,4 +129,5 @@ def main(
 ) -> None:
     """Exactly-once Kafka pipelines in Python, executed by Spark."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal has no sign for
+        # for characters that the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")

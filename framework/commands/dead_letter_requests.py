@@ -1,5 +1,5 @@
-"""Has letters replayed or dropped: by the driver that runs their topology, or by one of this
-process where none does (ADR 95)."""
+"""Requests to replay or drop dead letters. The running driver of the topology executes them;
+without one, a driver in this process does (ADR 95)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterReque
 from framework.topology.dead_letters import Letter
 from framework.transactions.documents import committed_txid, read_letter_request, read_plan, write_letter_request
 
-#: A request is one document, and has so many letters at most.
+#: The most letters of a request, which is a single document.
 REQUEST_LETTERS_MAX = 5_000
 _POLL_S = 0.2
-#: When a driver has led and does not any more, its standby drivers have so long to take over.
+#: How long standby drivers have to take over after the leader has gone.
 _NOBODY_LEADS_S = 2.0
 
 _log = get_logger()
 
 
 class LetterRequests:
-    """The requests of one command, made by ``letter_requests``. ``alone``: raises where another
+    """The requests of one command, made by ``letter_requests``. ``alone``: raises when another
     command may have requests, too."""
 
     def __init__(
@@ -46,21 +46,22 @@ class LetterRequests:
         self._alone = alone
 
     def finish(self) -> None:
-        """Finish what a command that was interrupted had asked for."""
+        """Finish the request of an interrupted command."""
         request = read_letter_request(self._store, self._topology.id)
         if request is not None:
             self._do(request)
 
     def give_up(self) -> int:
-        """Forget what a command that was interrupted had asked for, as far as it is not planned.
-        Returns how many letters it had."""
+        """Withdraw the request of an interrupted command, except for letters that are already
+        planned. Returns how many letters it had."""
         request = read_letter_request(self._store, self._topology.id)
         write_letter_request(self._store, self._topology.id, None)
         return len(request.letters) if request is not None else 0
 
     def do(self, action: str, letters: Sequence[Letter]) -> None:
-        """Have these letters replayed or dropped, and wait for it. Raises the error that a run of
-        this process ends with; the request then stays, and ``finish`` goes on with it."""
+        """Request that these letters be replayed or dropped, and wait until they are. Raises the
+        error with which a run in this process ends; then the request stays, and ``finish``
+        continues with it."""
         for first in range(0, len(letters), REQUEST_LETTERS_MAX):
             its = [(each.ref, each.size) for each in letters[first : first + REQUEST_LETTERS_MAX]]
             request = LetterRequest(uuid.uuid4().hex[:16], action, its)
@@ -89,12 +90,12 @@ class LetterRequests:
                     run.wait_for_commit(run.status().committed_txid + 1, _POLL_S)
 
     def is_done(self, request: LetterRequest) -> bool:
-        """Whether the last closed transaction is the last of the request, or comes after it."""
+        """Whether the last closed transaction is the last one of the request, or a later one."""
         txid = committed_txid(self._store, self._topology.id)
         try:
             _, plan = read_plan(self._store, self._topology.id, self._topology.spout.id, txid)
         except ConfigError:
-            return False  # another one is closed by now
+            return False  # another transaction has been closed meanwhile
         entry = plan.get(LETTERS_PARTITION)
         if entry is None or entry["request"] != request.id:
             return not request.letters
@@ -105,8 +106,8 @@ class LetterRequests:
 def letter_requests(
     topology: Topology, store: CoordinationStore, config: Config, executor: str
 ) -> Iterator[LetterRequests]:
-    """The requests of this command, while no other command has any. Raises ``ConfigError`` where
-    the topology takes none, and when another command is at it."""
+    """The requests of this command, provided that no other command has any. Raises ``ConfigError``
+    when the topology accepts none, and when another command is active."""
     if not takes_letters(topology.spout.instance):
         raise ConfigError(
             f"spout {topology.spout.id!r} cannot read dead letters again: a KafkaTransactionalSpout or an "

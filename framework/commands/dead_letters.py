@@ -1,5 +1,4 @@
-"""``ratchet dead-letters``: lists and shows the records that were taken out, and sends them
-again."""
+"""``ratchet dead-letters``: lists, shows, replays and drops refused records."""
 
 from __future__ import annotations
 
@@ -30,22 +29,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="List, show, replay and drop the records that were taken out.",
+    help="List, show, replay and drop the records that were refused.",
 )
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
 ByComponent = Annotated[
     str | None,
-    typer.Option("--component", help="Only those that this bolt refused; the spout: that could not be decoded."),
+    typer.Option(
+        "--component", help="Only records that this bolt refused; with the spout's id, those that could not be decoded."
+    ),
 ]
 Since = Annotated[
-    str | None, typer.Option("--since", help="Only records from then on: 2026-01-31T12:00 (UTC), or 2h ago as 2h.")
+    str | None,
+    typer.Option("--since", help="Only records since this time: 2026-01-31T12:00 (UTC), or 2h for two hours ago."),
 ]
-Reason = Annotated[str | None, typer.Option("--reason", help="Only those whose reason has this text in it.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Only records whose reason contains this text.")]
 PLACE = "TOPIC/PARTITION/OFFSET"
 Places = Annotated[list[str] | None, typer.Argument(metavar=f"[{PLACE}]...", help="Only these records.")]
 RunBy = Annotated[
-    str, typer.Option("--executor", help="Where no driver runs: spark, at spark.master; or local, in this process.")
+    str, typer.Option("--executor", help="Without a running driver: spark, at spark.master; or local, in this process.")
 ]
 
 
@@ -77,7 +79,7 @@ def list_letters(
 @app.command("show")
 def show_letter(
     topology: TopologyName,
-    places: Annotated[list[str], typer.Argument(metavar=f"{PLACE}...", help="Where the records were.")],
+    places: Annotated[list[str], typer.Argument(metavar=f"{PLACE}...", help="The coordinates of the records.")],
     *,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -108,19 +110,20 @@ def replay_letters(
     since: Since = None,
     reason: Reason = None,
     attempts_max: Annotated[
-        int, typer.Option("--attempts-max", min=1, help="Leave those that were replayed so often and came back.")
+        int, typer.Option("--attempts-max", min=1, help="Skip records that were replayed and refused this many times.")
     ] = 3,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Give up what an interrupted command has left, and do nothing else.")
+        bool, typer.Option("--cancel", help="Withdraw the request of an interrupted command, and do nothing else.")
     ] = False,
     executor: RunBy = SPARK,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send dead letters through the topology again: all that are meant, each exactly once. A driver
-    that runs takes them up within seconds; without one, this command runs the topology until they
-    are done. One that is refused again stays a letter. Exit status: 3 when some came back."""
+    """Send all selected dead letters through the topology again, each exactly once. A running
+    driver takes them up within seconds; without one, this command runs the topology until they are
+    done. A record that is refused again stays a dead letter. Exit status: 3 when some were refused
+    again."""
     wanted = _filter(places or [], topic, component, since, reason)
     with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
         if cancel:
@@ -162,9 +165,9 @@ def drop_letters(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget dead letters, all that are meant: they are deleted from a table, and end in a topic,
-    which is not rewritten. Done as a replay is: by the driver that runs, or by one of this
-    command."""
+    """Drop all selected dead letters. They are deleted from a table; a topic is not rewritten, and
+    gets a record that marks them as dropped. Executed like a replay: by the running driver, or by
+    one in this command."""
     wanted = _filter(places or [], topic, component, since, reason)
     with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
         requests.finish()
@@ -280,7 +283,7 @@ def _document(found: Letters, letter: Letter) -> dict[str, Any]:
 
 
 def _bytes(name: str, data: bytes | None) -> dict[str, str | None]:
-    """As text, null where they are none, and as they are."""
+    """The bytes as text, null if they are no text, and unchanged."""
     text = None
     if data is not None:
         with suppress(UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""``ratchet describe MODULE:TOPOLOGY``: what a pipeline or a builder becomes."""
+"""``ratchet describe MODULE:TOPOLOGY``: the topology that a pipeline or a builder makes."""
 
 from __future__ import annotations
 

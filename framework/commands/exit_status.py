@@ -1,4 +1,4 @@
-"""From an error to one line and an exit status, in one place for all commands."""
+"""Converts an error to one line and an exit status, in one place for all commands."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ EXIT_INTERRUPTED = 130
 
 @contextmanager
 def exit_codes(*, as_json: bool = False, next_command: str | None = None) -> Iterator[None]:
-    """End the command with one line and status 2 for what its user can mend, 1 for any other error
-    of ours and of the system, 130 for Ctrl-C. ``as_json``: say it on standard output too, as a
-    line of type ``error``; of errors that are nobody's too, which end with status 1 and a trace.
-    ``next_command``: what to type when a topology fails over its records."""
+    """Convert errors: one line and status 2 for errors that the user can fix, 1 for other errors of
+    Ratchet and of the system, 130 for Ctrl-C.
+
+    * ``as_json``: print the error on standard output too, as a line of type ``error``; this
+      includes unexpected errors, which end with status 1 and a stack trace.
+    * ``next_command``: the command to suggest when a topology fails because of its records."""
     try:
         yield
     except BrokenPipeError:
-        raise  # nobody reads any more
+        raise  # the reader of standard output has gone
     except (RatchetError, OSError) as error:
         status = EXIT_MISUSED if isinstance(error, (ConfigError, TopologyError)) else EXIT_FAILED
         lines = error.lines() if isinstance(error, TopologyFailed) else [str(error)]
@@ -51,15 +53,15 @@ def exit_codes(*, as_json: bool = False, next_command: str | None = None) -> Ite
 
 
 def _print_error(status: int, text: str) -> None:
-    with suppress(OSError):  # standard output may be what failed
+    with suppress(OSError):  # standard output itself may have failed
         typer.echo(json.dumps({"type": "error", "status": status, "text": text}))
 
 
 @contextmanager
 def own_output(*, as_json: bool = False) -> Iterator[IO[str]]:
-    """Standard output, for the command alone where a user's code that prints in this process would
-    be in its way, among JSON lines or behind a line of progress: that goes to standard error
-    then."""
+    """Standard output, reserved for the command when prints of user code in this process would
+    disturb it, among JSON lines or behind a progress line: then those prints go to standard error.
+    """
     own = sys.stdout
     if as_json or (own.isatty() and isinstance(sys.stderr, TerminalStream)):
         with redirect_stdout(sys.stderr):

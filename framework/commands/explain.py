@@ -1,4 +1,4 @@
-"""``ratchet explain MODULE:TOPOLOGY STATE KEY``: why a number is what it is."""
+"""``ratchet explain MODULE:TOPOLOGY STATE KEY``: shows how a value came about."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     topology: TopologyName,
-    state: Annotated[str, typer.Argument(help="The bolt that keeps the state, or where the state is.")],
-    key: Annotated[str, typer.Argument(help="The key; a JSON array where it has several columns.")],
+    state: Annotated[str, typer.Argument(help="The bolt that keeps the state, or the state's location.")],
+    key: Annotated[str, typer.Argument(help="The key; a JSON array if it has several columns.")],
     *,
-    last: Annotated[int, typer.Option("--last", min=1, help="Show so many changes.")] = 10,
-    records: Annotated[int, typer.Option("--records", min=0, help="Show so many records of each change.")] = 5,
+    last: Annotated[int, typer.Option("--last", min=1, help="The most changes to show.")] = 10,
+    records: Annotated[int, typer.Option("--records", min=0, help="The most records to show per change.")] = 5,
     recorded: Annotated[
         bool,
-        typer.Option("--recorded", help="Begin with the oldest transaction that is recorded, not with the source."),
+        typer.Option("--recorded", help="Begin with the oldest recorded transaction, not with the source."),
     ] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the transactions that changed a key, with its values before and after, and the records
-    that did it; then what the sink holds beside what the source gives. Nothing is written; a driver
-    may run meanwhile. Exit status: 0 they agree, 3 they differ, 1 the answer cannot be known."""
+    that caused the changes; then compare the sink with the source. Writes nothing; a driver may run
+    meanwhile. Exit status: 0 they agree, 3 they differ, 1 the answer cannot be known."""
     configure_logging(level="warning")
     with exit_codes(), own_output(as_json=as_json) as output:
         try:
@@ -127,7 +127,7 @@ def _watermark(time: EventTime | None) -> str:
 def _moment(at: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):  # a producer took another unit, or made it up
+    except (ValueError, OverflowError, OSError):  # a producer used another unit, or an invalid time
         return f"{at * 1000:.0f} ms"
 
 

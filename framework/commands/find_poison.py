@@ -1,5 +1,5 @@
-"""``ratchet find-poison MODULE:TOPOLOGY``: narrows a batch that fails down to the records that make
-it fail."""
+"""``ratchet find-poison MODULE:TOPOLOGY``: narrows a failing batch down to the records that cause
+the failure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def main(
     topology: TopologyName,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    txid: Annotated[int | None, typer.Option("--txid", help="Another batch than the one that is due.")] = None,
+    txid: Annotated[
+        int | None, typer.Option("--txid", help="Search this batch; by default the next one to commit.")
+    ] = None,
 ) -> None:
-    """Process the batch that is due in this process, writing nothing, and narrow it down to the
-    records that make it fail. Exit status: 1 when there are such records."""
+    """Process the next batch in this process, without writing, and narrow it down to the records
+    that make it fail. Exit status: 1 when there are such records."""
     configure_logging(level="warning")
     with exit_codes():
         settings = Config.load(config, overrides or ())
@@ -36,7 +38,7 @@ def main(
 
 
 def show_poison(topology: Topology | CoreTopology, settings: Config, txid: int | None) -> int:
-    """Returns the exit status."""
+    """Run the search. Returns the exit status."""
     if isinstance(topology, CoreTopology):
         raise ConfigError(f"topology {topology.id!r} is a core topology, which has no batches to look into")
     store = store_of(settings)

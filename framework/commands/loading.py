@@ -1,4 +1,4 @@
-"""From MODULE:TOPOLOGY to a topology."""
+"""Loads the topology at MODULE:TOPOLOGY."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from framework.topology import CoreTopology, Topology
 from framework.topology.builder import TopologyMaker
 from framework.transactions.history_archive import HistoryTarget, history_target
 
-#: Where the packages of Ratchet are.
+#: The folder of Ratchet's packages.
 _OURS = Path(__file__).resolve().parents[2]
 _PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet")
 
@@ -41,9 +41,9 @@ def load_transactional(name: str, config: Config) -> Topology:
 def opened_transactional(
     name: str, config: Path | None, overrides: Sequence[str] | None
 ) -> Iterator[tuple[Topology, CoordinationStore, Config]]:
-    """A transactional topology, the store of its state, and the configuration that names both;
-    store and states are closed in the end. Raises ``ConfigError`` as ``load_transactional``, and
-    where no store outlives a process."""
+    """A transactional topology, the store of its state, and the configuration that names both; the
+    block's end closes store and states. Raises ``ConfigError`` as ``load_transactional``, and when
+    no store outlives a process."""
     settings = Config.load(config, overrides or ())
     topology = load_transactional(name, settings)
     if settings.zookeeper_hosts() is None:
@@ -59,8 +59,8 @@ def opened_transactional(
 
 @contextmanager
 def opened_archive(settings: Config, topology_id: str) -> Iterator[HistoryTarget | None]:
-    """The table of records that the configuration names; None: it names none. It is closed in the
-    end."""
+    """The table of records that the configuration names; None if it names none. The block's end
+    closes it."""
     target = history_target(settings, topology_id)
     try:
         yield target
@@ -70,7 +70,7 @@ def opened_archive(settings: Config, topology_id: str) -> Iterator[HistoryTarget
 
 
 def load_topology(name: str, config: Config) -> Topology | CoreTopology:
-    """The topology at ``MODULE:TOPOLOGY``. Raises ``ConfigError`` saying what is not there."""
+    """The topology at ``MODULE:TOPOLOGY``. Raises ``ConfigError`` naming the missing part."""
     found: Any = resolve(name)
     called = not isinstance(found, (Topology, CoreTopology, TopologyMaker)) and callable(found)
     if called:
@@ -89,8 +89,8 @@ def load_topology(name: str, config: Config) -> Topology | CoreTopology:
 
 
 class _AppSettings(dict[str, Any]):
-    """The ``app.*`` keys, as a topology function gets them. A key that is missing is a mistake in
-    the configuration."""
+    """The ``app.*`` keys, as a topology function gets them. A missing key is reported as a mistake
+    in the configuration."""
 
     def __missing__(self, key: str) -> Any:
         near = difflib.get_close_matches(key, list(self), n=1)
@@ -102,7 +102,7 @@ class _AppSettings(dict[str, Any]):
 
 @contextmanager
 def _users_errors(name: str) -> Iterator[None]:
-    """Errors in the user's own file as a ``ConfigError`` that names file and line."""
+    """Converts errors in the user's own file to a ``ConfigError`` that names file and line."""
     try:
         yield
     except (RatchetError, KeyboardInterrupt):
@@ -116,8 +116,8 @@ def _users_errors(name: str) -> Iterator[None]:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """What stands at ``MODULE:NAME``; the current folder comes first. Raises ``ConfigError`` saying
-    what is not there."""
+    """The object at ``MODULE:NAME``; the current folder is searched first. Raises ``ConfigError``
+    naming the missing part."""
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
         raise ConfigError(f"{name!r}: write MODULE:TOPOLOGY, such as myproject.pipeline:topology")
@@ -125,7 +125,7 @@ def resolve(name: str) -> Callable[..., Any]:
         wanted = module_name.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
         raise ConfigError(f"{name!r}: write {wanted}:{attribute}")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # the user's modules lie where the command is called
+        sys.path.insert(0, os.getcwd())  # the user's modules are in the current folder
     _check_hidden(Path.cwd())
     with _users_errors(name):
         try:
@@ -143,8 +143,8 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def _check_hidden(folder: Path) -> None:
-    """A folder or module of the user's that is called as a package of ours would be imported in its
-    place."""
+    """Refuse a folder or module of the user's with the name of one of our packages, because it
+    would be imported instead."""
     if folder.resolve() == _OURS:
         return
     for name in _PACKAGES:

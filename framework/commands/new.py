@@ -1,4 +1,4 @@
-"""``ratchet new NAME``: a project that works: a topology, its configuration, a test, and the
+"""``ratchet new NAME``: creates a working project: a topology, its configuration, a test, and the
 commands to run it."""
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from framework.errors import ConfigError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
-#: The files of a project are here, each with ``.txt`` behind its name, so that no tool takes them
-#: for the library's own.
+#: The files of a project are here, each with the suffix ``.txt``, so that no tool takes them for
+#: the library's own.
 _TEMPLATES = files("framework.commands") / "project"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 @app.command()
 def main(
-    name: Annotated[str, typer.Argument(help="The folder to make; also the topology's id, and its topic.")],
+    name: Annotated[str, typer.Argument(help="The folder to create; also the topology's id, and its topic.")],
 ) -> None:
-    """Write a project: pipeline.py, ratchet.toml, test_pipeline.py, README.md, and some records to
-    begin with."""
+    """Create a project: pipeline.py, ratchet.toml, test_pipeline.py, README.md, and some sample
+    records."""
     with exit_codes():
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"{name!r} cannot be a project: write small letters, digits, - and _, a letter first")

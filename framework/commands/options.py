@@ -17,4 +17,4 @@ TopologyName = Annotated[
 ]
 TopologyId = Annotated[str, typer.Argument(metavar="ID", help="The topology's id, as `ratchet list` shows it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this, only show.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this option, only show what would be done.")]

@@ -1,4 +1,4 @@
-"""``ratchet read MODULE:TOPOLOGY [STATE ...]``: what states hold, as of one transaction."""
+"""``ratchet read MODULE:TOPOLOGY [STATE ...]``: shows the rows of states as of one transaction."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def main(
     topology: TopologyName,
     states: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[STATE]...", help="Bolts that keep a state, or where states are; by default all."),
+        typer.Argument(metavar="[STATE]...", help="Bolts that keep a state, or locations of states; by default all."),
     ] = None,
     *,
     keys: Annotated[
         list[str] | None,
-        typer.Option("--key", help="Only this key of the one state; a JSON array where it has several columns."),
+        typer.Option("--key", help="Only this key of a single state; a JSON array if it has several columns."),
     ] = None,
     as_of: Annotated[
-        int | None, typer.Option("--as-of", min=1, metavar="TXID", help="Not the newest transaction, but this one.")
+        int | None, typer.Option("--as-of", min=1, metavar="TXID", help="This transaction instead of the newest.")
     ] = None,
     files: Annotated[
-        bool, typer.Option("--files", help="Of tables of files, the list of files that any engine can read.")
+        bool, typer.Option("--files", help="For tables of files: list the files, which any engine can read.")
     ] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a heading; of one state.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a header, of a single state.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rows of one or several states, all as the same transaction left them: the newest
-    that all of them hold, or --as-of. A row tells its value and the one before, so --as-of reaches
-    one transaction back where rows have changed since; tables of files reach back until they are
-    compacted. Nothing is written; a driver may run meanwhile."""
+    """Show the rows of one or several states, all as of the same transaction: the newest that all
+    of them hold, or --as-of. A row contains its value and the previous one, so --as-of reaches one
+    transaction back for rows that have changed since; tables of files reach back until they are
+    compacted. Writes nothing; a driver may run meanwhile."""
     configure_logging(level="warning")
     with exit_codes(), own_output(as_json=as_json or as_csv) as output:
         if as_csv and (as_json or files):
@@ -88,8 +88,8 @@ def _rows(state: StateSnapshot) -> Iterator[Mapping[str, Any]]:
 
 
 def _print_csv(state: StateSnapshot, output: IO[str]) -> None:
-    """Null is nothing, and an empty text is a pair of quotes. A terminal gets escapes for what it
-    would obey, a file gets the text as it is."""
+    """Null is an empty field, and an empty text is a pair of quotes. Terminal control characters
+    are escaped on a terminal, but not in a file."""
     for cells in itertools.chain([state.schema.names], (row.values() for row in _rows(state))):
         line = ",".join(map(_cell, cells))
         typer.echo(escaped(line) if output.isatty() else line, file=output)
@@ -125,7 +125,7 @@ def _print_json(topology_id: str, found: Snapshot, output: IO[str], *, files: bo
 
 
 def _plain(value: Any) -> str:
-    """Moments as ISO 8601, bytes as base64, all else as its text."""
+    """Moments as ISO 8601, bytes as base64, other values as text."""
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):

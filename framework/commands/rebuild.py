@@ -1,5 +1,5 @@
-"""``ratchet rebuild MODULE:TOPOLOGY STATE``: makes a state anew from the source, and gives it the
-place of the one that is there."""
+"""``ratchet rebuild MODULE:TOPOLOGY STATE``: recomputes a state from the source, and replaces the
+present rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     topology: TopologyName,
-    state: Annotated[str, typer.Argument(help="The bolt that keeps the state, or where the state is.")],
+    state: Annotated[str, typer.Argument(help="The bolt that keeps the state, or the state's location.")],
     *,
     config: ConfigFile = None,
     overrides: Overrides = None,
@@ -36,14 +36,14 @@ def main(
     yes: Yes = False,
     remove: Annotated[
         bool,
-        typer.Option("--clean", help="Remove the rows from before the last rebuild, and those of an unfinished one."),
+        typer.Option("--clean", help="Remove the rows that the last rebuild replaced, and those of an unfinished one."),
     ] = False,
 ) -> None:
-    """Process the whole source again, with the code as it is now, into rows beside those of the
-    state, and compare the two. A driver may run meanwhile. With --yes the new rows take the place
-    of the old ones in one step, which are kept until --clean. What was killed goes on when it is
-    repeated. Exit status: 0 they agree, or the new ones are in place; 3 they differ; 1 the source
-    does not reach back."""
+    """Process the whole source again, with the present code, into new rows, and compare them with
+    the state. A driver may run meanwhile. With --yes the new rows replace the old ones in one step;
+    the old ones are kept until --clean. An interrupted rebuild continues when the command is
+    repeated. Exit status: 0 they agree, or the new rows are in place; 3 they differ; 1 the source
+    no longer has its first records."""
     configure_logging(level="warning")
     with exit_codes(), own_output(as_json=as_json) as output:
         try:

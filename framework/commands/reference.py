@@ -1,4 +1,4 @@
-"""``ratchet config`` and ``ratchet metrics``: what can be set, and what is measured."""
+"""``ratchet config`` and ``ratchet metrics``: the configuration keys, and the metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from framework.errors import ConfigError
 config_app = typer.Typer(pretty_exceptions_enable=False)
 metrics_app = typer.Typer(pretty_exceptions_enable=False)
 
-#: Keys that are handed on as they are.
+#: Keys that are passed on unchanged.
 PREFIXES = {
     "app.*": "The user's own: what a topology function gets, and components see in conf.",
     "kafka.*": "Settings of every Kafka client, by librdkafka's names, such as kafka.bootstrap.servers; and kafka.reader.",
@@ -48,7 +48,7 @@ def show_config(
 @metrics_app.command()
 def show_metrics(as_json: AsJson = False) -> None:
     """Explain the metrics that a run serves at metrics.prometheus.port."""
-    from framework.observe.metrics import METRICS  # loads the library of metrics
+    from framework.observe.metrics import METRICS  # imports the library of metrics
 
     for each in METRICS.values():
         labels = ", ".join(each.labels)
@@ -66,7 +66,7 @@ def show_metrics(as_json: AsJson = False) -> None:
 
 
 def config_keys() -> list[dict[str, str]]:
-    """Each key with its type, default and meaning, as people read them."""
+    """Each key with its type, default and meaning, for display."""
     keys = [
         {
             "key": field.alias,

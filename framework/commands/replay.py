@@ -1,4 +1,4 @@
-"""``ratchet replay MODULE:TOPOLOGY``: one transaction again, here, without writing anything."""
+"""``ratchet replay MODULE:TOPOLOGY``: repeats one transaction in this process, without writing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(
     topology: TopologyName,
     *,
     txid: Annotated[
-        int | None, typer.Option("--txid", min=1, help="Which transaction; by default the one that is due.")
+        int | None, typer.Option("--txid", min=1, help="Which transaction; by default the next one to commit.")
     ] = None,
     show: Annotated[
         list[str] | None, typer.Option("--show", metavar="A->B", help="Print the rows of an edge; may be repeated.")
@@ -47,21 +47,23 @@ def main(
         list[str] | None,
         typer.Option("--component", metavar="C", help="Print the rows of all edges into and out of a component."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Rows and keys to print: of each edge and state.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most rows to print per edge, and keys per state.")] = 20,
     debugger: Annotated[
         bool, typer.Option("--pdb", help="Open Python's debugger where your code raises an error.")
     ] = False,
     code: Annotated[
         str | None,
-        typer.Option("--code", metavar="MODULE:TOPOLOGY", help="A changed version: show what it would do otherwise."),
+        typer.Option(
+            "--code", metavar="MODULE:TOPOLOGY", help="A changed version of the topology: show how its result differs."
+        ),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Commit a transaction again in this process, into copies of the states, and compare the result
-    with what the sinks hold. Nothing is written; a driver may run meanwhile. Your code can print,
-    and breakpoint() works. Exit status: 0 it agrees, 3 something differs, 1 your code fails."""
+    with the sinks. Writes nothing; a driver may run meanwhile. Your code can print, and
+    breakpoint() works. Exit status: 0 they agree, 3 they differ, 1 your code fails."""
     configure_logging(level="warning")
     with exit_codes(), _left_debugger(), own_output(as_json=as_json) as output:
         printer = _Printer(limit, as_json=as_json, file=output)
@@ -86,7 +88,7 @@ def main(
 
 @contextmanager
 def _left_debugger() -> Iterator[None]:
-    """End the command when its user leaves the debugger that his breakpoint() opened."""
+    """End the command when the user leaves a debugger that breakpoint() has opened."""
     try:
         yield
     except BdbQuit:
@@ -131,7 +133,7 @@ class _Printer:
             self._line(line)
 
     def compared(self, now: ReplayReport, new: ReplayReport, code: str) -> int:
-        """Print what two versions do otherwise. Returns the exit status."""
+        """Print the differences between the results of two versions. Returns the exit status."""
         if new.failure is not None or now.failure is not None:
             found: list[CodeDifference] = []
         else:

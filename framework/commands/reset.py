@@ -1,7 +1,7 @@
-"""``ratchet reset MODULE:TOPOLOGY``: goes back, on purpose and by name.
+"""``ratchet reset MODULE:TOPOLOGY``: forgets positions or state, on explicit request.
 
-Without ``--yes`` it shows what there is and what would go. It needs the topology's leadership, so a
-running driver keeps it from doing anything.
+Without ``--yes`` it shows what exists and what would be removed. It needs the topology's
+leadership, so it does nothing while a driver runs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def main(
         bool,
         typer.Option(
             "--positions",
-            help="Forget where the source was read. Transaction ids go on rising and the sinks stay as they are, so records "
+            help="Forget the positions in the source. Transaction ids continue to rise and the sinks keep their rows, so records "
             "that are read again count again.",
         ),
     ] = False,
     everything: Annotated[
         bool,
-        typer.Option("--everything", help="Forget all, and empty the sinks: the next run starts with transaction 1."),
+        typer.Option(
+            "--everything", help="Forget all state, and empty the sinks: the next run starts with transaction 1."
+        ),
     ] = False,
     yes: Yes = False,
 ) -> None:

@@ -34,10 +34,10 @@ from framework.submission import submit
 from framework.topology import CoreTopology, Topology
 from framework.transactions.run import Run
 
-#: The demo is a program like any user's; the framework knows it by name only.
+#: The demo is a program like a user's; the framework refers to it only by name.
 DEMO = "ratchet.demo.flights_demo:main"
 _POLL_S = 0.5
-#: How long a start that is interrupted may still end by itself.
+#: How long an interrupted start may take to end by itself.
 _ALMOST_S = 0.5
 
 _log = get_logger()
@@ -48,7 +48,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     topology: Annotated[
-        str | None, typer.Argument(metavar="[MODULE:TOPOLOGY]", help="What to run; without it, the demo.")
+        str | None, typer.Argument(metavar="[MODULE:TOPOLOGY]", help="The topology to run; by default the demo.")
     ] = None,
     *,
     config: ConfigFile = None,
@@ -57,15 +57,15 @@ def main(
         bool,
         typer.Option(
             "--until-caught-up",
-            help="Stop when all that the source held at the start is committed; records behind an open Kafka transaction are "
-            "named, or waited for: --open-transactions. Of a core topology, when its spouts give "
-            "nothing and every tuple is acked or failed.",
+            help="Stop when all records that were in the source at the start are committed; records behind an open Kafka "
+            "transaction are reported, or waited for: see --open-transactions. For a core topology: stop when its spouts "
+            "have no input and every tuple is acked or failed.",
         ),
     ] = False,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", min=0.1, help="With --until-caught-up: fail when all of it takes longer, in seconds."
+            "--timeout", min=0.1, help="With --until-caught-up: fail if it takes longer than this many seconds."
         ),
     ] = None,
     open_transactions: Annotated[
@@ -73,7 +73,7 @@ def main(
         typer.Option(
             "--open-transactions",
             metavar="tell|wait",
-            help="Records behind an open Kafka transaction at the end of what is read: tell of them, or wait for them; as "
+            help="Report records behind an open Kafka transaction at the end of the input, or wait for them; as "
             "topology.open.transactions.",
         ),
     ] = None,
@@ -82,27 +82,27 @@ def main(
         bool,
         typer.Option(
             "--accept-changed-topology",
-            help="Go on from the state of a topology of the same id and another shape; the difference is logged.",
+            help="Continue from the state of a topology with the same id and another shape; the difference is logged.",
         ),
     ] = False,
     fresh: Annotated[
         bool,
         typer.Option(
             "--fresh",
-            help="Forget where the source was read and begin where the spout's start= says. Transaction ids go on rising and "
-            "the sinks stay as they are, so records that are read again count again.",
+            help="Forget the positions in the source and begin where the spout's start= says. Transaction ids continue to rise and "
+            "the sinks keep their rows, so records that are read again count again.",
         ),
     ] = False,
     poison: Annotated[
         bool,
-        typer.Option("--find-poison", help="Run nothing for good: as ratchet find-poison."),
+        typer.Option("--find-poison", help="Do not commit; as ratchet find-poison."),
     ] = False,
     txid: Annotated[
-        int | None, typer.Option("--txid", help="With --find-poison: another batch than the one due.")
+        int | None, typer.Option("--txid", help="With --find-poison: this batch instead of the next one to commit.")
     ] = None,
     standby: Annotated[
         bool,
-        typer.Option("--standby", help="Leave the lead to another driver, and take over when that one is gone."),
+        typer.Option("--standby", help="Let another driver lead, and take over when it is gone."),
     ] = False,
     executor: Annotated[
         str,
@@ -112,8 +112,8 @@ def main(
     ] = SPARK,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every transaction.")] = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C or SIGTERM), has caught up, or, where its spout
-    has an end, is finished."""
+    """Run a topology until it is stopped (Ctrl-C or SIGTERM), has caught up, or has read a bounded
+    source to its end."""
     configure_logging(json_lines=as_json, level="debug" if verbose else "info", inherited=True)
     with exit_codes(as_json=as_json, next_command=_find_poison(topology, config, overrides)):
         told = [f"topology.open.transactions={open_transactions}"] if open_transactions is not None else []
@@ -164,7 +164,9 @@ def main(
                     typer.echo("stopped before the topology had started", err=True)
                     raise typer.Exit(EXIT_INTERRUPTED if until_caught_up and stopped.interrupted else 0)
                 (run,) = started
-                collect_rarely()  # a search through all that was imported would delay a batch by tens of milliseconds
+                # a garbage collection over all imported objects would delay a batch by tens of
+                # milliseconds
+                collect_rarely()
                 json_stream = out if as_json else None
                 left_s = None if deadline is None else max(round(deadline - time.monotonic(), 1), 0.1)
                 done = supervise(
@@ -175,7 +177,7 @@ def main(
 
 
 def _find_poison(topology: str | None, config: Path | None, overrides: list[str] | None) -> str | None:
-    """The command that looks into a batch of the same topology."""
+    """The command line that searches a batch of the same topology."""
     if topology is None:
         return None
     options = [*(["--config", str(config)] if config else []), *map(_shown_override, overrides or ())]
@@ -183,17 +185,18 @@ def _find_poison(topology: str | None, config: Path | None, overrides: list[str]
 
 
 def _shown_override(override: str) -> str:
-    """``--set KEY=VALUE`` for people to complete: ``...`` stands for what may be a secret."""
+    """``--set KEY=VALUE`` for the user to complete: ``...`` replaces possible secrets."""
     key, _, text = override.partition("=")
     hidden = shown_value(key.strip(), text.strip()) == HIDDEN
     return f"--set {key}=..." if hidden else f"--set {shlex.quote(override)}"
 
 
 def _start_java(settings: Config) -> None:
-    """Begin to start Spark's JVM, which takes seconds, while everything is checked."""
-    from framework.execution.spark.session import launch_ahead  # only runs that use Spark load it
+    """Start Spark's JVM, which takes seconds, in the background while the checks run."""
+    # imported here because only runs on Spark need it
+    from framework.execution.spark.session import launch_ahead
 
-    with suppress(ConfigError):  # the checks say it
+    with suppress(ConfigError):  # the checks report it
         find_java()
         launch_ahead(settings.spark)
 
@@ -203,15 +206,15 @@ def _children() -> set[psutil.Process]:
 
 
 def _end(processes: set[psutil.Process]) -> None:
-    """End the JVM that is starting, and whatever the checks run: nothing waits for them now."""
+    """End the starting JVM, and the processes of the checks, which are no longer needed."""
     for each in processes:
         with suppress(psutil.Error):
             each.terminate()
 
 
 def _check_first(topology: Topology | CoreTopology, settings: Config, executor: str, accept_changed: bool) -> None:
-    """Raise what is wrong, before Spark is started. Servers that do not answer are waited for, by a
-    first start only so long: their address may be wrong."""
+    """Raise the first problem, before Spark is started. Waits for servers that do not answer; on a
+    first start only for a limited time, because their address may be wrong."""
     deadline = time.monotonic() + settings.start_timeout_secs
     announced = False
     while True:
@@ -219,7 +222,8 @@ def _check_first(topology: Topology | CoreTopology, settings: Config, executor: 
         for finding in preflight(topology, settings, executor, accept_changed):
             if finding.error is None:
                 continue
-            if not finding.waits or finding.subject == "zookeeper":  # which alone knows what has run
+            # only ZooKeeper knows whether the topology has run before
+            if not finding.waits or finding.subject == "zookeeper":
                 raise finding.error
             away = away or finding.error
         if away is None or has_run(topology, settings):

@@ -1,4 +1,4 @@
-"""``ratchet set ID KEY=VALUE``: changes the pace of a topology, also while it runs."""
+"""``ratchet set ID KEY=VALUE``: changes the pace of a topology, even while it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from framework.transactions.documents import is_transactional, read_pace, write_
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-#: Values that stand for: no limit, whatever the configuration says; and as the configuration says.
+#: Special values: no limit, whatever the configuration says; and the configured value.
 OFF, DEFAULT = "off", "default"
 
 
@@ -28,7 +28,7 @@ def main(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE...",
-            help=f"{', '.join(PACE_KEYS)}. The value {OFF} lifts the limit, {DEFAULT} goes back to the configuration. Without any: "
+            help=f"{', '.join(PACE_KEYS)}. The value {OFF} lifts the limit, {DEFAULT} restores the configured value. Without any: "
             "show what is changed.",
         ),
     ] = None,
@@ -36,8 +36,8 @@ def main(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the configuration.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change how often a topology commits and how fast it reads. Its leader sees the change within
-    seconds, and so does every later leader, until the key is set again. Needs no restart."""
+    """Change how often a topology commits and how fast it reads. Its leader applies the change
+    within seconds, and so does every later leader, until the key is set again. Needs no restart."""
     with opened(config, overrides) as store:
         if not is_transactional(store, topology):
             raise unknown_topology(store, topology)

@@ -1,4 +1,4 @@
-"""``ratchet simulate MODULE:TOPOLOGY``: finds what breaks exactly-once in the user's own code."""
+"""``ratchet simulate MODULE:TOPOLOGY``: finds code of the user's that breaks exactly-once."""
 
 from __future__ import annotations
 
@@ -32,22 +32,29 @@ def main(
     *,
     source: Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE", help="A sample of input: JSON lines, or CSV with a line of names."),
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="A sample of input: JSON lines, or CSV whose first line has the field names.",
+        ),
     ] = None,
     records: Annotated[
         int, typer.Option("--records", min=1, help="Without --input: how many to read from the topology's source.")
     ] = RECORDS,
     schedules: Annotated[int, typer.Option("--schedules", min=1, help="How many schedules to try.")] = SCHEDULES,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first schedule; the next ones count on.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="The seed of the first schedule; each next one is higher by one.")
+    ] = 0,
     connect: Annotated[bool, typer.Option("--connect", help="Let your code open connections, for look-ups.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Run your bolts and committers in this process over a sample of input, while workers and
-    drivers die, answers are lost, and tasks run late or twice. Shows what breaks exactly-once, and
-    the shortest schedule that does. States are copies; nothing is written. Exit status: 0 all held,
-    3 something was found. What your code prints is shown with --schedules 1."""
+    drivers die, answers are lost, and tasks run late or twice. Shows faults that break
+    exactly-once, each with the shortest schedule. States are copies; nothing is written. Exit
+    status: 0 no fault was found, 3 a fault was found. Prints of your code are shown with
+    --schedules 1."""
     configure_logging(level="warning")
     with exit_codes(as_json=as_json), own_output(as_json=as_json) as output:
         settings = Config.load(config, overrides or ())
@@ -79,7 +86,7 @@ def main(
 
 @contextmanager
 def _unheard(schedules: int) -> Iterator[None]:
-    """Drop what user code prints, unless there is only one schedule: it would say the same hundreds
+    """Drop prints of user code, unless there is only one schedule: they would be repeated hundreds
     of times."""
     if schedules == 1:
         yield
@@ -89,7 +96,7 @@ def _unheard(schedules: int) -> Iterator[None]:
 
 
 def _progress(schedules: int) -> Progress | None:
-    """A line on a terminal that counts the schedules."""
+    """A terminal line that counts the schedules."""
     if not sys.stderr.isatty():
         return None
 

@@ -1,10 +1,10 @@
-"""``ratchet state COMMAND MODULE:TOPOLOGY``: the state of a topology, read at the last committed
-checkpoint while the topology runs; and its snapshots.
+"""``ratchet state COMMAND MODULE:TOPOLOGY``: reads the state of a topology at the last committed
+checkpoint, even while the topology runs; and makes and restores snapshots.
 
-Keys are written as JSON, or as plain text where that is no JSON: ``the``, ``17``, ``'["ann", 3]'``
-for a tuple. A snapshot is a file of JSON lines: a header, then one line per key with the bytes of
-key and value, as the provider's serializers make them, where values expire the time that it was
-put, and the task that has it. ``restore`` puts them back as they were.
+Keys are written as JSON, or as plain text if that is no JSON: ``the``, ``17``, ``'["ann", 3]'`` for
+a tuple. A snapshot is a file of JSON lines: a header, then one line per key with the bytes of key
+and value, as the provider's serializers make them, the put time if values expire, and the task that
+has the key. ``restore`` puts them back unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SNAPSHOT_FORMAT = "ratchet-state-2"
 
 
 class _StateCommands(TyperGroup):
-    """Takes the topology before the command too, although each command has it as an argument."""
+    """Accepts the topology before the command too, although each command has it as an argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if len(args) > 1 and ":" in args[0] and not args[0].startswith("-"):
@@ -64,7 +64,7 @@ app = typer.Typer(
     help="The state of a topology. Name the topology first, as MODULE:TOPOLOGY, or after the command.",
 )
 
-ComponentName = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, where there are several.")]
+ComponentName = Annotated[str | None, typer.Option("--component", help="Which stateful bolt, if there are several.")]
 File = Annotated[Path, typer.Argument(help="The snapshot; compressed when its name ends in .gz.")]
 
 
@@ -76,7 +76,7 @@ def get(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show the value of a key. Exits with 1 when it is not there."""
+    """Show the value of a key. Exit status: 1 when the key does not exist."""
     with _opened(topology, config, overrides) as (_, state):
         missing = object()
         found = state.get(state.component(component), _key(key), missing)
@@ -90,7 +90,7 @@ def get(
 def scan(
     topology: TopologyName,
     component: ComponentName = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Show so many keys at most.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="The most keys to show.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
@@ -158,8 +158,8 @@ def snapshot(topology: TopologyName, file: File, config: ConfigFile = None, over
 
 @app.command()
 def restore(topology: TopologyName, file: File, config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Put the state and the positions of a snapshot in place of those that are there. The topology
-    must not be running; its parallelism may differ from the snapshot's."""
+    """Replace the present state and positions by those of a snapshot. The topology must not be
+    running; its parallelism may differ from the snapshot's."""
     settings, built, store = _loaded(topology, config, overrides)
     try:
         header = _header(_lines(file), file)
@@ -186,8 +186,8 @@ def restore(topology: TopologyName, file: File, config: ConfigFile = None, overr
 
 @app.command()
 def forget(topology: TopologyName, config: ConfigFile = None, overrides: Overrides = None) -> None:
-    """Remove all states and the positions of the spouts: the topology begins anew. It must not be
-    running."""
+    """Remove all states and the positions of the spouts, so that the topology starts from the
+    beginning. It must not be running."""
     settings, built, store = _loaded(topology, config, overrides)
     try:
         txid = forget_state(built, settings, store)
@@ -200,12 +200,12 @@ def forget(topology: TopologyName, config: ConfigFile = None, overrides: Overrid
 def diff(
     topology: TopologyName,
     file: File,
-    other: Annotated[Path | None, typer.Argument(help="Another snapshot; without it, the state as it is now.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="Another snapshot; by default the present state.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Show what has changed since a snapshot, one JSON array per line: component, key, value
-    before, value now; null where there is none. Exits with 1 when anything has."""
+    """Show the changes since a snapshot, one JSON array per line: component, key, value before,
+    value now; null for a missing value. Exit status: 1 when there are changes."""
     parsed = Config.load(config, overrides or ())
     conf = parsed.for_components()
     keys, values = serializers_of(provider_of(conf), conf)
@@ -269,12 +269,12 @@ def _key(text: str) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists are no keys: tuples are meant."""
+    """Convert lists to tuples: a JSON list in a key means a tuple."""
     return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; what JSON lacks, as text."""
+    """The value as JSON, or as text if it has no JSON form."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -301,8 +301,8 @@ def _encoded(serializer: Serializer, value: Any) -> str:
 
 
 def _entries(file: Path, config: Config) -> Iterator[tuple[str, Entry]]:
-    """What a snapshot holds, with its components. Raises ``CorruptStateError`` for one that is not
-    whole."""
+    """The entries of a snapshot, with their components. Raises ``CorruptStateError`` for an
+    incomplete one."""
     conf = config.for_components()
     keys, values = serializers_of(provider_of(conf), conf)
     lines = _lines(file)
@@ -345,7 +345,7 @@ def _lines(file: Path) -> Iterator[Any]:
 
 @contextmanager
 def _written(file: Path) -> Iterator[IO[str]]:
-    """A file that is there whole, or not at all."""
+    """A file that is written completely or not at all."""
     local_path(file, "snapshot")
     try:
         handle, made = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")

@@ -1,4 +1,4 @@
-"""A run as its terminal sees it: progress, signals, its end."""
+"""Runs a topology in the foreground: progress, signals, and its end."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def supervise(
     timeout_s: float | None = None,
     json_stream: IO[str] | None = None,
 ) -> bool:
-    """Show progress until the run ends, ``stopped`` is set, or it has caught up: True, unless
-    ``stopped`` ended it. ``json_stream``: where progress goes as JSON lines. Raises what the
-    topology failed with, and ``TimeoutError`` when catching up takes longer than ``timeout_s``."""
+    """Show progress until the run ends, ``stopped`` is set, or it has caught up. Returns True,
+    unless ``stopped`` ended it. ``json_stream``: gets the progress as JSON lines. Raises the error
+    with which the topology failed, and ``TimeoutError`` when catching up takes longer than
+    ``timeout_s``."""
     progress = ProgressLines(json_lines=json_stream is not None, stream=json_stream)
     manager = ServiceManager()
     waiting: _InThread | None = None
@@ -41,7 +42,7 @@ def supervise(
     try:
         ended = False
         while not ended:
-            # The last turn shows a status too: a run may catch up before the first one.
+            # Show a status in the last turn too: a run may catch up before the first one.
             ended = stopped.is_set() or bool(waiting and waiting.ended.is_set()) or run.join(_POLL_S)
             status = run.status()
             progress.show(status)
@@ -60,10 +61,10 @@ def supervise(
 def done_before(
     stopped: threading.Event, work: Callable[[], None], timeout_s: float | None = None, *, then_within_s: float = 0.0
 ) -> bool:
-    """Whether ``work`` ended before ``stopped`` was set. It runs in a thread, since no signal is
-    handled while the main thread waits for a server in a library's own code. ``then_within_s``:
-    how long it is waited for when ``stopped`` is set. Raises what it raises, and ``TimeoutError``
-    when it takes longer than ``timeout_s``."""
+    """Whether ``work`` ended before ``stopped`` was set. It runs in a thread, because Python
+    handles no signal while the main thread waits for a server inside a library. ``then_within_s``:
+    how long to wait for it after ``stopped`` is set. Raises the errors of ``work``, and
+    ``TimeoutError`` when it takes longer than ``timeout_s``."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     working = _InThread("ratchet-first-checks", work)
     while not working.ended.wait(_POLL_S):
@@ -77,8 +78,8 @@ def done_before(
 
 
 class _InThread:
-    """Work in a thread of its own, which nobody waits for at the end. ``ended``: it has ended, well
-    or not."""
+    """Work in a thread of its own, which does not delay the end of the process. ``ended``: set when
+    the work has ended, with or without an error."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         self.ended = threading.Event()
@@ -94,22 +95,21 @@ class _InThread:
         self.ended.set()
 
     def raise_problem(self) -> None:
-        """Raise what the work raised, if it did."""
+        """Raise the error of the work, if it raised one."""
         if self._problem is not None:
             raise self._problem
 
 
 class StopSignal(threading.Event):
-    """Set when the process is to end. ``interrupted``: by Ctrl-C, rather than told to by
-    SIGTERM."""
+    """Set when the process has to end. ``interrupted``: by Ctrl-C, rather than by SIGTERM."""
 
     interrupted = False
 
 
 @contextmanager
 def stop_on_signal(says: str = _STOPPING) -> Iterator[StopSignal]:
-    """An event that SIGTERM or Ctrl-C sets, at any moment: also while Spark starts. A second signal
-    ends the process at once: nothing is lost by that either."""
+    """An event that SIGTERM or Ctrl-C sets, at any time, even while Spark starts. A second signal
+    ends the process immediately; even that loses no data."""
     stopped = StopSignal()
 
     def on_signal(number: int, frame: Any) -> None:
@@ -117,7 +117,7 @@ def stop_on_signal(says: str = _STOPPING) -> Iterator[StopSignal]:
             os._exit(128 + number)
         stopped.interrupted = number == signal.SIGINT
         stopped.set()
-        with suppress(RuntimeError):  # the signal came while the same stream was written to
+        with suppress(RuntimeError):  # the signal arrived during a write to the same stream
             sys.stderr.write(says)
 
     before = {name: signal.signal(name, on_signal) for name in (signal.SIGTERM, signal.SIGINT)}

@@ -1,4 +1,4 @@
-"""Tells systemd how a run is, where it is a service of type ``notify``.
+"""Reports the state of a run to systemd, for a service of type ``notify``.
 
 Source: the protocol of ``sd_notify(3)``: datagrams to the socket that ``NOTIFY_SOCKET`` names.
 """
@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-#: How often it is told, at most; systemd's watchdog is told twice as often as it asks for.
+#: The longest interval between reports; for systemd's watchdog, half of the interval that it
+#: requires.
 _TELL_S = 1.0
 
 
 class ServiceManager:
-    """Does nothing where no service manager asks to be told. Used by one thread."""
+    """Does nothing without a service manager. Used by one thread."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
@@ -29,8 +30,8 @@ class ServiceManager:
     _every_s = _TELL_S
 
     def tell(self, phase: str, *, ready: bool) -> None:
-        """Say what the run does, and that its process works. ``ready``: it leads or stands by; once
-        it was, the service counts as started."""
+        """Report the phase of the run, and that its process works. ``ready``: the run leads or
+        stands by; from then on, the service counts as started."""
         now = time.monotonic()
         starts = ready and not self._is_ready
         if not self._address or (now - self._told_at < self._every_s and not starts):
@@ -39,7 +40,7 @@ class ServiceManager:
         self._send("\n".join([*(["READY=1"] if starts else []), "WATCHDOG=1", f"STATUS={phase}"]))
 
     def stopping(self) -> None:
-        """Say that the run is being stopped."""
+        """Report that the run is being stopped."""
         if self._address:
             self._send("STOPPING=1")
 

@@ -1,4 +1,4 @@
-"""Text in columns, and times as people read them."""
+"""Text in columns, and times in readable form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 def in_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Iterator[str]:
-    """Lines with the cells below each other; ``right``: columns of numbers, by position.
+    """Format rows as aligned columns. ``right``: columns to align to the right, by position.
 
     >>> list(in_columns([("topic", "lag"), ("words", "7")], right=[1]))
     ['topic  lag', 'words    7']
@@ -22,7 +22,7 @@ def in_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> I
 
 
 def ago(at: float | None) -> str:
-    """How long a moment is past, of seconds since the epoch.
+    """The time since a moment, given in seconds since the epoch.
 
     >>> ago(time.time() - 90), ago(None)
     ('90 s ago', '-')
@@ -37,13 +37,13 @@ def ago(at: float | None) -> str:
 
 
 def number(value: object) -> str:
-    """A count, or a dash for what is not known. What a damaged document has in place of a number
-    is shown as it is."""
+    """A count, or a dash if it is unknown. A damaged document's value that is no number is shown
+    unchanged."""
     return "-" if value is None else f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
 
 
 def local_time(at: float) -> str:
-    """A moment of this day and place, to the second; one that no calendar has, as a number."""
+    """A moment in local time, to the second; as a number if no calendar has it."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):

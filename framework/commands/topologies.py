@@ -1,4 +1,4 @@
-"""``ratchet list``, ``status`` and ``history``: topologies as the coordination store knows them,
+"""``ratchet list``, ``status`` and ``history``: topologies as recorded in the coordination store,
 from any process and host."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from framework.observe.journal import RECORDS_MAX
 from framework.transactions.documents import read_history
 from framework.transactions.history_reader import TransactionRecords
 
-#: How often ``status --watch`` looks: as often as drivers tell.
+#: How often ``status --watch`` reads: as often as drivers publish.
 _WATCH_S = 2.0
 
 list_app = typer.Typer(pretty_exceptions_enable=False)
@@ -58,13 +58,13 @@ def list_topologies(config: ConfigFile = None, overrides: Overrides = None, as_j
 @status_app.command("status")
 def show_status(
     topology: TopologyId,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where one topology stands: its leader, standbys, transactions, lag, last error. Exit
-    status: 1 when nothing leads it, and it is not finished."""
+    """Show the status of one topology: its leader, standbys, transactions, lag, last error. Exit
+    status: 1 when it has no leader and is not finished."""
     with opened(config, overrides) as store, named_damage(topology):
         while True:
             found = read_topology(store, topology)
@@ -86,25 +86,24 @@ def show_status(
 def show_history(
     topology: TopologyId,
     *,
-    txid: Annotated[
-        int | None, typer.Option("--txid", min=1, help="Everything that is recorded of one transaction.")
-    ] = None,
+    txid: Annotated[int | None, typer.Option("--txid", min=1, help="The complete record of one transaction.")] = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="Only transactions that took more than one attempt.")
     ] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, max=1000, help="So many, the last ones; by default 20, and 1,000 for --plot."),
+        typer.Option("--limit", min=1, max=1000, help="How many, the last ones; by default 20, and 1,000 for --plot."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them into an SVG file; needs the extra plot.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Plot the transactions as an SVG file; needs the extra plot."),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the transactions that are recorded: of each topology the last thousand that were closed,
-    and with --txid any that the table at topology.history.table holds."""
+    """Show the recorded transactions: the last thousand closed ones of each topology, and with
+    --txid any in the table at topology.history.table."""
     with opened(config, overrides) as store, named_damage(topology):
         if plot is not None and txid is not None:
             raise ConfigError("--plot draws many transactions, and --txid is one: leave one of the two out")
@@ -144,7 +143,7 @@ def _show_exchanges(store: CoordinationStore, topology: str, *, as_json: bool) -
 
 
 def _plot(records: list[TransactionRecord], file: Path, topology: str, as_json: bool) -> None:
-    from framework.observe.history_plot import plot_history  # loads the library of plots
+    from framework.observe.history_plot import plot_history  # imports the library of plots
 
     failed = plot_history(records, file, topology)
     if as_json:
@@ -153,7 +152,7 @@ def _plot(records: list[TransactionRecord], file: Path, topology: str, as_json: 
         typer.echo(f"wrote {file}: {len(records):,} transactions, {failed:,} of them not at the first attempt")
 
 
-# --- what is shown ---
+# --- output ---
 
 
 def _row(found: TopologyOverview) -> tuple[str, ...]:
@@ -206,7 +205,7 @@ def _details(found: TopologyOverview) -> Iterator[tuple[str, str]]:
 
 
 def _transactional_details(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of a status of any version, what it has."""
+    """The known fields of a status of any version."""
     for txid, what in _mapping(status.get("in_flight")).items():
         yield "in flight", f"{txid}: attempt {what}"
     yield "lag", f"{number(status.get('lag'))} records"
@@ -312,7 +311,7 @@ def _print_json(kind: str, document: Mapping[str, Any]) -> None:
 
 
 def _say(line: str) -> None:
-    """Print what documents hold: a terminal must not obey it."""
+    """Print texts of documents, with terminal control characters escaped."""
     typer.echo(escaped(line))
 
 
@@ -321,7 +320,7 @@ def _say(line: str) -> None:
 
 @contextmanager
 def opened(config: Path | None, overrides: list[str] | None) -> Iterator[CoordinationStore]:
-    """The store that the configuration names. Raises ``ConfigError`` where it names none."""
+    """The store that the configuration names. Raises ``ConfigError`` if it names none."""
     configure_logging(level="warning")
     with exit_codes():
         settings = Config.load(config, overrides or ())
@@ -338,7 +337,7 @@ def opened(config: Path | None, overrides: list[str] | None) -> Iterator[Coordin
 
 
 def _recorded(store: CoordinationStore, topology_id: str, txid: int, settings: Config) -> TransactionRecord:
-    """From the store or, where it keeps the record no more, from the table of records."""
+    """The record from the store or, for older ones, from the table of records."""
     elsewhere = "longer ago than a thousand transactions"
     with opened_archive(settings, topology_id) as archive:
         records = TransactionRecords(store, topology_id, archive)

@@ -1,4 +1,5 @@
-"""``ratchet ui``: the page of all topologies under a ZooKeeper root, from any process and host."""
+"""``ratchet ui``: a web page of all topologies under a ZooKeeper root, from any process and
+host."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from framework.commands.supervision import stop_on_signal
 from framework.commands.topologies import opened
 from framework.config import Config
 
-#: Where the page is, when nobody says otherwise.
+#: The default port of the page.
 PORT = 8470
 _POLL_S = 0.2
 
@@ -22,16 +23,18 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command("ui")
 def serve(
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65_535, help=f"Where to serve it; by default ui.port, or {PORT}.")
+        int | None,
+        typer.Option("--port", min=1, max=65_535, help=f"The port of the page; by default ui.port, or {PORT}."),
     ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Serve a page that shows every topology under transactional.zookeeper.root, until Ctrl-C. It
-    reads, and changes nothing. ui.host, ui.token and ui.tls.* say who may see it."""
+    """Serve a web page that shows every topology under transactional.zookeeper.root, until Ctrl-C.
+    It changes nothing. ui.host, ui.token and ui.tls.* control the access."""
     with exit_codes():
         settings = Config.load(config, overrides or ())
-        from framework.ui.server import serve_page  # an extra, and only this command needs it
+        # an optional extra, and only this command needs it
+        from framework.ui.server import serve_page
         from framework.ui.sources.root import RootSource
 
         chosen = port or settings.ui_port or PORT

@@ -26,12 +26,14 @@ def main(
     yes: Yes = False,
     skip_records: Annotated[
         str,
-        typer.Option("--skip-records", metavar="PARTITION/OFFSET,...", help="Leave these out when it is made again."),
+        typer.Option(
+            "--skip-records", metavar="PARTITION/OFFSET,...", help="Leave these records out of the batch that follows."
+        ),
     ] = "",
 ) -> None:
-    """Take back the newest committed transaction in every sink, and put the positions back: its
-    records are processed again by the next run. Only once in a row, while no driver runs, and where
-    every sink keeps previous values."""
+    """Take back the newest committed transaction in every sink, and restore the positions: the next
+    run processes its records again. Works only once in a row, while no driver runs, and if every
+    sink keeps previous values."""
     configure_logging(level="warning")
     with exit_codes(), opened_transactional(topology, config, overrides) as (built, store, settings):
         leave_out = _records(skip_records)
@@ -47,7 +49,7 @@ def main(
 
 
 def _records(text: str) -> dict[str, list[int]]:
-    """Partition -> offsets, of ``orders/3/17,orders/3/18``. Raises ``ConfigError``."""
+    """Parse ``orders/3/17,orders/3/18`` to partition -> offsets. Raises ``ConfigError``."""
     found = defaultdict[str, list[int]](list)
     for each in filter(None, map(str.strip, text.split(","))):
         partition, _, offset = each.rpartition("/")

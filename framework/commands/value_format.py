@@ -1,4 +1,4 @@
-"""Values as the commands print them."""
+"""Formats values for the output of commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from framework.errors import UNPRINTABLE
 
-#: Characters of a value that are shown.
+#: The most characters of a value that are shown.
 SHOWN = 200
 
 
@@ -19,7 +19,7 @@ def shortened(value: Any) -> str:
 
 
 def text_of(data: bytes | None) -> str | None:
-    """The beginning of the bytes of a record, as text."""
+    """The beginning of a record's bytes, as text."""
     if data is None:
         return None
     text = data.decode(errors="backslashreplace")
@@ -27,19 +27,19 @@ def text_of(data: bytes | None) -> str | None:
 
 
 def printable(text: str | None) -> str:
-    """The text with escapes for what a terminal would obey, or not show."""
+    """The text, with control characters and invisible ones escaped."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in (text or "nothing")
     )
 
 
 def json_text(value: Any) -> str:
-    """JSON with the letters of all languages, and escapes for what a terminal would obey."""
+    """JSON with the letters of all languages, and terminal control characters escaped."""
     return UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def json_able(value: Any) -> Any:
-    """The value with texts for the floats that JSON lacks: "NaN", "Infinity", "-Infinity"."""
+    """The value, with the floats that JSON lacks as text: "NaN", "Infinity", "-Infinity"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else json.dumps(value)
     if isinstance(value, Mapping):
@@ -48,6 +48,6 @@ def json_able(value: Any) -> Any:
 
 
 def made_by_line(made_by: Mapping[str, str]) -> str:
-    """What ``lineage_of`` says of the code, for a person."""
+    """A line about the code that made a transaction, from ``lineage_of``."""
     named = (("Ratchet", "ratchet"), ("Python", "python"), ("topology", "shape"), ("code", "code"))
     return ", ".join(f"{name} {made_by[key]}" for name, key in named if made_by.get(key))

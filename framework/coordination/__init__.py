@@ -1,5 +1,5 @@
-"""Shared by the drivers of both kinds of topology: the store of their documents, the election of a
-leader, and the fence on a leader's writes."""
+"""Coordination for the drivers of both kinds of topologies: the document store, leader election,
+and the fence on a leader's writes."""
 
 from framework.coordination.configured import store_of
 from framework.coordination.store import Change, CoordinationStore, Delete, Leadership, MemoryStore, Put

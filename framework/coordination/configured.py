@@ -14,7 +14,7 @@ _log = get_logger()
 
 def store_of(config: Config, *, observes: bool = False) -> CoordinationStore:
     """Open the store that a configuration names: ZooKeeper, or memory when it names no servers.
-    ``observes``: for one that changes nothing there."""
+    ``observes``: the caller only reads."""
     hosts = config.zookeeper_hosts()
     if hosts is None:
         _log.warning(

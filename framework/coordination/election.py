@@ -1,5 +1,5 @@
-"""Elects who may act for a topology: a driver, which leads as long as it can, or a command that
-needs the topology stopped."""
+"""Leader election for a topology: between drivers, which lead as long as they can, and commands
+that need the topology stopped."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from framework.observe.wait_log import Waits
 _log = get_logger()
 
 #: How long a command waits for the leadership. Must be longer than the session of a leader that has
-#: just died. ``transactional.zookeeper.election.timeout.secs`` overrides it.
+#: just died. Overridden by ``transactional.zookeeper.election.timeout.secs``.
 ELECTION_TIMEOUT_S = 15.0
-#: How long a candidate waits in one call. Between calls it notices a stop request.
+#: How long a candidate waits in one call. Between calls it checks for a stop request.
 _TURN_S = 0.5
 #: How often a standby driver checks whether another one leads.
 _POLL_S = 0.1
@@ -34,10 +34,12 @@ _PAUSE_MAX_S = 2.0
 class Candidate:
     """Stands for election, leads, and stands again when it no longer leads.
 
-    ``lead``: returns the steps of one leadership; their result says whether the topology is over.
-    ``stand_by``: called while this driver does not lead, with the error that ended its leadership,
-    or None. ``progress``: a number that rises when the topology makes progress. ``standby``: wait
-    until another driver has led first.
+    * ``lead``: returns the steps of one leadership; their result says whether the topology has
+      ended.
+    * ``stand_by``: called while this driver does not lead, with the error that ended its
+      leadership, or None.
+    * ``progress``: a number that rises when the topology makes progress.
+    * ``standby``: wait until another driver has led first.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Candidate:
             yield partial(self._stop_requested.wait, pause_s)
 
     def _leading(self) -> Steps[bool]:
-        """Run one leadership, from its election to its end. Returns True when no other is to
-        follow."""
+        """Run one leadership, from its election to its end. Returns True when the candidate must
+        not stand again."""
         leadership = yield from self._elected()
         if leadership is None:
             return True

@@ -1,5 +1,5 @@
-"""Writes under an epoch: fences a leader's changes, and finds out what happened after a lost reply.
-Contains no client.
+"""Writes under an epoch: fences a leader's changes, and determines the outcome of a write whose
+reply was lost. Independent of any client library.
 
 Invariants:
 
@@ -63,8 +63,8 @@ class FencedLeadership(Leadership):
 
     @abstractmethod
     def _read_fence(self) -> bytes | None:
-        """Return the fence as it is now, or None when the node is gone. Raises ``ReplyLost``, after
-        a short wait."""
+        """Return the present fence, or None when the node does not exist. Raises ``ReplyLost``,
+        after a short wait."""
 
     def _was_applied(self) -> bool:
         epoch, sequence = self._read_fence_surely()

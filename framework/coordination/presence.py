@@ -1,8 +1,8 @@
-"""What each driver says of itself in the coordination store, for ``ratchet list`` and whoever else
-looks.
+"""The announcements of live drivers in the coordination store, for ``ratchet list`` and other
+observers.
 
-Nothing of the protocol depends on it. The node of a driver ends with its session, so a driver that
-died is gone from here as soon as another may lead.
+The protocol does not depend on them. A driver's node ends with its session, so the announcement of
+a dead driver disappears as soon as another driver may lead.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from framework.errors import CorruptStateError
 from framework.observe.logs import get_logger
 from framework.shapes import check_fields, fits
 
-#: How often a driver says where it stands.
+#: How often a driver publishes its status.
 EVERY_S = 2.0
 #: How long the end of a run waits for a store that does not answer.
 _CLOSING_S = 1.0
-#: Of a text in a status so many characters are told.
+#: The most characters of a text in a published status.
 TEXT_MAX = 2_000
 _FOLDER = "drivers"
 
@@ -37,8 +37,9 @@ _log = get_logger()
 class LiveDriver:
     """A process that runs a topology, or stands by.
 
-    ``kind``: transactional or core. ``started_at`` and ``said_at``: seconds since the epoch, by the
-    clock of its host. ``status``: the ``summary()`` of its run.
+    * ``kind``: transactional or core.
+    * ``started_at``, ``said_at``: seconds since the epoch, by the clock of its host.
+    * ``status``: the ``summary()`` of its run.
     """
 
     kind: str
@@ -54,8 +55,8 @@ class LiveDriver:
 
 
 class Presence:
-    """Announces this process as a driver of a topology, and where its run stands, until it is
-    closed. A store that does not answer delays nobody: it is told again at the next turn."""
+    """Announces this process as a driver of a topology, and publishes the status of its run, until
+    it is closed. A store that does not answer delays nothing: the next interval tries again."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Presence:
         self._thread.start()
 
     def close(self) -> None:
-        """Take the announcement back. Safe to call twice."""
+        """Remove the announcement. Safe to call twice."""
         self._closed.set()
         self._thread.join(_CLOSING_S)
 
@@ -90,7 +91,7 @@ class Presence:
         try:
             self._store.announce(self._path, document())
         except Exception as error:  # noqa: BLE001 - nothing depends on it
-            # What cannot be written now is written at the next turn, and ends with the session
+            # A failed write is repeated at the next interval, and the node ends with the session
             # anyway.
             _log.debug("presence.untold", node=self._path, reason=str(error)[:TEXT_MAX])
 
@@ -108,7 +109,7 @@ class Presence:
 
 
 def _shortened(value: Any) -> Any:
-    """A status whose texts are not too long for a store: the message of a user's error may have
+    """A status with texts shortened for the store: the message of a user's error may have
     megabytes."""
     if isinstance(value, dict):
         return {key: _shortened(each) for key, each in value.items()}
@@ -116,17 +117,16 @@ def _shortened(value: Any) -> Any:
 
 
 def read_drivers(store: CoordinationStore, topology_id: str) -> list[LiveDriver]:
-    """The drivers of a topology that live now, the one that leads first. Raises
-    ``CorruptStateError``."""
+    """The live drivers of a topology, the leader first. Raises ``CorruptStateError``."""
     state = TransactionalState(store, topology_id)
     found = {name: state.get_data(f"{_FOLDER}/{name}") for name in state.children(_FOLDER)}
-    # None: it has gone in between
+    # None: the node was removed in between
     drivers = [_driver_in(each, f"{topology_id}/{_FOLDER}/{name}") for name, each in found.items() if each is not None]
     return sorted(drivers, key=lambda each: (each.phase == "standby", -each.status.get("epoch", 0), each.started_at))
 
 
 def _driver_in(document: Any, node: str) -> LiveDriver:
-    """Of a later version's document, what is known here."""
+    """Parse a driver's document. Unknown fields of a later version are ignored."""
     try:
         known = {each.name: document[each.name] for each in fields(LiveDriver)}
         check_fields(LiveDriver, known)

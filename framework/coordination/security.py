@@ -1,4 +1,4 @@
-"""How a driver authenticates to ZooKeeper: TLS, SASL or digest. Also explains why a running server
+"""A driver's authentication to ZooKeeper: TLS, SASL or digest. Also explains why a running server
 refuses it."""
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _PROBE_TIMEOUT_S = 5.0
 class ZooKeeperSecurity:
     """Credentials for ZooKeeper.
 
-    ``tls``: use TLS. ``ca``: PEM file of the authority that must have signed the servers'
-    certificates. ``certificate`` and ``key``: PEM files of this client's own; ``key_password`` is
-    the key's. ``username``, ``password``: for SASL (DIGEST-MD5). ``digest``: ``user:password`` for
-    ZooKeeper's own digest scheme.
+    * ``tls``: use TLS.
+    * ``ca``: PEM file of the authority that must have signed the servers' certificates.
+    * ``certificate``, ``key``: PEM files of this client's own; ``key_password`` is the key's.
+    * ``username``, ``password``: for SASL (DIGEST-MD5).
+    * ``digest``: ``user:password`` for ZooKeeper's own digest scheme.
 
-    With any credentials, including a certificate, only their bearer can access the znodes created.
+    With any credentials, including a certificate, only their owner can access the znodes created.
     """
 
     tls: bool = False
@@ -73,7 +74,7 @@ class ZooKeeperSecurity:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether znodes that are created are for their creator alone."""
+        """Whether created znodes are accessible to their creator only."""
         return any(each is not None for each in (self.digest, self.username, self.certificate))
 
     def client_options(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The port that keeps a topology's transactional state, and a store that lives in memory.
+"""The port that keeps a topology's transactional state, and an in-memory implementation.
 
 Invariants:
 
@@ -81,15 +81,16 @@ class CoordinationStore(ABC):
 
     @abstractmethod
     def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Leadership | None:
-        """Stand for election for everything below ``path`` and wait. Returns None when
-        ``timeout_s`` ends first.
+        """Stand for election for the subtree of ``path`` and wait. Returns None when ``timeout_s``
+        ends first.
 
-        When this returns, the new leader's epoch is durable, and greater than all earlier epochs.
+        When this returns a leadership, the new leader's epoch is durable, and greater than all
+        earlier epochs.
         """
 
     @abstractmethod
     def is_led(self, path: str) -> bool:
-        """Whether anybody leads below ``path`` now, or is a candidate."""
+        """Whether a process leads below ``path`` now, or is a candidate."""
 
     @abstractmethod
     def announce(self, path: str, data: bytes | None) -> None:

@@ -16,18 +16,18 @@ from framework.coordination.store import Change, Delete, Put
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation
 
 #: The versions of a document's format. The second has plans in packed form (ADR 44). A document
-#: without one is still written in the first, which earlier releases read too.
+#: without a packed plan is still written in the first, which earlier releases can read.
 PLAIN, PACKED = 1, 2
 FORMAT = PACKED  # the newest
 #: ZooKeeper refuses requests above 1 MiB by default. A document must leave room for others in the
 #: same multi.
 DOCUMENT_BYTES_MAX = 900_000
-#: Lists and objects in a document are nested no deeper: whoever reads it walks through it.
+#: The deepest nesting of lists and objects in a document, because readers recurse into it.
 DEPTH_MAX = 64
 
 
 class StateAccess(Protocol):
-    """What a state needs from the store, or the other state, that it is built on."""
+    """The operations that a state needs from the store or from the state on which it is built."""
 
     def get(self, path: str) -> bytes | None: ...
     def children(self, path: str) -> list[str]: ...
@@ -35,8 +35,8 @@ class StateAccess(Protocol):
 
 
 class TransactionalState:
-    """JSON documents below one path. ``apply`` applies the changes: that of a leadership, or by
-    default that of ``access``.
+    """JSON documents below one path. ``apply`` applies the changes: the method of a leadership, or
+    by default that of ``access``.
 
     >>> from framework.coordination.store import MemoryStore
     >>> state = TransactionalState(MemoryStore(), "global-count")
@@ -109,7 +109,7 @@ class RotatingTransactionalState:
 
     ``strict_order=True``: only the txid right after the newest may be created. Otherwise, creating
     a txid below an existing one stores None: that txid emits nothing. Values are read once and then
-    cached here, because there is only one writer.
+    cached, because there is only one writer.
 
     >>> from framework.coordination.store import MemoryStore
     >>> state = RotatingTransactionalState(MemoryStore(), "meta", strict_order=True)
@@ -199,8 +199,8 @@ class RotatingTransactionalState:
 
 
 def encode_document(value: Any, path: str, form: int = PLAIN) -> bytes:
-    """Encode a value as a JSON document of this version of the format. Raises
-    ``ConfigError`` when it does not fit into a znode."""
+    """Encode a value as a JSON document in this version of the format. Raises ``ConfigError`` when
+    it does not fit into a znode."""
     encoded = json.dumps({"format": form, "value": value}, separators=(",", ":"), allow_nan=False).encode()
     if len(encoded) > DOCUMENT_BYTES_MAX:
         raise ConfigError(

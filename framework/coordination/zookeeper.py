@@ -57,7 +57,7 @@ _LOOK_EVERY_S = 1.0
 #: operation needs in addition to path and data.
 _REQUEST_BYTES_MAX = 0xFFFFF
 _OPERATION_BYTES = 100
-#: A session is given up after this many session timeouts without a connection, but not before this
+#: A session without a connection is abandoned after this many session timeouts, but not before this
 #: many seconds.
 _GIVE_UP_SESSIONS = 3
 _GIVE_UP_MIN_S = 10.0
@@ -66,11 +66,11 @@ T = TypeVar("T")
 
 
 class ZooKeeperStore(CoordinationStore):
-    """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``, and after the
-    last one perhaps a chroot, below which the root is).
+    """Documents below ``root`` on the ensemble at ``hosts`` (``host:port,host:port``, optionally
+    followed by a chroot, below which the root is).
 
     ``session_timeout_s`` bounds how long a dead leader blocks the election. The servers may raise
-    or lower it to their own limits. ``observes``: only look, and do not even create the root.
+    or lower it to their own limits. ``observes``: only read, and do not even create the root.
     Raises ``ConfigError`` for hosts that are not an address, for a root that is not a path, and
     when a TLS handshake shows why the servers refuse this client. Raises ``RetryableError`` when no
     server answers within ``connect_timeout_s``.
@@ -105,7 +105,8 @@ class ZooKeeperStore(CoordinationStore):
             command_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.1),
         )
         self._lost_sessions = 0
-        self._refused = False  # credentials; kazoo itself soon says only that it is closed
+        # because of credentials; kazoo itself soon reports only a closed connection
+        self._refused = False
         self._give_up_after_s = max(_GIVE_UP_SESSIONS * session_timeout_s, _GIVE_UP_MIN_S)
         self._giving_up: threading.Timer | None = None
         granted_s = _note_granted_timeout(self._client)
@@ -254,9 +255,9 @@ class ZooKeeperStore(CoordinationStore):
             timer.cancel()
 
     def _give_up(self) -> None:
-        """Ask for a new session. Servers whose data went back (restored or wiped) silently turn
-        away, for ever, a client that has seen newer data. The session would then be neither kept
-        nor lost."""
+        """Request a new session. Servers whose data went back in time (restored or wiped) silently
+        refuse, for ever, a client that has seen newer data. Without a new session, the old one
+        would be neither kept nor lost."""
         if self._client.connected:
             return
         _log.warning("zookeeper.session_given_up", hosts=self._hosts, after_s=self._give_up_after_s)
@@ -306,7 +307,7 @@ class ZooKeeperStore(CoordinationStore):
             self._ensured.add(parent)
 
     def _names_in(self, parent: str) -> set[str]:
-        """The names that exist below a node. Read once, because afterwards only this process
+        """The names that exist below a node. Read only once, because afterwards only this process
         changes them."""
         if parent not in self._known:
             self._known[parent] = set(self._reading(lambda: self._client.get_children(parent), parent))
@@ -380,14 +381,14 @@ class ZooKeeperStore(CoordinationStore):
                 stat = self._client.set(node, encode_document({"epoch": epoch + 1, "sequence": 0}, node), stat.version)
             except (BadVersionError, *_LOST_REPLY):
                 time.sleep(_POLL_S)
-                continue  # read again; an epoch that was written without a reply is only skipped
+                continue  # read again; an epoch whose write got no reply is only skipped
             except KazooException as error:
                 raise self._named(error, node) from error
             return epoch + 1, stat.version
 
 
 def _note_granted_timeout(client: Any) -> Callable[[], float | None]:
-    """Return a function that gives the session timeout that the servers granted, in seconds, or
+    """Return a function that returns the session timeout that the servers granted, in seconds, or
     None. kazoo uses this number and does not expose it."""
     connection = client._connection
     invoke = connection._invoke

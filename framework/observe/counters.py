@@ -1,4 +1,4 @@
-"""What a run counts of its transactions: distributions, and totals by kind.
+"""The counters of transactions in a run: distributions, and totals by kind.
 
 A transaction costs a few additions here, whatever the number of its records. Source of the form:
 https://prometheus.io/docs/practices/histograms/.
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from framework.observe.journal import AttemptRecord
 
-#: Upper bounds in seconds, of the phases of a transaction. A message timeout is 30 s by default.
+#: Upper bounds in seconds, for the phases of a transaction. A message timeout is 30 s by default.
 PHASE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Of the age of records when they are committed. A backlog may be days old.
+#: Upper bounds in seconds, for the age of records at their commit. A backlog may be days old.
 LATENCY_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0, 86_400.0)
 BATCH_RECORDS_BOUNDS = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 1_000_000.0, 10_000_000.0)
 BATCH_BYTES_BOUNDS = tuple(float(1 << bits) for bits in range(10, 34, 3))  # 1 KiB to 2 GiB
@@ -26,8 +26,8 @@ BATCH_BYTES_BOUNDS = tuple(float(1 << bits) for bits in range(10, 34, 3))  # 1 K
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How often a value was at most each of ``bounds`` and above the bound before; the last of
-    ``counts`` is of the values above all of them. ``sum``: of all values."""
+    """A distribution of values. ``counts[i]``: number of values above the previous bound and up to
+    ``bounds[i]``; the last count is for values above all bounds. ``sum``: of all values."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -54,20 +54,22 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Take in one value. One below 0 (a clock was set) counts as 0: a sum never falls."""
+        """Add one value. A negative value (a clock was set) counts as 0, because a sum must never
+        fall.
+        """
         value = max(value, 0.0)
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def seen(self) -> Distribution:
-        """What was observed so far."""
+        """The distribution so far."""
         return Distribution(self._bounds, tuple(self._counts), self._sum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrying:
-    """The failure behind the present retries. ``since``: of the first one, seconds since the Unix
-    epoch."""
+    """The failure behind the present retries. ``since``: time of the first one, in seconds since
+    the Unix epoch."""
 
     component: str
     kind: str
@@ -78,14 +80,17 @@ class Retrying:
 class TransactionFigures:
     """A snapshot. Counts are of this process, and never fall.
 
-    ``outcomes``: of attempts that have ended: outcome -> number. ``failures``: kind -> number of
-    failed attempts. ``last_commit_at``: when this process last closed a transaction, in seconds
-    since the Unix epoch; None before. ``leaderships``: how often it began to lead. Distributions
-    are of committed transactions: seconds of each phase, records and bytes of their batches, and
-    the age of the oldest and of the newest record of each batch, in seconds, when it was closed.
-    ``component_s``: component -> seconds that its tasks were busy with it, in committed
-    transactions. ``late_records``: component -> records that were late there, in committed
-    transactions.
+    * ``outcomes``: of attempts that have ended: outcome -> number.
+    * ``failures``: kind -> number of failed attempts.
+    * ``last_commit_at``: when this process last closed a transaction, in seconds since the Unix
+      epoch; None before.
+    * ``leaderships``: how often this process has become the leader.
+    * Distributions, over committed transactions: seconds of each phase, records and bytes of their
+      batches, and the age of the oldest and of the newest record of each batch, in seconds, when it
+      was closed.
+    * ``component_s``: component -> seconds that its tasks were busy with it, in committed
+      transactions.
+    * ``late_records``: component -> records that were late there, in committed transactions.
     """
 
     processing_s: Distribution
@@ -105,7 +110,9 @@ class TransactionFigures:
 
 
 class FiguresBuilder:
-    """Takes in what happens to transactions. For one thread at a time: the journal's lock."""
+    """Builds the figures from the events of transactions. For one thread at a time: the journal's
+    lock.
+    """
 
     def __init__(self) -> None:
         self._phases = {name: Histogram(PHASE_BOUNDS_S) for name in ("processing", "waiting", "commit")}
@@ -131,7 +138,7 @@ class FiguresBuilder:
         self._records.observe(attempt.source_rows)
         self._bytes.observe(attempt.source_bytes)
         for histogram, stamp_ms in ((self._oldest, attempt.oldest_ms), (self._newest, attempt.newest_ms)):
-            if stamp_ms is not None and stamp_ms > 0:  # 0: a producer without a clock
+            if stamp_ms is not None and stamp_ms > 0:  # 0: the producer has no clock
                 histogram.observe(now - stamp_ms / 1000)
         for component_id, busy_ms in attempt.component_ms.items():
             self._component_s[component_id] += max(busy_ms, 0.0) / 1000
@@ -140,7 +147,7 @@ class FiguresBuilder:
         self._last_commit_at, self._retrying = now, None
 
     def ended(self, outcome: str) -> None:
-        """An attempt has ended otherwise: failed, cancelled, rolled back."""
+        """An attempt has ended without a commit: failed, cancelled, rolled back."""
         self._outcomes[outcome] += 1
 
     def failed(self, kind: str, component: str) -> None:
@@ -150,7 +157,7 @@ class FiguresBuilder:
             self._retrying = Retrying(component=component, kind=kind, since=time.time())
 
     def forget_retrying(self) -> None:
-        """The leadership has ended: what is tried again is the next leader's."""
+        """The leadership has ended: retries are now the next leader's."""
         self._retrying = None
 
     def seen(self) -> TransactionFigures:
@@ -174,11 +181,13 @@ class FiguresBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFigures:
-    """A snapshot of what a core topology has counted. Counts are of this process, and never fall.
+    """A snapshot of a core topology's counters. Counts are of this process, and never fall.
 
-    ``errors``: (component, kind of the error) -> number. ``recoveries``: over all leaderships.
-    ``checkpoint_s``: seconds of the committed checkpoints. ``last_checkpoint_at``: when this
-    process last committed one, in seconds since the Unix epoch; None before.
+    * ``errors``: (component, kind of the error) -> number.
+    * ``recoveries``: over all leaderships.
+    * ``checkpoint_s``: seconds of the committed checkpoints.
+    * ``last_checkpoint_at``: when this process last committed a checkpoint, in seconds since the
+      Unix epoch; None before.
     """
 
     leaderships: int
@@ -189,7 +198,7 @@ class CoreFigures:
 
 
 class CoreFiguresBuilder:
-    """Takes in what happens to a core topology. For one thread at a time."""
+    """Builds the figures from the events of a core topology. For one thread at a time."""
 
     def __init__(self) -> None:
         self._errors: Counter[tuple[str, str]] = Counter()
@@ -201,7 +210,7 @@ class CoreFiguresBuilder:
         self.leaderships = 0
 
     def leads(self) -> None:
-        """A leadership has begun. It counts its recoveries from 0."""
+        """A leadership has begun. Its recoveries are counted from 0."""
         self.leaderships += 1
         self._former_recoveries, self._recoveries = self._former_recoveries + self._recoveries, 0
 
@@ -209,12 +218,12 @@ class CoreFiguresBuilder:
         self._errors[(component, kind)] += 1
 
     def preparing(self, txid: int, at_s: float) -> None:
-        """A marker of this checkpoint sets out. ``at_s``: monotonic."""
+        """The marker of this checkpoint was sent. ``at_s``: monotonic."""
         if self._preparing is None or self._preparing[0] != txid:
             self._preparing = (txid, at_s)
 
     def checkpoint(self, txid: int, at_s: float, recoveries: int) -> None:
-        """This checkpoint is the last committed one. ``recoveries``: of this leadership."""
+        """This checkpoint has been committed. ``recoveries``: of this leadership."""
         self._recoveries = recoveries
         if self._preparing is not None and self._preparing[0] == txid:
             self._checkpoints.observe(at_s - self._preparing[1])

@@ -1,5 +1,5 @@
-"""What a topology does, in one word, and what is wrong with it: from the statuses that its drivers
-tell. ``ratchet list`` and the page say the same."""
+"""The health of a topology in one word, and its problem, from the statuses of its drivers.
+``ratchet list`` and the page show the same."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def is_ready(phase: str) -> bool:
 
 
 def waits(statuses: Statuses) -> bool:
-    """Whether what one of the drivers does fails and is tried again."""
+    """Whether a driver retries an operation that fails."""
     return any(each.get("waiting_for") or each.get("repeating") for each in statuses)
 
 
 def problem_in(statuses: Statuses) -> str | None:
-    """What the drivers wait for, or what failed last.
+    """The operation for which the drivers wait, or the last failure.
 
     >>> problem_in([{"repeating": None, "last_error": "count[0]: no such row"}])
     'count[0]: no such row'

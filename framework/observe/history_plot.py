@@ -1,4 +1,4 @@
-"""Pictures, as SVG files. matplotlib draws them; it is in the extra ``plot``, and is loaded only
+"""Plots as SVG files. matplotlib draws them; it is in the extra ``plot``, and is imported only
 here."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def picture(
     file: Path, title: str, panels: int = 1, *, width: float = 9.0, height: float = 3.0
 ) -> Iterator[list[Axes]]:
     """Draw a picture of ``panels`` below each other, which share their horizontal axis, and write
-    it when the block ends. ``width``, and ``height`` of a panel: inches. The same figures make the
+    it when the block ends. ``width``, and ``height`` of a panel: inches. The same data gives the
     same file, and a file is replaced as a whole. Raises ``ConfigError`` when matplotlib is missing
     or the file cannot be written."""
     local_path(file, "plot")
@@ -55,9 +55,9 @@ def picture(
 
 
 def plot_history(records: Sequence[TransactionRecord], file: Path, topology_id: str) -> int:
-    """Draw where the time of each transaction went, and how many records it had. ``records``:
-    oldest first, at least one. Returns how many of them did not succeed at the first attempt.
-    Raises as ``picture``."""
+    """Plot the time of each transaction by phase, and its number of records. ``records``: oldest
+    first, at least one. Returns how many of them did not succeed at the first attempt. Raises as
+    ``picture``."""
     txids = [each.txid for each in records]
     layers = [_seconds(each) for each in records]
     failed = [(each.txid, sum(times)) for each, times in zip(records, layers, strict=True) if each.attempts_total > 1]

@@ -1,4 +1,4 @@
-"""The hosts by whose names a server of ours may be asked."""
+"""The allowed host names of our HTTP servers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def is_loopback(host: str) -> bool:
 
 
 class AllowedHosts:
-    """Tells whether a Host header names this server. A browser that another site's DNS led here
-    sends the name of that site.
+    """Decides whether a Host header names this server. If another site's DNS name points to this
+    server, a browser sends that name.
 
     >>> hosts = AllowedHosts(["localhost", "ratchet.example"])
     >>> hosts.allow("Ratchet.example:9108", "127.0.0.1"), hosts.allow("evil.example", "127.0.0.1")
@@ -44,8 +44,8 @@ class AllowedHosts:
         self._names = {each.lower() for each in names}
 
     def allow(self, header: str, address: str | None) -> bool:
-        """``address``: where the server was reached. It is no name that DNS could lead here; None
-        stands for any address."""
+        """Whether to answer a request. ``address``: the server's address to which the client
+        connected, which is always allowed; None: any IP address is allowed."""
         name = host_of(header)
         if name in self._names:
             return True

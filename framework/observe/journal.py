@@ -1,8 +1,4 @@
-"""A bounded journal of what happened to each transaction, for the status, tests and tools.
-
-It keeps two views of the same steps: *events*, one per step, and *records*, one per transaction,
-with its plan, its attempts, the duration of each phase, and the number of rows over each edge.
-"""
+"""A bounded journal of the steps of each transaction, for the status, tests and tools."""
 
 from __future__ import annotations
 
@@ -18,14 +14,14 @@ from framework.observe.counters import FiguresBuilder, TransactionFigures
 from framework.observe.rate import RecentRate
 from framework.shapes import check_fields
 
-#: Events kept. A transaction without failures makes four.
+#: The most events kept. A transaction without failures makes four.
 EVENTS_MAX = 6_000
-#: Closed transactions kept (C19).
+#: The most closed transactions kept (C19).
 RECORDS_MAX = 1_000
-#: The last attempts of one transaction that are kept. ``TransactionRecord.attempts_total`` counts
-#: all.
+#: The most attempts of one transaction kept, the last ones. ``TransactionRecord.attempts_total``
+#: counts all.
 ATTEMPTS_KEPT = 20
-#: Failed attempts whose moment is kept, and of the last ones their trace.
+#: The most failed attempts whose time is kept, and their traces.
 FAILURES_KEPT = 1_000
 TRACES_KEPT = 50
 
@@ -49,15 +45,19 @@ class TransactionEvent:
 class AttemptRecord:
     """One attempt.
 
-    ``started_at``: seconds since the Unix epoch. ``waiting_ms``: from the end of processing to the
-    start of the commit. A phase that did not end has None. ``source_rows``: the records read;
-    ``bad_records`` of them could not be decoded. ``oldest_ms`` and ``newest_ms``: the times of the
-    oldest and the newest of them, as of ``ReadCounts``. ``rows``: edge label -> rows received over
-    that edge. ``component_ms``: component -> milliseconds that its tasks were busy with it, added
-    up; a task that reads also waits. ``late_records``: component -> records that were late there.
-    ``outcome``: running, committed, failed, cancelled, rolled back, or undone. ``reason``: why it
-    failed, was cancelled, rolled back or undone. ``made_by``: the versions and hashes of the code,
-    as of ``lineage_of``.
+    * ``started_at``: seconds since the Unix epoch.
+    * ``waiting_ms``: from the end of processing to the start of the commit. A phase that did not
+      end has None.
+    * ``source_rows``: the records read; ``bad_records`` of them could not be decoded.
+    * ``oldest_ms``, ``newest_ms``: the times of the oldest and the newest record, as in
+      ``ReadCounts``.
+    * ``rows``: edge label -> rows received over that edge.
+    * ``component_ms``: component -> milliseconds that its tasks were busy with it, summed; for a
+      task that reads, this includes waiting.
+    * ``late_records``: component -> records that were late there.
+    * ``outcome``: running, committed, failed, cancelled, rolled back, or undone.
+    * ``reason``: why it failed, was cancelled, rolled back or undone.
+    * ``made_by``: the versions and hashes of the code, as in ``lineage_of``.
     """
 
     attempt_id: int
@@ -84,7 +84,7 @@ class AttemptRecord:
 
     @classmethod
     def of_any_version(cls, document: Mapping[str, Any]) -> AttemptRecord:
-        """Read what any version of Ratchet wrote; what this one does not know is left out. Raises
+        """Read a document of any version of Ratchet; unknown fields are ignored. Raises
         ``TypeError`` or ``AttributeError`` for any other document."""
         known = {name: value for name, value in document.items() if name in cls.__slots__}
         check_fields(cls, known)
@@ -112,7 +112,7 @@ class TransactionRecord:
         return last.started_at + sum(each or 0 for each in (last.processing_ms, last.waiting_ms, last.commit_ms)) / 1000
 
     def after(self, attempts: tuple[AttemptRecord, ...]) -> TransactionRecord:
-        """The record with these attempts before its own."""
+        """Return the record with these attempts before its own."""
         return replace(
             self,
             attempts=(*attempts, *self.attempts)[-ATTEMPTS_KEPT:],
@@ -120,7 +120,7 @@ class TransactionRecord:
         )
 
     def undone(self, reason: str) -> TransactionRecord:
-        """The record of a transaction that was committed, and taken back."""
+        """Return the record of a committed transaction that was taken back."""
         last = [replace(each, outcome="undone", reason=reason) for each in self.attempts[-1:]]
         return replace(self, attempts=(*self.attempts[:-1], *last))
 
@@ -132,7 +132,7 @@ class TransactionRecord:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> TransactionRecord:
-        """Read what ``document`` made. Raises ``KeyError`` or ``TypeError`` for any other
+        """Read a document made by ``document``. Raises ``KeyError`` or ``TypeError`` for any other
         document."""
         attempts = tuple(map(AttemptRecord.of_any_version, document["attempts"]))
         known = {**document, "attempts": attempts}
@@ -149,7 +149,8 @@ class Journal:
         self._events: deque[TransactionEvent] = deque(maxlen=EVENTS_MAX)
         self._closed: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
         self._open: dict[int, TransactionRecord] = {}
-        self._phase_since_s: dict[tuple[int, int], float] = {}  # when the current phase of each live attempt began
+        # when each live attempt entered its current phase
+        self._phase_since_s: dict[tuple[int, int], float] = {}
         self._lock = threading.Lock()
         self.committed_rows = 0
         self._committed_rate = RecentRate()
@@ -238,7 +239,7 @@ class Journal:
     def failed(
         self, txid: int, attempt_id: int, reason: str, *, kind: str = "error", component: str = "", trace: str = ""
     ) -> None:
-        """``kind``: of the failure. ``component``: where it failed. ``trace``: that of an error in
+        """``kind``: of the failure. ``component``: the one that failed. ``trace``: of an error in
         user code."""
         with self._lock:
             self._note("failed", txid, attempt_id, reason)
@@ -276,7 +277,7 @@ class Journal:
         with self._lock:
             self._figures.leaderships += 1
 
-    # --- what was seen ----------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def events(self) -> list[TransactionEvent]:
         """All kept events, oldest first."""
@@ -294,28 +295,30 @@ class Journal:
             return self._open.get(txid)
 
     def figures(self) -> TransactionFigures:
-        """What was counted so far."""
+        """The counters so far."""
         with self._lock:
             return self._figures.seen()
 
     def rows_per_second(self) -> float:
-        """Source rows that were committed per second, over the last minute."""
+        """Source rows committed per second, over the last minute."""
         with self._lock:
             return self._committed_rate.per_second()
 
     def failures_within(self, seconds: float) -> int:
-        """How many attempts failed lately; at most ``FAILURES_KEPT`` are counted."""
+        """The number of recent failed attempts, at most ``FAILURES_KEPT``."""
         since_s = time.monotonic() - seconds
         with self._lock:
             return sum(each >= since_s for each in self._failed_at_s)
 
     def traces(self, txid: int) -> dict[int, str]:
-        """The traces of the attempts of a transaction, of those that are kept."""
+        """The traces of a transaction's attempts, as far as they are kept."""
         with self._lock:
             return {attempt_id: trace for each, attempt_id, trace in self._traces if each == txid}
 
     def forget_open(self) -> None:
-        """A leadership has ended. Forget the transactions in flight: they are the next leader's."""
+        """A leadership has ended. Forget the transactions in flight, which are now the next
+        leader's.
+        """
         with self._lock:
             self._figures.forget_retrying()
             self._open.clear()

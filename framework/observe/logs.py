@@ -1,8 +1,8 @@
-"""Structured logs: one event per line, on standard error, and nothing before somebody asks.
+"""Structured logs: one event per line, on standard error. Silent until configured.
 
-A program that embeds Ratchet hears nothing of it until it calls ``configure_logging``, or
-configures structlog itself. Spark executors and workers print as the command that started them
-does."""
+A program that embeds Ratchet gets no logs of it until it calls ``configure_logging``, or configures
+structlog itself. Spark executors and workers log in the same way as the command that started them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import structlog
 
 from framework.observe.progress import TerminalStream
 
-#: Tells child processes how to print: ``text:info``, ``json:debug`` and the like.
+#: Passes the log settings to child processes: ``text:info``, ``json:debug`` and the like.
 INHERITED = "RATCHET_LOG"
 
 
@@ -31,7 +31,7 @@ def get_logger() -> Any:
 def configure_logging(*, json_lines: bool = False, level: str = "info", inherited: bool = False) -> None:
     """Configure structlog and Python's logging alike. The command line calls it; a program that
     embeds Ratchet may call it, or configure structlog in its own way. ``inherited``: child
-    processes print in the same way."""
+    processes log in the same way."""
     if inherited:
         os.environ[INHERITED] = f"{'json' if json_lines else 'text'}:{level}"
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -63,7 +63,7 @@ _quiet = ContextVar("quiet", default=False)
 
 @contextmanager
 def no_logs() -> Iterator[None]:
-    """Drop the logs of this package in this thread. For whoever lets drivers die on purpose."""
+    """Suppress the logs of this package in this thread. For code that kills drivers on purpose."""
     before = _quiet.set(True)
     try:
         yield
@@ -72,7 +72,7 @@ def no_logs() -> Iterator[None]:
 
 
 class _PrintsWhenAsked:
-    """What the loggers of this package end in: the configured logger, or nothing."""
+    """The end of this package's log processors: forwards to the configured logger, or drops."""
 
     def __getattr__(self, method: str) -> Callable[..., None]:
         if not structlog.is_configured() and INHERITED in os.environ:
@@ -85,8 +85,8 @@ class _PrintsWhenAsked:
 
 
 def _say(log: Callable[..., None], *arguments: Any, **fields: Any) -> None:
-    """Log it, if that is possible: a disk that is full, a reader that is gone, or a stream that is
-    closed ends no run."""
+    """Write a log line, if possible: a full disk, a reader that is gone, or a closed stream must
+    not end a run."""
     with suppress(OSError, ValueError):
         log(*arguments, **fields)
 

@@ -2,14 +2,15 @@
 
 Invariants:
 
-1. A scrape reads what the run has counted. It takes no lock for longer than a copy, and asks
-   neither the source nor a store.
-2. Figures of a leadership (txid, lag, partitions) are served by the leader alone.
-3. What can grow has a bound: at most ``PARTITIONS_MAX`` partitions have figures of their own.
+1. A scrape reads counters in memory. It takes no lock for longer than a copy, and sends no request
+   to the source or a store.
+2. Only the leader serves the figures of a leadership (txid, lag, partitions).
+3. The number of series is bounded: at most ``PARTITIONS_MAX`` partitions have figures of their own.
 4. A counter never falls while the process lives.
 
 Served on the loopback interface by default, read-only. Source:
-https://prometheus.io/docs/practices/naming/ and https://prometheus.io/docs/instrumenting/writing_exporters/.
+https://prometheus.io/docs/practices/naming/ and
+https://prometheus.io/docs/instrumenting/writing_exporters/.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from framework.observe.health import is_ready
 from framework.observe.hosts import AllowedHosts
 from framework.observe.logs import get_logger
 
-#: So many partitions have figures of their own, those with the greatest lag first: five series
-#: each are what Prometheus stores easily. ``ratchet_lag_records`` covers all of them.
+#: The most partitions with figures of their own, those with the greatest lag first. Each has five
+#: series, a number that Prometheus stores easily. ``ratchet_lag_records`` covers all partitions.
 PARTITIONS_MAX = 1_000
 #: A client that sends nothing for this long is disconnected.
 _CLIENT_S = 10.0
-#: Connections at once, and the seconds between two that are accepted.
+#: The most open connections, and the least number of seconds between two accepted ones.
 _CLIENTS_MAX = 32
 _ACCEPT_S = 0.002
 #: The share of a core that scrapes may take.
 _SHARE = 0.2
-#: How an attempt can end.
+#: The ways in which an attempt can end.
 _OUTCOMES = ("committed", "failed", "cancelled", "rolled back")
 
 _log = get_logger()
@@ -70,8 +71,8 @@ _FAMILIES: dict[str, Callable[..., _Family]] = {
 
 @dataclass(frozen=True, slots=True)
 class MetricDescription:
-    """What is measured. ``kind``: gauge, counter, histogram or summary. ``topologies``: which kind
-    of topology serves it: "transactional", "core" or "both"."""
+    """A metric. ``kind``: gauge, counter, histogram or summary. ``topologies``: the kind of
+    topology that serves it: "transactional", "core" or "both"."""
 
     name: str
     kind: str
@@ -81,7 +82,7 @@ class MetricDescription:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of its series, as a query has them."""
+        """The names of its series, as queries use them."""
         if self.kind == "counter":
             return (f"{self.name}_total",)
         parts = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}.get(self.kind, ("",))
@@ -104,7 +105,7 @@ def _of_core(name: str, kind: str, text: str) -> MetricDescription:
     return MetricDescription(name, kind, text, topologies="core")
 
 
-#: Everything that is served, by name.
+#: All metrics, by name.
 METRICS = {
     each.name: each
     for each in (
@@ -233,7 +234,7 @@ METRICS = {
 
 
 class ObservedPartition(Protocol):
-    """How far a partition has been processed, as a status shows it."""
+    """The progress of a partition, as a status shows it."""
 
     @property
     def end_offset(self) -> int | None: ...
@@ -275,8 +276,8 @@ class ObservedRun(Protocol):
 
 
 class RunCollector(Collector):
-    """Turns the status and the figures of a run into metrics at every scrape. ``kinds``: all kinds
-    of failures, so that each has a series before the first one comes."""
+    """Converts the status and the figures of a run into metrics at every scrape. ``kinds``: all
+    kinds of failures, so that each has a series before its first failure."""
 
     def __init__(
         self, status: Callable[[], ObservedRun], figures: Callable[[], TransactionFigures], kinds: Sequence[str] = ()
@@ -318,7 +319,7 @@ class RunCollector(Collector):
             yield from self._led(topology, status, figures)
 
     def _led(self, topology: str, status: ObservedRun, figures: TransactionFigures) -> Iterable[Metric]:
-        """What only a leader can say."""
+        """The metrics that only a leader has."""
         yield from _measured(
             topology,
             ratchet_epoch=status.epoch,
@@ -339,13 +340,13 @@ class RunCollector(Collector):
             family = METRICS[f"ratchet_source_{field}"].family()
             for partition, progress in shown:
                 value = getattr(progress, field)
-                if value is not None:  # what is not known is left out
+                if value is not None:  # unknown values are left out
                     family.add_metric(_safe(topology, partition), value)
             yield family
 
 
 def _safe(*labels: str) -> list[str]:
-    """Labels that can be encoded: a name may have half of a surrogate pair."""
+    """Labels in a form that can be encoded: a name may contain half of a surrogate pair."""
     return [each.encode("utf-8", "backslashreplace").decode() for each in labels]
 
 
@@ -359,7 +360,7 @@ def _leadership(topology: str, phase: str, leaderships: int) -> Iterable[Metric]
 
 
 def _measured(topology: str, **values: float | None) -> Iterable[Metric]:
-    """One figure of each name; without those that are not known."""
+    """One figure for each name, without unknown ones."""
     for name, value in values.items():
         if value is not None:
             family = METRICS[name].family()
@@ -368,7 +369,8 @@ def _measured(topology: str, **values: float | None) -> Iterable[Metric]:
 
 
 def _by_label(topology: str, name: str, values: Mapping[str, float], known: Sequence[str]) -> Metric:
-    """One figure for each value of the last label: all ``known`` ones, and what else there is."""
+    """One figure for each value of the last label: all ``known`` values, and any others that
+    occur."""
     family: Metric = METRICS[name].family()
     for label in dict.fromkeys((*known, *sorted(values))):
         family.add_metric(_safe(topology, label), values.get(label, 0))  # type: ignore[attr-defined]
@@ -388,7 +390,7 @@ def _add_distribution(family: HistogramMetricFamily, labels: Sequence[str], seen
 
 
 class ObservedCounts(Protocol):
-    """What one component of a core topology did."""
+    """The counts of one component of a core topology."""
 
     @property
     def emitted(self) -> int: ...
@@ -415,7 +417,7 @@ class ObservedCounts(Protocol):
 
 
 class ObservedState(Protocol):
-    """How large a state is."""
+    """The size of a state."""
 
     @property
     def keys(self) -> int: ...
@@ -452,7 +454,7 @@ class ObservedCoreRun(Protocol):
 
 
 class CoreRunCollector(Collector):
-    """Turns the status and the figures of a core topology into metrics at every scrape."""
+    """Converts the status and the figures of a core topology into metrics at every scrape."""
 
     def __init__(
         self, topology_id: str, status: Callable[[], ObservedCoreRun], figures: Callable[[], CoreFigures]
@@ -519,8 +521,8 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingWSGIServer):
-    """Has at most ``_CLIENTS_MAX`` connections, each with a thread: the one that has lasted longest
-    gives way to a new one. Accepts at most one in ``_ACCEPT_S``."""
+    """Keeps at most ``_CLIENTS_MAX`` connections, each with a thread; a new connection replaces the
+    oldest. Accepts at most one per ``_ACCEPT_S``."""
 
     request_queue_size = 64
 
@@ -541,7 +543,8 @@ class _Server(ThreadingWSGIServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """What a client breaks off, or has too much of, is no error of the run."""
+        """A connection that is broken off by the client or by the limit is not an error of
+        the run."""
         _log.debug("metrics.client_failed", reason=str(sys.exc_info()[1]))
 
     def shutdown_request(self, request: Any) -> None:
@@ -551,7 +554,7 @@ class _Server(ThreadingWSGIServer):
 
 
 def _server_for(host: str, port: int) -> type[_Server]:
-    """A server for IPv4 or IPv6, as the address asks for."""
+    """A server for IPv4 or IPv6, as the address requires."""
 
     class Server(_Server):
         address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -560,7 +563,7 @@ def _server_for(host: str, port: int) -> type[_Server]:
 
 
 class _Scraped:
-    """An application that takes at most ``_SHARE`` of a core, however often it is asked."""
+    """An application that uses at most ``_SHARE`` of a core, however often it is scraped."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app
@@ -578,7 +581,7 @@ class _Scraped:
 
 def health_of(topology_id: str, phase: str) -> tuple[bool, bool, dict[str, str]]:
     """Whether a run in this phase is alive, whether it is ready (it leads, or stands by to take
-    over), and what to say of it."""
+    over), and a line of text about it."""
     alive = phase not in ("failed", "stopped", "finished")
     return alive, is_ready(phase), {"topology": topology_id, "phase": phase}
 
@@ -591,11 +594,14 @@ def serve_metrics(
     allowed_hosts: Collection[str] = (),
 ) -> Callable[[], None]:
     """Serve from a thread: ``/metrics``; ``/healthz``, status 200 while the run is alive; and
-    ``/readyz``, status 200 while it leads or stands by; 503 otherwise. ``health``: as of
-    ``health_of``. ``allowed_hosts``: names, besides the host's own, by which it may be asked:
-    status 421 for any other name, which another site's DNS may have led here. Returns a function
-    that ends it. Raises ``ConfigError`` when the server cannot listen on the port, for instance
-    because it is taken."""
+    ``/readyz``, status 200 while it leads or stands by; 503 otherwise.
+
+    * ``health``: as in ``health_of``.
+    * ``allowed_hosts``: host names that requests may use, besides the host's own. Any other name
+      gets status 421, because another site's DNS may point here.
+
+    Returns a function that ends the server. Raises ``ConfigError`` when the server cannot listen on
+    the port, for instance because it is taken."""
     registry = CollectorRegistry()
     registry.register(collector)
     metrics = _Scraped(make_wsgi_app(registry))

@@ -13,7 +13,7 @@ import unicodedata
 from typing import IO, Any, Protocol
 
 _CLEAR = "\r\x1b[2K"
-#: Where lines are appended, the same status is not repeated within this time.
+#: When lines are appended, the same status is not repeated within this time.
 _REPEAT_S = 60.0
 
 
@@ -28,21 +28,20 @@ class Observed(Protocol):
         """The number of rows done so far, from which the rate is computed."""
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: rows done per second over the last lines."""
+        """One line of text for display. ``rate``: rows done per second, over the last lines."""
 
     def document(self) -> dict[str, Any]:
         """The whole status, JSON-able."""
 
 
 class TerminalStream(io.TextIOBase):
-    """A terminal whose last line is rewritten in place. What else is written stands above that
-    line."""
+    """A terminal whose last line is rewritten in place. Other output appears above that line."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._line = ""
         self._pending = ""
-        self._lock = threading.RLock()  # a signal handler may write while its own thread does
+        self._lock = threading.RLock()  # a signal handler may write while its own thread is writing
 
     def isatty(self) -> bool:
         return True
@@ -71,25 +70,25 @@ class TerminalStream(io.TextIOBase):
 
     @property
     def buffer(self) -> IO[bytes]:
-        """For those who write bytes: they write past the line of progress."""
+        """The stream for bytes, which bypass the progress line."""
         return self._stream.buffer  # type: ignore[attr-defined,no-any-return]
 
     def _width(self) -> int:
-        """Of this terminal; standard output may be another, or a file."""
+        """The width of this terminal; standard output may be another terminal, or a file."""
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or shutil.get_terminal_size().columns
         except (OSError, ValueError):
             return shutil.get_terminal_size().columns
 
     def show(self, line: str) -> None:
-        """Put another line in place of the last one, cut to the width of the terminal."""
+        """Replace the last line, cut to the width of the terminal."""
         with self._lock:
             self._line = _cut(line, max(self._width() - 1, 1))
             self._stream.write(_CLEAR + self._line)
             self._stream.flush()
 
     def leave(self) -> None:
-        """Let the last line stand; what follows comes below it."""
+        """Keep the last line; later output appears below it."""
         with self._lock:
             if self._line:
                 self._stream.write("\n" + self._pending)
@@ -98,12 +97,12 @@ class TerminalStream(io.TextIOBase):
 
 
 def _cut(line: str, width: int) -> str:
-    """The line in so many columns. A sign of China or Japan takes two of them, and an accent
+    """Cut a line to this many columns. A Chinese or Japanese character takes two columns, an accent
     none."""
     taken = fits = 0
     for number, sign in enumerate(line, 1):
         taken += 0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1
-        if taken < width:  # a mark that the line is cut has room behind this sign
+        if taken < width:  # there is room for a mark that the line was cut
             fits = number
         if taken > width:
             return f"{line[:fits]}…"
@@ -111,14 +110,14 @@ def _cut(line: str, width: int) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """The messages of some errors have several lines, or colours."""
+    """Put a text on one line: the messages of some errors have several lines, or colours."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 class ProgressLines:
     """Prints a status at most every ``every_s`` seconds. On a terminal it rewrites the line in
-    place. Elsewhere it appends a line when something other than the rate has changed, and after a
-    minute. ``json_lines``: lines of type ``status`` on standard output, whatever has changed."""
+    place. Elsewhere it appends a line when more than the rate has changed, and once a minute.
+    ``json_lines``: print lines of type ``status`` on standard output, even without a change."""
 
     def __init__(self, *, json_lines: bool = False, every_s: float = 1.0, stream: IO[str] | None = None) -> None:
         chosen = stream or (sys.stdout if json_lines else sys.stderr)
@@ -129,7 +128,7 @@ class ProgressLines:
         self._every_s = every_s
         self._last = 0.0
         self._recent: list[tuple[float, int]] = []
-        self._appended = ("", 0.0)  # the last line without its rate, and when
+        self._appended = ("", 0.0)  # the last line without its rate, and its time
 
     def show(self, status: Observed, *, force: bool = False) -> None:
         now = time.monotonic()
@@ -153,7 +152,8 @@ class ProgressLines:
             self._stream.leave()
 
     def _print(self, line: str) -> None:
-        """A disk that is full ends no run. A program that read JSON lines and has gone does."""
+        """Print a line. A full disk does not end a run. A reader of JSON lines that is gone
+        does."""
         try:
             self._stream.write(f"{line}\n")
             self._stream.flush()
@@ -162,6 +162,6 @@ class ProgressLines:
                 raise
 
     def _rate(self) -> float:
-        """Rows per second over the last lines."""
+        """Rows per second, over the last lines."""
         (first_at, first_rows), (last_at, last_rows) = self._recent[0], self._recent[-1]
         return (last_rows - first_rows) / (last_at - first_at) if last_at > first_at else 0.0

@@ -30,7 +30,7 @@ class RecentRate:
         self._counts: deque[tuple[int, int]] = deque()  # whole second -> count, at most one a second
 
     def add(self, count: int) -> None:
-        """Count what was done now."""
+        """Add a count at the present time."""
         second = int(self._clock())
         if self._counts and self._counts[-1][0] == second:
             count += self._counts.pop()[1]

@@ -19,7 +19,7 @@ R = TypeVar("R", bound="RunningThread")
 
 
 class RunningThread(ABC):
-    """A thread that works until it is done or told to stop, and then closes what it owns.
+    """A thread that works until it is finished or asked to stop, and then closes its resources.
     ``_begin`` starts it."""
 
     def __init__(self, topology_id: str) -> None:
@@ -33,7 +33,7 @@ class RunningThread(ABC):
 
     @abstractmethod
     def status(self) -> Observed:
-        """Where the run stands now."""
+        """The current status of the run."""
 
     @abstractmethod
     def _rate(self) -> float:
@@ -45,19 +45,20 @@ class RunningThread(ABC):
 
     @abstractmethod
     def _raise_failure(self) -> None:
-        """Raise the error that the topology failed with, if it failed."""
+        """Raise the error with which the topology failed, if it failed."""
 
     @abstractmethod
     def _collector(self) -> Collector:
-        """The collector of the run's metrics. Called only when metrics are served; only then is
-        their library loaded."""
+        """The collector of the run's metrics. Called only when metrics are served, because it
+        imports their library."""
 
     def _begin(
         self, config: Config, *owned: Callable[[], object], page: Callable[[], Callable[[], None]] | None
     ) -> None:
-        """Start the thread. ``owned``: called in order after its work has ended, and if it cannot
-        be started. ``page``: serves the run's page, and returns what ends it."""
-        with ExitStack() as owning:  # closes all of it, should something not start
+        """Start the thread. ``owned``: resources to close, in order, after the work has ended or if
+        the thread cannot start. ``page``: serves the run's page, and returns a function that ends
+        it."""
+        with ExitStack() as owning:  # closes all resources if one fails to start
             for each in reversed(owned):
                 owning.callback(each)
             if config.metrics_port is not None:
@@ -74,7 +75,8 @@ class RunningThread(ABC):
                 )
             if page is not None:
                 owning.callback(page())
-            self._owned = owning.pop_all()  # the servers end first: they read what is owned
+            # the servers end first, because they read the other resources
+            self._owned = owning.pop_all()
         self._thread.start()
 
     def _main(self) -> None:
@@ -92,7 +94,7 @@ class RunningThread(ABC):
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the run to end. Return True when it has ended and False after ``timeout_s``.
-        Raises the error that the topology failed with."""
+        Raises the error with which the topology failed."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
@@ -103,7 +105,7 @@ class RunningThread(ABC):
         return f"<{type(self).__name__} of {self._topology_id!r}: {self.status().progress_line(self._rate())}>"
 
     def _repr_html_(self) -> str:
-        """How a notebook shows the run: one line for each figure."""
+        """The HTML form of the run in a notebook: one line for each figure."""
         _, _, line = repr(self)[1:-1].partition(": ")
         rows = "".join(f"<tr><td>{html.escape(part)}</td></tr>" for part in line.split(" | "))
         return f"<table><tr><th>{html.escape(self._topology_id)}</th></tr>{rows}</table>"

@@ -1,5 +1,4 @@
-"""The document that says where a topology stands, for ``ratchet list`` and ``status``, and for the
-page."""
+"""The status document of a topology, for ``ratchet list`` and ``status``, and for the page."""
 
 from __future__ import annotations
 
@@ -20,10 +19,15 @@ def status_document(
     drivers: Sequence[Mapping[str, Any]],
     status: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """``kind``: transactional, core or unknown. ``state``: one word. ``txid``: the last committed
-    transaction, of a core topology the last checkpoint. ``committed_at``: in seconds since 1970.
-    ``trouble``: what it waits for, what failed last, or why it cannot be read. ``drivers``: those
-    that live, the leader first. ``status``: what the leader tells of itself."""
+    """Make the status document of a topology.
+
+    * ``kind``: transactional, core or unknown.
+    * ``state``: one word.
+    * ``txid``: the last committed transaction; for a core topology the last checkpoint.
+    * ``committed_at``: in seconds since 1970.
+    * ``trouble``: what the topology waits for, the last failure, or why the status cannot be read.
+    * ``drivers``: the live drivers, the leader first.
+    * ``status``: published by the leader."""
     return {
         "topology": topology_id,
         "kind": kind,
@@ -46,7 +50,7 @@ def run_document(
     drivers: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The document of a run, made in its own process. ``summary``: the status of the run."""
+    """Make the status document of a run in its own process. ``summary``: the status of the run."""
     return status_document(
         topology_id,
         kind,

@@ -18,14 +18,13 @@ A trace is one transaction under one leadership::
           call set done
       call save                      the coordination store
 
-Where a commit is one step of its state (ADR 58), the calls are ``check header``, ``commit`` and
-``note done``, of which only ``commit`` talks to the store. A save that closes a transaction and
+If a commit is one step of its state (ADR 58), the calls are ``check header``, ``commit`` and ``note
+done``, of which only ``commit`` sends a request to the store. A save that closes a transaction and
 emits the next one is in the traces of both.
 
-Spans of an attempt are made when it ends, from what the journal holds, with the times at which
-things began and ended. So a trace costs its transaction a few microseconds, and nothing waits for a
-collector: what it does not take in time is dropped. Source:
-https://opentelemetry.io/docs/specs/otel/trace/api/.
+Spans of an attempt are made when it ends, from the journal's entries and their times. So a trace
+costs its transaction a few microseconds, and nothing waits for a collector: spans that it does not
+accept in time are dropped. Source: https://opentelemetry.io/docs/specs/otel/trace/api/.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ except ImportError as missing:
 T = TypeVar("T")
 #: Spans that wait to be sent. Further ones are dropped.
 QUEUE_MAX = 4_096
-#: Spans of tasks and calls of one attempt. Of a wide topology the first ones are sent.
+#: The most spans of tasks and calls per attempt. For a wide topology, only the first ones are sent.
 PARTS_MAX = 500
 _TEXT_MAX = 1_000
 _SEND_S = 5.0
 #: How long the end of a run waits for the collector.
 _CLOSING_MS = 2_000
-#: What steps are called, and what those of a commit are called, which are about one state each.
+#: Names of steps in traces, and names of the commit's steps that concern one state each.
 _CALLS = {"processing_job": "prepare"}
 _OF_STATES = {
     "_raise": "raise header",
@@ -77,7 +76,7 @@ _OF_STATES = {
 
 
 class TimedTask(Protocol):
-    """What an executor reports of a task. Times: seconds since the Unix epoch."""
+    """An executor's report about a task. Times: seconds since the Unix epoch."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +90,7 @@ class TimedTask(Protocol):
 
 class Part(NamedTuple):
     """A task or a call. Times: seconds since the Unix epoch. ``phase``: processing, commit or
-    rollback. ``state``: which state the call is about."""
+    rollback. ``state``: the state that the call concerns."""
 
     phase: str
     name: str
@@ -102,9 +101,12 @@ class Part(NamedTuple):
 
 
 class TransactionTraces:
-    """Traces of one run. ``endpoint``: the URL that takes traces, such as
-    ``http://collector:4318/v1/traces``. ``ratio``: the share of transactions that are traced. Safe
-    to use from several threads. Raises ``ConfigError`` for an endpoint that is no URL."""
+    """Traces of one run. Safe to use from several threads.
+
+    * ``endpoint``: the URL of the collector, such as ``http://collector:4318/v1/traces``.
+    * ``ratio``: the share of transactions that are traced.
+
+    Raises ``ConfigError`` for an endpoint that is no URL."""
 
     def __init__(self, endpoint: str, topology_id: str, ratio: float = 1.0) -> None:
         _check(endpoint)
@@ -122,7 +124,7 @@ class TransactionTraces:
         self._parts: dict[tuple[int, int], list[Part]] = {}
         self._lock = threading.Lock()
 
-    # --- what happens to a transaction ------------------------------------------------------------
+    # --- steps of a transaction -------------------------------------------------------------------
 
     def began(self, txid: int, attempt_id: int, started_at: float) -> None:
         """An attempt has begun. ``started_at``: seconds since the Unix epoch."""
@@ -138,8 +140,8 @@ class TransactionTraces:
         )
 
     def saved(self, began: float, *, planned: Iterable[int] = (), known: Iterable[int] = ()) -> None:
-        """The coordination store has saved something of these transactions. ``planned``: of those
-        that begin with it, too."""
+        """The coordination store has saved a change of these transactions. ``planned``: those that
+        begin with it."""
         with self._lock:
             roots = [self._root(txid, began) for txid in planned]
             for root in (*roots, *filter(None, map(self._roots.get, known))):
@@ -152,8 +154,8 @@ class TransactionTraces:
         phase: str,
         states: Sequence[str] = (),
     ) -> Generator[Callable[[], Any], Any, T]:
-        """The same steps; each becomes a span of the attempt. ``attempt``: its txid and number.
-        ``states``: where the states are that steps of a commit name by their place."""
+        """Wrap steps, so that each becomes a span of the attempt. ``attempt``: its txid and number.
+        ``states``: locations of the states, which steps of a commit name by index."""
 
         def performed(step: Callable[[], Any]) -> Any:
             called = step.func if isinstance(step, partial) else step
@@ -189,7 +191,7 @@ class TransactionTraces:
                 known.extend(parts[: max(PARTS_MAX - len(known), 0)])
 
     def ended(self, txid: int, attempt: AttemptRecord | None) -> None:
-        """An attempt has ended, as its record says."""
+        """An attempt has ended, with this record."""
         if attempt is None:
             return
         with self._lock:
@@ -210,7 +212,7 @@ class TransactionTraces:
                 root.end()
 
     def forget_open(self) -> None:
-        """The leadership has ended: the transactions in flight are the next leader's."""
+        """The leadership has ended: the transactions in flight are now the next leader's."""
         with self._lock:
             for root in self._roots.values():
                 root.set_status(Status(StatusCode.ERROR, "left to the next leader"))
@@ -219,11 +221,11 @@ class TransactionTraces:
             self._parts.clear()
 
     def close(self) -> None:
-        """Send what waits, for a moment, and end the thread that sends."""
+        """Send the waiting spans, within a time limit, and end the sending thread."""
         self.forget_open()
         closing = threading.Thread(target=self._close, name="ratchet-traces-close", daemon=True)
         closing.start()
-        closing.join(_CLOSING_MS / 1000)  # a collector that hangs holds up nobody
+        closing.join(_CLOSING_MS / 1000)  # a collector that hangs delays nothing
 
     def _close(self) -> None:
         self._provider.force_flush(_CLOSING_MS)
@@ -268,7 +270,7 @@ class TransactionTraces:
             phases[name].end(_ns(ended))
             began = ended
             if took_ms is None:
-                break  # it came no further
+                break  # the attempt did not get further
         for part in parts:
             if part.phase not in phases:
                 self._make(span, part)
@@ -293,13 +295,13 @@ def _ns(seconds: float) -> int:
 
 
 def _text(text: str) -> str:
-    """What protobuf can hold: without halves of surrogate pairs, and not too long."""
+    """A text that protobuf accepts: without halves of surrogate pairs, and not too long."""
     return text[:_TEXT_MAX].encode("utf-8", "backslashreplace").decode()
 
 
 class _Exporter(SpanExporter):
-    """Sends spans. Warns once when the collector begins not to take them, and once when it does
-    again."""
+    """Sends spans. Warns once when the collector begins to refuse them, and once when it accepts
+    them again."""
 
     def __init__(self, endpoint: str, topology_id: str) -> None:
         self._inner = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S)
@@ -336,7 +338,7 @@ def _check(endpoint: str) -> None:
 
 
 def _silence_the_exporter() -> None:
-    """``_Exporter`` says what there is to say; the SDK would log each failure, with a trace."""
+    """Silence the SDK, which would log each failure with a trace: ``_Exporter`` logs already."""
     for name in ("opentelemetry.exporter", "opentelemetry.sdk.trace.export"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())

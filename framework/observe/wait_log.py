@@ -1,4 +1,4 @@
-"""Logs a wait when it begins and when it ends, and not each time that something is tried again."""
+"""Logs a wait when it begins and when it ends, but not at each retry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = get_logger()
 
 
 class Waits:
-    """What one party waits for: at most one cause at a time. ``fields`` are in every line."""
+    """The wait of one component: at most one cause at a time. ``fields`` are in every line."""
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
@@ -20,8 +20,8 @@ class Waits:
         self._tries = 0
 
     def again(self, event: str, cause: str, **fields: Any) -> None:
-        """It has failed: warn of a cause that is new, and leave one that is known to the debug
-        log."""
+        """An operation has failed: warn about a new cause, and log a known one at debug level
+        only."""
         if cause == self._cause:
             self._tries += 1
             _log.debug(event, **self._fields, **fields, reason=cause, tries=self._tries)
@@ -32,7 +32,7 @@ class Waits:
         _log.warning(event, **self._fields, **fields, reason=cause)
 
     def over(self) -> None:
-        """It has succeeded. Says so if it was tried more than twice."""
+        """The operation has succeeded. Logs that if it was tried more than twice."""
         cause, self._cause = self._cause, None
         if cause is not None and self._tries > 2:
             waited_s = round(time.monotonic() - self._since, 1)

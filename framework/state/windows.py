@@ -113,14 +113,13 @@ class BaseWindowedBolt(BaseStatefulBolt):
     ...     def __init__(self):
     ...         super().__init__(TimeWindow(60, "at", lag_s=5), key=["user"])
     ...     def execute_window(self, window, collector):
-    ...         collector.emit([*window.key, window.start, sum(each["amount"] for each in
-    window.tuples)])
+    ...         collector.emit([*window.key, window.start, sum(each["amount"] for each in window.tuples)])
     ...     def declare_output_fields(self, declarer):
     ...         super().declare_output_fields(declarer)
     ...         declarer.declare(Fields(user=str, start=float, total=int))
 
     Source: ``org.apache.storm.topology.base.BaseWindowedBolt`` and ``BaseStatefulWindowedBolt``.
-    """
+    """  # noqa: W505 - doctest lines are not wrapped
 
     gathers = True
 

@@ -1,7 +1,7 @@
-"""For the tests of your own topologies.
+"""Tools for testing your own topologies.
 
-``run_on`` and ``run_core_on`` run a topology over lists, in one line, and let the test say what
-goes wrong. ``simulate`` looks for faults that break exactly-once in its bolts and committers.
+``run_on`` and ``run_core_on`` run a topology over lists, in one line, with the faults that the test
+asks for. ``simulate`` searches for faults that break exactly-once in its bolts and committers.
 """
 
 from framework.testing.core_test_driver import CoreDone, run_core_on

@@ -1,4 +1,6 @@
-"""A core topology over lists, in one line: what its components emit, and what was acked."""
+"""Runs a core topology over lists, in one line, and returns the rows that its components emit and
+the acked records.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,26 @@ from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.tuples import rows_of
 
 _TIMEOUT_S = 60.0
-#: How often it is looked for errors meanwhile.
+#: How often errors are checked while waiting.
 _LOOK_S = 0.1
 
 Rows = dict[tuple[str, str], list[Mapping[str, Any]]]
-#: What runs of this process have seen. Bolts are copied, and the copies live here, too.
+#: The recorded rows of runs in this process. Bolts are copied, and the copies live in this process,
+#: too.
 _seen: dict[str, tuple[Rows, dict[str, list[int]]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class CoreDone:
-    """What a core topology has done with its lists. ``acked``: spout -> the numbers of its records,
-    as often as they were acked, in that order."""
+    """The result of a core topology over lists. ``acked``: spout -> the numbers of its acked
+    records, once per ack, in the order of the acks."""
 
     acked: Mapping[str, Sequence[int]]
     _rows: Rows
 
     def rows(self, component_id: str, stream: str = DEFAULT_STREAM) -> list[Mapping[str, Any]]:
-        """What a component has emitted on a stream, also for records that came again. Raises
-        ``ConfigError`` for a stream that there is not."""
+        """The rows that a component has emitted on a stream, including those of replayed records.
+        Raises ``ConfigError`` for a stream that does not exist."""
         return rows_of_stream(self._rows, component_id, stream)
 
 
@@ -52,10 +55,10 @@ def run_core_on(
 ) -> CoreDone:
     """Run a core topology over lists, in this process, until every record is acked.
 
-    ``records``: what the spout emits on its default stream, each a mapping by field names or a
-    sequence of values; or a mapping of spouts to such records. ``again``: the numbers of records
-    whose ack is lost once, so that they come a second time: what at-least-once may do to your
-    bolts. With several spouts they are those of each.
+    * ``records``: the records that the spout emits on its default stream, each a mapping by field
+      names or a sequence of values; or a mapping of spouts to such records.
+    * ``again``: the numbers of records whose ack is lost once, so that they are replayed, as may
+      happen under at-least-once. With several spouts, they apply to each.
 
     Raises ``CoreTopologyFailed`` with the first error of a component, ``TimeoutError`` when records
     are not acked in time, and ``ConfigError`` for records that do not fit.
@@ -87,8 +90,8 @@ def run_core_on(
 
 
 def _finish(running: CoreRun, timeout_s: float) -> None:
-    """Wait until every record is acked. An error of a component ends the test at once: a run would
-    give its records again and again."""
+    """Wait until every record is acked. An error of a component ends the test immediately, because
+    a run would replay its records for ever."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -125,7 +128,7 @@ def _over_lists(
 
 
 class _Probe(BaseBasicBolt):
-    """Takes down what a component emits."""
+    """Records the rows that a component emits."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -136,7 +139,7 @@ class _Probe(BaseBasicBolt):
 
 
 class _ListSpout(BaseRichSpout):
-    """Emits the records of a list, and those that failed again."""
+    """Emits the records of a list, and again those that failed."""
 
     def __init__(self, component: Component, records: list[Any], again: tuple[int, ...], run: str) -> None:
         fields = component.streams.get(DEFAULT_STREAM)

@@ -1,4 +1,4 @@
-"""A plugin of pytest. In ``conftest.py``: ``pytest_plugins = ["framework.testing.plugin"]``."""
+"""A pytest plugin. In ``conftest.py``: ``pytest_plugins = ["framework.testing.plugin"]``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from framework.testing.simulation.findings import Report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a nightly run look further than the one before each commit."""
+    """Options for a longer search, for instance in a nightly run."""
     group = parser.getgroup("ratchet")
     group.addoption("--simulate-schedules", type=int, default=SCHEDULES, help="Schedules of each simulated topology.")
     group.addoption("--simulate-seed", type=int, default=0, help="The seed of the first one.")
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(name="simulate")
 def fixture(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """``framework.testing.simulate`` with the schedules and the seed of the command line::
+    """``framework.testing.simulate`` with the schedules and the seed from the command line::
 
     def test_my_topology(simulate):
         simulate(topology(), [{"word": "dog"}, {"word": "cat"}])

@@ -1,8 +1,9 @@
-"""A topology over lists, in one line: what it emits, and what its sinks hold in the end.
+"""Runs a transactional topology over lists, in one line, and returns the rows that it emits and the
+final content of its sinks.
 
-The driver, its transactions and its commits are those of a run, in the calling thread and in
+The driver, its transactions and its commits are those of a real run, in the calling thread and in
 virtual time, so nothing waits. States are copies that start empty. The spout is replaced by one of
-its kind that gives the lists. What fails, and when, is said by the test.
+the same kind that emits the lists. The test chooses the faults and their times.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from framework.transactions.run import TopologyFailed
 
 #: Records of each partition in a batch.
 TAKE = 100
-#: A driver that needs more steps than this makes no progress.
+#: A driver that needs more steps makes no progress.
 _STEPS_MAX = 100_000
 
 
 class Moment(Enum):
-    """What is made to happen to a transaction, and when."""
+    """The moment and the kind of a fault in a transaction."""
 
     PROCESSED = "the attempt is lost when it has processed its batch"
     ANSWER_LOST = "everything is written, and the answer is lost"
@@ -56,28 +57,28 @@ class Moment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to transaction ``txid``, once. Made by ``fail_attempt``, ``replay``
-    and ``crash``."""
+    """A fault that strikes transaction ``txid`` once. Made by ``fail_attempt``, ``replay`` and
+    ``crash``."""
 
     moment: Moment
     txid: int
 
 
 def fail_attempt(txid: int = 1) -> Fault:
-    """An attempt is lost when it has processed its batch, before anything is committed. The batch
+    """An attempt is lost after it has processed its batch, before anything is committed. The batch
     is processed again."""
     return Fault(Moment.PROCESSED, txid)
 
 
 def replay(txid: int = 1) -> Fault:
-    """A commit writes everything, and its answer is lost. So the batch is processed and committed
-    again, over what is written already."""
+    """A commit writes all rows, and its answer is lost. So the batch is processed and committed
+    again, over the written rows."""
     return Fault(Moment.ANSWER_LOST, txid)
 
 
 def crash(txid: int = 1, when: Literal["between_phases", "written"] = "between_phases") -> Fault:
     """The driver dies, and another one takes over: between the processing and the commit phase of a
-    transaction, or when everything is written and the transaction is not closed."""
+    transaction, or after all rows are written and before the transaction is closed."""
     moments = {"between_phases": Moment.BETWEEN_PHASES, "written": Moment.WRITTEN}
     if when not in moments:
         raise ConfigError(f"crash(when=...) must be 'between_phases' or 'written', not {when!r}")
@@ -86,11 +87,13 @@ def crash(txid: int = 1, when: Literal["between_phases", "written"] = "between_p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a topology has done with its lists.
+    """The result of a topology over lists.
 
-    ``transactions``: how many were committed. ``attempts``: txid -> how many attempts it took.
-    ``left_out``: component -> why it did not run: it writes where nothing can be compared, or is
-    below one that does. ``story``: what happened, line by line.
+    * ``transactions``: how many were committed.
+    * ``attempts``: txid -> how many attempts it took.
+    * ``left_out``: component -> why it did not run: it writes to a target that cannot be compared,
+      or is downstream of such a component.
+    * ``story``: the events, line by line.
     """
 
     transactions: int
@@ -101,18 +104,17 @@ class Done:
     _tables: Mapping[tuple[str, int], Sequence[Mapping[str, Any]] | str]
 
     def rows(self, component_id: str, stream: str = DEFAULT_STREAM) -> list[Mapping[str, Any]]:
-        """What a component has emitted on a stream, in the attempts that were committed, in the
-        order of the transactions. Raises ``ConfigError`` for a stream that there is not."""
+        """The rows that a component has emitted on a stream, in committed attempts, in the order of
+        the transactions. Raises ``ConfigError`` for a stream that does not exist."""
         return rows_of_stream(self._rows, component_id, stream)
 
     def has_table(self, component_id: str) -> bool:
-        """Whether a component has a state, which ``table`` gives."""
+        """Whether a component has a state that ``table`` can return."""
         return not isinstance(self._tables.get((component_id, 0), ""), str)
 
     def table(self, component_id: str, number: int = 0) -> list[Mapping[str, Any]]:
-        """What a state of a component holds in the end: its rows, sorted, each by column.
-        ``number``: which of its states, where it has several. Raises ``ConfigError`` where there is
-        no such state, and where it cannot be read."""
+        """The final rows of a component's state, sorted, each by column. ``number``: selects one of
+        several states. Raises ``ConfigError`` if there is no such state, or it cannot be read."""
         found = self._tables.get((component_id, number))
         if found is None:
             known = ", ".join(f"{component!r} ({place})" for component, place in sorted(self._tables)) or "none"
@@ -133,18 +135,19 @@ def run_on(
 ) -> Done:
     """Run a transactional topology over lists to their end, in this process.
 
-    ``records``: what the spout emits, each record a mapping by field names or a sequence of values;
-    or a mapping of streams, or of partitions, to such records. ``take``: how many of each partition
-    are in a batch. ``faults``: what is to go wrong, of ``fail_attempt``, ``replay`` and
-    ``crash``. ``config``: the keys that the components get.
+    * ``records``: the records that the spout emits, each a mapping by field names or a sequence of
+      values; or a mapping of streams, or of partitions, to such records.
+    * ``take``: how many of each partition are in a batch.
+    * ``faults``: made by ``fail_attempt``, ``replay`` and ``crash``.
+    * ``config``: the keys that the components get.
 
-    States are copies that start empty; nothing of yours is written to. Tables of databases and
-    topics of Kafka have a table in a temporary file in their place, which their committers write to
-    exactly once, too. Another committer without a state takes part when an ``Outside`` stands for
-    what it writes to; else it is left out, and named.
+    States are copies that start empty; none of your stores is written to. Tables of databases and
+    topics of Kafka are replaced by a table in a temporary file, which their committers write to
+    exactly once, too. Another committer without a state takes part if an ``Outside`` replaces its
+    target; otherwise it is left out, and named.
 
     Raises ``TopologyFailed`` when the topology ends before its input does, ``ConfigError`` for
-    records that do not fit, and ``AssertionError`` for a fault that never came, because there was
+    records that do not fit, and ``AssertionError`` for a fault that never struck, because there was
     no such transaction.
 
     >>> def test_counting() -> None:
@@ -160,7 +163,7 @@ def run_on(
 
 
 class _End(ArrowBolt):
-    """Takes what nobody subscribes to, so that it can be seen."""
+    """Subscribes to a stream without subscribers, so that its rows are recorded."""
 
     deterministic = True
     commits_on_driver = True
@@ -170,14 +173,15 @@ class _End(ArrowBolt):
 
 
 def _with_probes(topology: Topology) -> Topology:
-    """The topology with an end below each stream that no component takes."""
+    """The topology with a probe on each stream without subscribers."""
     taken = {(sub.component_id, sub.stream) for each in topology.components for sub in each.subscriptions}
     probes = probes_below(topology.components, _End, taken)
     return Topology(topology.id, (*topology.components, *probes), topology.at_least_once)
 
 
 class _Seen:
-    """What tasks emit: the ``TaskWatcher`` of a run. One edge of each stream is watched."""
+    """The rows that tasks emit: the ``TaskWatcher`` of a run. One edge of each stream is
+    watched."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.watched: dict[tuple[str, str], int] = {}
@@ -194,14 +198,14 @@ class _Seen:
         return None
 
     def taken(self) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-        """What was emitted since the last call."""
+        """The rows emitted since the last call."""
         rows, self.rows = self.rows, {}
         return rows
 
 
 @dataclass(slots=True)
 class _Life:
-    """What outlives a driver: what is still to go wrong, and what was seen."""
+    """The data that outlives a driver: the remaining faults, and the recorded rows."""
 
     faults: list[Fault]
     story: list[str] = field(default_factory=list)
@@ -209,7 +213,7 @@ class _Life:
     committed: dict[int, list[dict[tuple[str, str], list[Mapping[str, Any]]]]] = field(default_factory=dict)
 
     def take(self, moment: Moment, txid: int) -> bool:
-        """Whether this is to happen now."""
+        """Whether this fault strikes now. Removes it."""
         found = Fault(moment, txid)
         if found not in self.faults:
             return False
@@ -219,7 +223,7 @@ class _Life:
 
 
 class _Executor:
-    """The workers of one driver, which lose what they are told to lose."""
+    """The workers of one driver, which apply the faults."""
 
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], life: _Life) -> None:
         self._life, self._seen = life, _Seen(plan)
@@ -242,7 +246,7 @@ class _Executor:
         return result
 
     def commits_in_one_step(self, header: AttemptHeader) -> bool:
-        """Single steps fail in more places."""
+        """No: separate steps offer more places for faults."""
         return False
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
@@ -353,7 +357,7 @@ class _Kit:
 def _sorted(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     try:
         return sorted(rows, key=lambda row: [(value is not None, value) for value in row.values()])
-    except TypeError:  # a value that has no order, such as a struct
+    except TypeError:  # a value without an order, such as a struct
         return sorted(rows, key=repr)
 
 

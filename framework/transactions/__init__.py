@@ -1,4 +1,4 @@
-"""The exactly-once protocol on the driver: coordinator, documents, terms, commits, and their
+"""The exactly-once protocol on the driver: coordinator, documents, terms, commits, and the driver's
 loop."""
 
 from framework.coordination import (

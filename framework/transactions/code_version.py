@@ -1,4 +1,6 @@
-"""Which code made a transaction: versions, and hashes of the topology's shape and of its code."""
+"""Identifies the code that made a transaction: versions, and hashes of the topology's shape and of
+its code.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,20 @@ from framework.topology.spout_wrappers import unwrapped
 
 #: The distribution that Ratchet is installed as.
 _PACKAGE = "ratchet-pipelines"
-#: Packages of Ratchet's own: their version says what they are.
+#: Ratchet's own packages, whose code is identified by the version.
 _OURS = ("framework", "sinks", "spouts", "integration")
-#: Of a list, a tuple or a mapping that a component holds, so many items are looked at: longer ones
-#: are data.
+#: The most items of a list, tuple or mapping in a component that are examined: longer ones are
+#: data.
 ITEMS_MAX = 100
 
 
 def lineage_of(topology: Topology) -> dict[str, str]:
-    """``ratchet`` and ``python``: versions. ``shape``: the digest of the topology's outline.
-    ``code``: a hash of the files that define the classes of its components and of what they hold;
-    empty where there are none, as in a notebook. Small, since each record of a transaction has
-    it."""
+    """The lineage of a topology. Kept small, because each record of a transaction contains it.
+
+    * ``ratchet``, ``python``: versions.
+    * ``shape``: the digest of the topology's outline.
+    * ``code``: a hash of the files that define the classes of its components and of their
+      attributes; empty if there are none, as in a notebook."""
     return {
         "ratchet": _version(),
         "python": platform.python_version(),
@@ -40,8 +44,8 @@ def lineage_of(topology: Topology) -> dict[str, str]:
 
 def code_digest(instances: Iterable[Any]) -> str:
     """A hash of the source files of these objects' classes and functions, and of those of their
-    attributes. Files of Ratchet's own are left out. The path does not count, the module's name
-    does."""
+    attributes, without files of Ratchet's own. The hash covers the name of a module, not its path.
+    """
     names = {name for each in instances for held in (each, *_attributes(each)) for name in _modules(held)}
     files = {name: file for name in names if (file := _file_of(name)) is not None}
     if not files:
@@ -56,7 +60,7 @@ def code_digest(instances: Iterable[Any]) -> str:
 def _digest(file: Path, modified_ns: int) -> str:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:  # it may be gone, or not be readable any more
+    except OSError:  # the file may have been removed, or be unreadable
         return ""
 
 

@@ -9,17 +9,17 @@ The order (C1, C2, C5), for each attempt whose turn it is:
    files, publish what the tasks have written.
 4. Set ``done`` in every state. Only then does the transaction close in ZooKeeper.
 
-The first attempt at a txid makes one step of 1, 2 and 4, where there is one state and one task, in
-this process, and the store can do so. The header is compared with the one before the raise, in the
-same atomic step as the writes. An attempt that was cancelled meanwhile is fenced as before: whoever
-raises that header first, the other one is refused.
+The first attempt at a txid does 1, 2 and 4 in one step, if there is one state and one task, in this
+process, and the store supports it. The same atomic step compares the header with its value before
+the raise, and writes. An attempt that was cancelled meanwhile is fenced as usual: the first to
+raise the header wins, and the other is refused.
 
-When the range of an opened plan is gone for good (C7):
+When the source has permanently lost the range of an opened plan (C7):
 
 1. Raise the headers, still with the old digest.
 2. Roll back everything of that txid.
 3. Mark the headers ``ROLLED_BACK``. Only then may another plan be written. After a crash before
-   that, the next leader finds the old plan and starts over.
+   this step, the next leader finds the old plan and starts over.
 
 Each of these is a generator of steps (``steps.py``).
 """
@@ -40,7 +40,7 @@ from framework.topology.fencing import PURGE_EVERY, ROLLED_BACK, FencedState, He
 from framework.transactions.plans import plan_digest
 
 TAKE_OVER_TRIES = 1_000
-#: The digest of the empty plan, which is stored where positions were forgotten.
+#: The digest of the empty plan. A document with it means that the positions were forgotten.
 FORGOTTEN = plan_digest({})
 
 
@@ -77,8 +77,10 @@ class CommitPhase:
         self._incarnation = incarnation
         self._purge_every = purge_every
         self._headers: dict[int, Header] = {}
-        self._committed: OpenCommit | None = None  # the last one; attempt 0 where only its plan is known
-        self._opening: tuple[AttemptHeader, Header] | None = None  # the last one step, and what it opens from
+        # the last commit; attempt 0 if only its plan is known
+        self._committed: OpenCommit | None = None
+        # the last commit in one step, and the header from which it opens
+        self._opening: tuple[AttemptHeader, Header] | None = None
         self._lock = threading.RLock()
 
     def headers(self) -> list[tuple[str, Header]]:
@@ -102,10 +104,11 @@ class CommitPhase:
         committed_by: int = 0,
     ) -> Steps[bool]:
         """Prepare every state and compare its header with ZooKeeper's documents. Returns whether a
-        header says that the commit of ``currtx`` was opened before; its plan is then binding.
-        ``joining``: locations of the states that join at ``currtx`` if they hold nothing yet;
-        before one joins, ``note_joined`` is called with its location and its first txid.
-        ``committed_by``: the attempt that committed the last closed transaction; 0 if unknown.
+        header says that the commit of ``currtx`` was opened before; then its plan is binding.
+
+        * ``joining``: locations of the states that join at ``currtx`` if they are empty.
+        * ``note_joined``: called before a state joins, with its location and its first txid.
+        * ``committed_by``: the attempt that committed the last closed transaction; 0 if unknown.
 
         Raises ``ConfigError`` when header and documents disagree, saying which is ahead (C2), and
         ``RetryableError`` when a header changes too fast to be taken over."""
@@ -122,14 +125,14 @@ class CommitPhase:
         return opened
 
     def _take_over(self, state: FencedState, joins_after: int, note_joined: Callable[[str, int], None]) -> Header:
-        """Write this leader's epoch into the header before deciding anything by it. A former leader
-        that does not know of this one yet could otherwise open a commit in between (ADR 5). A state
-        that was never written to takes the topology's incarnation, and counts as done up to
-        ``joins_after``."""
+        """Write this leader's epoch into the header before any decision that depends on the header.
+        Otherwise a former leader that has not noticed its deposition could open a commit in between
+        (ADR 5). A state that was never written to takes the topology's incarnation, and counts as
+        done up to ``joins_after``."""
         for tried in range(TAKE_OVER_TRIES):
             header = state.prepare(self._topology_id)
-            # This leader has written nothing yet: another one wrote a header with this epoch, and
-            # its tasks may still run.
+            # This leader has written nothing yet: another leader wrote a header with this epoch,
+            # and its tasks may still run.
             another = header.open is not None or (not tried and header.incarnation == self._incarnation)
             if header.epoch > self._epoch or (header.epoch == self._epoch and another):
                 same = [self._states[index].location for index, each in self._headers.items() if each == header]
@@ -159,8 +162,8 @@ class CommitPhase:
         raise RetryableError(f"{state.location}: its header changes faster than a new leader can take it over")
 
     def _check_incarnation(self, state: FencedState, header: Header) -> None:
-        """Refuse a state of another incarnation (C25). State made by a version without incarnations
-        has none to compare."""
+        """Refuse a state of another incarnation (C25). State from a version without incarnations is
+        accepted."""
         if self._incarnation and header.incarnation != self._incarnation:
             raise ConfigError(
                 f"{state.location} is of incarnation {header.incarnation}, and the topology {self._topology_id!r} is of "
@@ -201,8 +204,8 @@ class CommitPhase:
         return True
 
     def pass_over(self, txid: int) -> None:
-        """Say of every state that it is done up to ``txid``: the next batch of a copy stands for
-        several transactions, of which its own is the last."""
+        """Mark every state as done up to ``txid``: the next batch of a copy covers several
+        transactions, the last of which is its own."""
         with self._lock:
             for index in range(len(self._states)):
                 current = self._current(index)
@@ -212,13 +215,12 @@ class CommitPhase:
     # --- attempts ---------------------------------------------------------------------------------
 
     def run(self, attempt: AttemptHeader, *, replay: bool) -> PhaseResult:
-        """Commit. The result holds what went wrong; only a higher epoch raises
-        ``StaleWriterError``."""
+        """Commit. Failures are in the result; only a higher epoch raises ``StaleWriterError``."""
         return perform(self.committing(attempt, replay=replay))
 
     def roll_back(self, attempt: AttemptHeader) -> PhaseResult:
-        """Undo what was written of the attempt's txid under the attempt's plan (C7). Reports
-        failures as ``run`` does."""
+        """Undo all writes of the attempt's txid under the attempt's plan (C7). Reports failures as
+        ``run`` does."""
         return perform(self.rolling_back(attempt))
 
     def committing(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
@@ -246,9 +248,9 @@ class CommitPhase:
         return result
 
     def _takes_one_step(self, attempt: AttemptHeader, *, replay: bool) -> bool:
-        """Whether raising, writing and setting ``done`` may be one step of the store (ADR 58). Not
-        in a replay: its sweep comes between the rows and ``done``, and a reply that was lost is
-        resolved by reading."""
+        """Whether raising the header, writing and setting ``done`` may be one step of the store
+        (ADR 58). Not in a replay: its sweep comes between the rows and ``done``, and reading
+        resolves a lost reply."""
         if replay or len(self._states) != 1 or attempt.txid % self._purge_every == 0:
             return False
         return not self._states[0].publishes and self._executor.commits_in_one_step(attempt)
@@ -281,12 +283,12 @@ class CommitPhase:
             if error.epoch is not None and error.epoch > self._epoch:
                 raise
             return PhaseResult(TaskFailure.of(error, "commit", 0))
-        except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides what follows
+        except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides how to go on
             return PhaseResult(TaskFailure.of(error, "commit", 0))
 
     def close_fence(self, attempt: AttemptHeader) -> None:
-        """Refuse everything that a task of this dead attempt still writes: raise the headers to the
-        attempt that will follow. Raises what the states raise; the fence then stays open until the
+        """Fence off a dead attempt, so that late writes of its tasks are refused: raise the headers
+        to the next attempt. Raises the errors of the states; then the fence stays open until the
         next attempt raises the headers."""
         perform(self.closing_fence(attempt))
 
@@ -306,8 +308,8 @@ class CommitPhase:
             self._replace(index, current, current.opened(self._epoch, _open_commit(attempt)))
 
     def _let_open(self, index: int, attempt: AttemptHeader) -> Header:
-        """The header from which the attempt's one step opens it. What the header is during that
-        step and after it, only the store knows, until the step is done."""
+        """Return the header from which the attempt opens in one step. Until that step is done, only
+        the store knows the header."""
         with self._lock:
             current = self._before(index, attempt)
             del self._headers[index]
@@ -315,16 +317,16 @@ class CommitPhase:
             return current
 
     def _note_done(self, index: int, attempt: AttemptHeader, opens_from: Header) -> None:
-        """Note the header that the one step has left, unless others have written or read it since:
-        the attempt was cancelled then. A late step of an earlier attempt may have read the header
-        before the one step."""
+        """Note the header after the commit in one step, unless other code has written or read it
+        since: then the attempt was cancelled. A late step of an earlier attempt may have read the
+        header before the one step."""
         with self._lock:
             if self._opening == (attempt, opens_from) and self._headers.get(index, opens_from) == opens_from:
                 opened = opens_from.opened(self._epoch, _open_commit(attempt))
                 self._headers[index], self._opening = opened.done_as_open(), None
 
     def _before(self, index: int, attempt: AttemptHeader) -> Header:
-        """The header before it is raised to an attempt. Raises when it may not be."""
+        """The header before it is raised to an attempt. Raises when the raise is not allowed."""
         with self._lock:
             current = self._current(index)
             if current.done > attempt.txid:
@@ -361,9 +363,9 @@ class CommitPhase:
             )
 
     def _check_committed(self, state: FencedState, header: Header) -> None:
-        """Refuse a state that is done with another attempt at the last transaction than the one
-        that was committed: that attempt was rolled back or replayed later, and the state has gone
-        back to the time before (C27)."""
+        """Refuse a state whose last transaction was done by another attempt than the committed one.
+        That attempt was later rolled back or replayed, so the state was restored to an earlier time
+        (C27)."""
         found, committed = header.open, self._committed
         if found is None or committed is None or found.txid != committed.txid:
             return
@@ -388,7 +390,7 @@ class CommitPhase:
             self._states[index].roll_back(self._own(index, attempt))
 
     def _purge(self, index: int, attempt: AttemptHeader) -> None:
-        """Remove the tombstones of transactions that are over for good (C21)."""
+        """Remove the tombstones of transactions that no attempt can touch any more (C21)."""
         with self._lock:
             self._states[index].purge(self._own(index, attempt), attempt.txid)
 
@@ -412,8 +414,8 @@ class CommitPhase:
                 self._replace(index, current, current.opened(self._epoch, above))
 
     def _own(self, index: int, attempt: AttemptHeader) -> Header:
-        """The header, which must be this attempt's. Raises ``StaleWriterError`` when a commit
-        resumes late and finds another attempt's."""
+        """The header, which must belong to this attempt. Raises ``StaleWriterError`` when a commit
+        resumes late and finds another attempt's header."""
         current = self._current(index)
         if current.open != _open_commit(attempt) or current.epoch != self._epoch:
             raise StaleWriterError(
@@ -422,7 +424,7 @@ class CommitPhase:
         return current
 
     def _current(self, index: int) -> Header:
-        """The header as last written here; read from the state when the last outcome is unknown."""
+        """The header as last written here; read from the state if the last outcome is unknown."""
         if index not in self._headers:
             found = self._states[index].read_header()
             if found.epoch > self._epoch:

@@ -1,14 +1,15 @@
-"""When the next transaction may be planned, and how much it may hold: the settings, and the
-arithmetic. Pure: the time comes with each call (C45).
+"""The pace of commits: when the next transaction may be planned, and how many records it may
+contain. Settings and arithmetic. Pure: the time comes with each call (C45).
 
 Invariants:
 
 1. The pace decides when a plan is made and how many records it may have. It never changes a plan.
-2. An interval that was missed is not made up for: the next one begins with the plan that was late.
+2. A missed interval is not made up for: the next interval begins with the late plan.
 3. A bucket begins empty, so that a restart causes no burst. An idle source fills it for at most a
    second, or for one interval.
-4. The first plan of a topology never waits for the interval: it fixes where the topology begins.
-   Nor does the plan of a txid that was planned before, or one that a bounded run waits for.
+4. The first plan of a topology never waits for the interval, because it fixes where the topology
+   begins. Nor does the plan of a txid that was planned before, or a plan for which a bounded run
+   waits.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ PACE_KEYS = (
     "topology.rate.records.per.second",
 )
 _INTERVAL, _RECORDS, _BYTES, _RATE = PACE_KEYS
-#: A bucket holds what an idle source would give in this time, or in one interval, ...
+#: A bucket holds the rate's records for this time, or for one interval, ...
 _FULL_S = 1.0
-#: ... or in the time that the transaction before took, but not more than this.
+#: ... or for the duration of the previous transaction, but not for longer than this.
 _BUSY_MAX_S = 60.0
-#: A plan is worth its cost with what the rate gives in this time.
+#: A plan is worth its cost if it contains the rate's records for this time.
 _WORTH_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPace:
-    """``interval_s``: seconds from one plan to the next; None: plan whenever there is something.
-    ``records_min``, ``bytes_min``: so much in the source ends the interval early.
-    ``records_per_second``: the limit of what is read; None: no limit."""
+    """The settings of the pace.
+
+    * ``interval_s``: seconds from one plan to the next; None: plan whenever there are records.
+    * ``records_min``, ``bytes_min``: end the interval early when the source holds this much.
+    * ``records_per_second``: the limit of the read rate; None: no limit."""
 
     interval_s: float | None = None
     records_min: int | None = None
@@ -49,8 +52,8 @@ class CommitPace:
 
     @classmethod
     def of(cls, config: Config, changed: Mapping[str, Any] | None = None) -> CommitPace:
-        """The pace that the configuration gives, but for what ``ratchet set`` has changed. A value
-        that was set to None is off. Raises ``ConfigError`` for a value that does not fit."""
+        """The configured pace, with the changes of ``ratchet set``. A value set to None is off.
+        Raises ``ConfigError`` for an invalid value."""
         changed = dict(changed or {})
         unknown = sorted(changed.keys() - set(PACE_KEYS))
         if unknown:
@@ -64,7 +67,7 @@ class CommitPace:
         )
 
     def document(self) -> dict[str, Any]:
-        """What is set, by key."""
+        """The settings that are on, by key."""
         values = (self.interval_s, self.records_min, self.bytes_min, self.records_per_second)
         return {key: value for key, value in zip(PACE_KEYS, values, strict=True) if value is not None}
 
@@ -73,7 +76,7 @@ NO_PACE = CommitPace()
 
 
 def changed_pace(document: object, node: str) -> Mapping[str, Any]:
-    """What the document at ``node`` changes; nothing when there is none. Raises
+    """The changes in the document at ``node``; none if there is no document. Raises
     ``CorruptStateError``."""
     if document is None:
         return {}
@@ -87,8 +90,8 @@ def changed_pace(document: object, node: str) -> Mapping[str, Any]:
 
 
 class Pacer:
-    """Counts for one planner. ``planned_ms_ago``: how long ago the last transaction was planned, as
-    far as the store knows.
+    """Applies the pace for one planner. ``planned_ms_ago``: how long ago the last transaction was
+    planned, according to the store.
 
     >>> pacer = Pacer(CommitPace(interval_s=60, records_per_second=100), now_ms=0)
     >>> pacer.planned(1, 0, now_ms=0)
@@ -107,32 +110,32 @@ class Pacer:
         self._busy_s = 0.0
 
     def change(self, pace: CommitPace, now_ms: int) -> None:
-        """Go on at another pace. A rate that begins to count begins with an empty bucket."""
+        """Continue at another pace. A new rate begins with an empty bucket."""
         self._fill(now_ms)
         if self.pace.records_per_second is None:
             self._tokens = 0.0
         self.pace = pace
 
     def asked(self, txid: int, now_ms: int) -> None:
-        """The transaction before leaves time for this one."""
+        """Note that a plan is requested: the previous transaction leaves room for this one."""
         self._txid = txid
         self._busy_s = min((now_ms - self._planned_ms) / 1000, _BUSY_MAX_S)
 
     def planned(self, txid: int, records: int, now_ms: int) -> None:
-        """A plan with so many records was made. More than ``records_max`` is paid back by later
-        plans."""
+        """Note that a plan with this many records was made. Records above ``records_max`` reduce
+        later plans."""
         self._fill(now_ms)
         self._tokens -= records
         self._planned_ms, self._planned_txid = now_ms, max(txid, self._planned_txid)
 
     def interval_held_s(self, now_ms: int) -> float:
-        """How long the interval lasts yet; 0 for a txid that was planned before."""
+        """Remaining seconds of the interval; 0 for a txid that was planned before."""
         if self.pace.interval_s is None or self._txid <= self._planned_txid:
             return 0.0
         return max(self.pace.interval_s - (now_ms - self._planned_ms) / 1000, 0.0)
 
     def rate_held_s(self, now_ms: int) -> float:
-        """How long the bucket fills yet until a plan is worth its cost."""
+        """Seconds until the bucket holds enough for a plan that is worth its cost."""
         rate = self.pace.records_per_second
         if rate is None:
             return 0.0
@@ -140,7 +143,7 @@ class Pacer:
         return max((max(rate * _WORTH_S, 1.0) - self._tokens) / rate, 0.0)
 
     def records_max(self, now_ms: int) -> int | None:
-        """How many records the next plan may have; None: any number."""
+        """The most records that the next plan may have; None: no limit."""
         if self.pace.records_per_second is None:
             return None
         self._fill(now_ms)

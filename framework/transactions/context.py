@@ -1,4 +1,4 @@
-"""What a driver shows of itself, and what it passes to each of its terms."""
+"""A driver's published status, and the context that it passes to each of its terms."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class DriverStatus:
-    """A snapshot of the driver. ``phase``: starting, standby, running, finished, stopped, failed.
-    ``repeating``: the failure behind the present retries; None again when a transaction is
-    committed. ``history_waiting``: why the record for good lags; None when it does not. ``pace``:
-    the keys of the pace that are set, also by ``ratchet set``. ``planned_in_s``: how long the next
-    plan waits for its time; None when it does not."""
+    """A snapshot of the driver.
+
+    * ``phase``: starting, standby, running, finished, stopped, failed.
+    * ``repeating``: the failure behind the present retries; None again after a commit.
+    * ``history_waiting``: why the permanent record of transactions lags; None when it does not.
+    * ``pace``: the keys of the pace that are set, including changes by ``ratchet set``.
+    * ``planned_in_s``: how long the pace delays the next plan; None when it does not."""
 
     phase: str = "starting"
     epoch: int = 0
@@ -43,7 +45,7 @@ class DriverStatus:
 
 
 class Awaited:
-    """What bounded runs wait for. Used from any thread."""
+    """The goals for which bounded runs wait. Used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,13 +62,17 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverContext:
-    """What outlives a term. ``conf``: the configuration as components see it.
-    ``accept_changed_topology``: the user allows the topology to go on from the state of another
-    shape. ``purge_every``: tombstones are removed once in this many transactions.
-    ``stop_requested``: set when the run is to end. ``update``: changes fields of the driver's
-    status. ``traces``: of a run that traces its transactions; None in all others. ``history``: of a
-    run that keeps the record of its transactions for good. ``awaited``: answers of the planner's
-    ``end`` that somebody waits to see committed."""
+    """The objects and settings that outlive a term.
+
+    * ``conf``: the configuration as components see it.
+    * ``accept_changed_topology``: the user allows the topology to continue from the state of
+      another shape.
+    * ``purge_every``: tombstones are removed once in this many transactions.
+    * ``stop_requested``: set when the run has to end.
+    * ``update``: changes fields of the driver's status.
+    * ``traces``: of a run that traces its transactions; None in all others.
+    * ``history``: of a run that keeps a permanent record of its transactions.
+    * ``awaited``: results of the planner's ``end`` that a caller waits to see committed."""
 
     topology: Topology
     executor: BatchExecutor

@@ -1,7 +1,7 @@
-"""The coordinator: which transaction may do what, as a pure state machine.
+"""The coordinator: a pure state machine that decides which transaction may do what.
 
 It takes events and returns commands. It has no thread, clock, I/O or randomness: the time comes
-with each event, and the driver carries the commands out in the order given.
+with each event, and the driver executes the commands in the given order.
 
 States of a transaction::
 
@@ -15,11 +15,11 @@ States of a transaction::
       its range is gone  v   │ failure
                      ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
 
-A batch with a record whose value is refused waits with a narrower plan; if its commit was opened,
-from ROLLING_BACK on (C51).
+When the value of a record is refused, its batch waits with a narrower plan; if its commit was
+opened, it is rolled back first (C51).
 
-An opaque batch whose commit was never opened is not replayed: a failure drops it, and it is planned
-afresh.
+An opaque batch whose commit was never opened is not replayed: on a failure it is dropped and
+planned again.
 
 Invariants:
 
@@ -28,18 +28,18 @@ Invariants:
 3. The attempt ids of a txid only rise, also across restarts. Each is persisted before its batch is
    emitted.
 4. An idempotent plan never changes once persisted, unless a value in it is refused. An opaque plan
-   never changes once its commit has opened, unless its range is gone for good, or a value in it is
-   refused. Where the commit was opened, every state is rolled back before another plan is made (C7,
-   C51). Where a committer has no header to record the opening, the opening is persisted before
-   the commit begins (C24).
+   never changes once its commit has opened, unless the source has permanently lost its range, or a
+   value in it is refused. If the commit was opened, every state is rolled back before another plan
+   is made (C7, C51). If a committer has no header to record the opening, the opening is persisted
+   before the commit begins (C24).
 5. A batch starts where the current plan of the batch before it ends (C9).
 6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself
    (C15).
 7. The answer of an attempt that is no longer current changes nothing.
 8. The next write, whatever it is for, removes stored plans that were dropped, so no later leader
    reads them (C24).
-9. A committed transaction is closed before anything of the next one: by the write that emits it, if
-   its plan comes within ``CLOSE_AFTER_MS``, or by a write of its own.
+9. A committed transaction is closed before the next one begins: by the write that emits the next
+   one, if its plan comes within ``CLOSE_AFTER_MS``, or by a write of its own.
 
 Source: ``org.apache.storm.transactional.TransactionalSpoutCoordinator``; there, planning and
 emitting are one step.
@@ -61,9 +61,10 @@ from framework.transactions.plans import Plan, plan_digest
 
 #: After timeouts, a batch is planned at most this many times smaller than usual (C18).
 DIVISOR_MAX = 1_024
-#: How long a committed transaction waits for the next plan, to be closed by the same write.
+#: How long a committed transaction waits for the next plan, so that one write can close the former
+#: and store the latter.
 CLOSE_AFTER_MS = 5
-#: A longer plan has a write of its own: one request of ZooKeeper is bounded.
+#: A longer plan has a write of its own, because ZooKeeper limits the size of a request.
 JOINED_BYTES_MAX = 50_000
 RETRY_DELAY_MS = 100
 RETRY_DELAY_MAX_MS = 5_000
@@ -139,8 +140,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The end of a ``RollBack``. When ``failure`` is None, no state that can undo holds anything of
-    the txid."""
+    """The end of a ``RollBack``. When ``failure`` is None, every state that can undo has undone all
+    writes of the txid."""
 
     txid: int
     attempt_id: int
@@ -165,8 +166,8 @@ Event = Union[Started, Planned, Processed, Committed, RolledBack, Tick, StopRequ
 
 @dataclass(frozen=True, slots=True)
 class AskPlan:
-    """Plan the batch of ``txid`` after ``previous``; ask the source again until it has one.
-    ``divisor``: make the batch that many times smaller, because it timed out before (C18)."""
+    """Plan the batch of ``txid`` after ``previous``; ask the source repeatedly until it has one.
+    ``divisor``: make the batch this many times smaller, because it timed out before (C18)."""
 
     generation: int
     txid: int
@@ -176,10 +177,14 @@ class AskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """One atomic write. ``attempts``: txid -> last attempt id, the complete map, with the last
-    closed transaction. ``plans``: txid -> (attempt id, plan) to write. ``currtx``: the new value,
-    None to leave it. ``opens``: the commit that is about to begin, or that was rolled back.
-    ``dropped``: txids whose stored plans are removed."""
+    """One atomic write.
+
+    * ``attempts``: txid -> last attempt id, the complete map, including the last closed
+      transaction.
+    * ``plans``: txid -> (attempt id, plan) to write.
+    * ``currtx``: the new value, None to leave it.
+    * ``opens``: the commit that is about to begin, or that was rolled back.
+    * ``dropped``: txids whose stored plans are removed."""
 
     attempts: Mapping[int, int]
     plans: Mapping[int, tuple[int, Plan]] = field(default_factory=dict)
@@ -210,8 +215,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Undo what attempts at an opened txid wrote under ``plan``, in every state that can: the range
-    of the plan is gone (C7)."""
+    """Undo the writes of attempts at an opened txid under ``plan``, in every state that can undo:
+    the source has lost the range of the plan (C7)."""
 
     txid: int
     attempt_id: int
@@ -249,8 +254,8 @@ Command = Union[AskPlan, Persist, Process, Commit, RollBack, Cancel, Release, St
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a new leader found. ``opened``: a header, or the stored ``open`` document, says that the
-    commit of ``currtx`` was opened with its plan."""
+    """The state that a new leader found. ``opened``: a header, or the stored ``open`` document,
+    says that the commit of ``currtx`` was opened with its plan."""
 
     currtx: int = 1
     attempts: Mapping[int, int] = field(default_factory=dict)
@@ -259,14 +264,14 @@ class Recovered:
 
     @property
     def committed_by(self) -> int:
-        """The attempt that committed the last closed transaction; 0 if unknown. Whoever takes the
-        states over compares it (C27)."""
+        """The attempt that committed the last closed transaction; 0 if unknown. A new leader
+        compares it with the states when it takes them over (C27)."""
         return self.attempts.get(self.currtx - 1, 0)
 
 
 @dataclass(slots=True)
 class _Transaction:
-    """``is_short``: whether its plan may share a write."""
+    """A transaction in flight. ``is_short``: whether its plan may share a write."""
 
     txid: int
     plan: Plan
@@ -275,7 +280,7 @@ class _Transaction:
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False
-    lost: bool = False  # its range is gone for good, or holds a refused value: roll back, then plan afresh
+    lost: bool = False  # its range is lost, or contains a refused value: roll back, then plan again
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
     is_short: bool = field(init=False)
 
@@ -283,7 +288,7 @@ class _Transaction:
         self.is_short = _is_short(self.plan)
 
     def turn_to(self, plan: Plan) -> None:
-        """Take another plan, of which nothing is opened."""
+        """Replace the plan by another one whose commit is not opened."""
         self.plan, self.is_short = plan, _is_short(plan)
         self.opened = self.lost = False
         self.narrower = None
@@ -292,14 +297,16 @@ class _Transaction:
 class Coordinator:
     """Call ``handle`` with each event, always from the same thread.
 
-    ``skips_lost_data``: the source can go on after lost data. An opaque batch whose range is gone
-    is then planned afresh; otherwise lost data ends the run. ``may_replan``: every state can undo
-    as well. A batch that was opened is then rolled back first and planned afresh too (C7, C8).
-    ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
-    ``narrowing``: takes records whose values are refused out of plans; None: such a value ends the
-    run. ``can_undo``: every state can undo, so that is possible after the commit was opened, too.
-    ``pins_errors``: an error of the user's code that has used up the attempts is taken for a
-    refused value.
+    * ``skips_lost_data``: the source can continue after lost data. Then an opaque batch whose range
+      is lost is planned again; otherwise lost data ends the run.
+    * ``may_replan``: every state can undo as well. Then a batch that was opened is rolled back
+      first and planned again too (C7, C8).
+    * ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
+    * ``narrowing``: removes records whose values are refused from plans; None: such a value ends
+      the run.
+    * ``can_undo``: every state can undo, so narrowing works after the commit was opened, too.
+    * ``pins_errors``: when an error of the user's code has used up the attempts, treat it as a
+      refused value.
     """
 
     def __init__(
@@ -328,15 +335,16 @@ class Coordinator:
         self._narrowing = narrowing
         self._can_undo = can_undo
         self._pins_errors = pins_errors
-        self._suspects: Plan | None = None  # a batch with a refused value, of which the next ones are parts
+        # a batch with a refused value; the next batches are parts of it
+        self._suspects: Plan | None = None
         self._unclosed: tuple[int, int, int] | None = None  # txid, attempt, since when
         self._attempts = {txid: last for txid, last in recovered.attempts.items() if txid >= self.currtx - 1}
         self._committed_plan = self._closed_plan = recovered.plans.get(self.currtx - 1)
         self._active: dict[int, _Transaction] = {}
-        self._dropped: set[int] = set()  # their stored plans are removed by the next write
-        self._failures: dict[int, int] = {}  # any kind, per txid: decides the delay
-        self._errors: dict[int, int] = {}  # those that count towards max_attempts
-        self._timeouts: dict[int, int] = {}  # decides how much smaller a batch is planned
+        self._dropped: set[int] = set()  # txids whose stored plans the next write removes
+        self._failures: dict[int, int] = {}  # failures of any kind, per txid: determine the delay
+        self._errors: dict[int, int] = {}  # failures that count towards max_attempts
+        self._timeouts: dict[int, int] = {}  # determine how much smaller a batch is planned
         self._not_before_ms = 0
         self._generation = 0
         self._planning: int | None = None
@@ -345,7 +353,7 @@ class Coordinator:
         self._recover(recovered)
 
     def _recover(self, recovered: Recovered) -> None:
-        """Keep the plans that must be replayed as they were: all of an idempotent spout's, and an
+        """Keep the plans that must be replayed unchanged: all of an idempotent spout's, and an
         opaque one that was opened. Mark the others as dropped."""
         txid = self.currtx
         while txid in recovered.plans:
@@ -356,7 +364,7 @@ class Coordinator:
             self._active[txid] = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
             txid += 1
 
-    # --- what the driver may ask ------------------------------------------------------------------
+    # --- queries of the driver --------------------------------------------------------------------
 
     @property
     def stopped(self) -> bool:
@@ -374,12 +382,12 @@ class Coordinator:
 
     @property
     def planned_to(self) -> Plan | None:
-        """The plan of the last transaction in flight; of the last committed one when none is."""
+        """The plan of the last transaction in flight, or else of the last committed one."""
         return self._active[max(self._active)].plan if self._active else self._committed_plan
 
     @property
     def next_tick_ms(self) -> int | None:
-        """How soon a ``Tick`` has something to do at the latest, if nothing else happens; None: not
+        """Milliseconds until a ``Tick`` is due at the latest, if nothing else happens; None: not
         soon."""
         return CLOSE_AFTER_MS if self._unclosed is not None else None
 
@@ -399,7 +407,7 @@ class Coordinator:
     # --- events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Command]:
-        """Take one event; return the commands to carry out, in order: none once stopped."""
+        """Take one event; return the commands to execute, in order: none once stopped."""
         if self._stopped:
             return []
         commands: list[Command] = []
@@ -451,7 +459,7 @@ class Coordinator:
         self.currtx = event.txid + 1
         for counts in (self._failures, self._errors, self._timeouts):
             counts.pop(event.txid, None)
-        # Which attempt was committed last is kept: a sink may have gone back to another one.
+        # The last committed attempt stays in the map: a restored sink may hold another one.
         self._attempts = {txid: last for txid, last in self._attempts.items() if txid >= event.txid}
         self._unclosed = event.txid, event.attempt_id, now_ms
         if self._stopping:
@@ -459,7 +467,7 @@ class Coordinator:
         return self._close() if self._active or not transaction.is_short else []
 
     def _close(self) -> list[Command]:
-        """Close the transaction that was committed, by a write of its own."""
+        """Close the committed transaction by a write of its own."""
         return self._write() if self._unclosed is not None else []
 
     def _overdue_close(self, now_ms: int) -> list[Command]:
@@ -506,7 +514,7 @@ class Coordinator:
             return []
         return self._stop_now(None)
 
-    # --- what follows -----------------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------------
 
     def _fail(self, txid: int, failure: TaskFailure, now_ms: int) -> list[Command]:
         """Fail this txid and every later one in flight (invariant 2)."""
@@ -518,8 +526,8 @@ class Coordinator:
         else:
             self._suspects = None
             self._failures[txid] = self._failures.get(txid, 0) + 1
-        # A stale stamp counts too. One that is still there at the next try was not left by a dying
-        # attempt: in the end a person has to look.
+        # A stale stamp counts too. If it recurs at the next try, no dying attempt left it: in the
+        # end an operator has to look.
         if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS, FailureKind.STALE):
             self._errors[txid] = self._errors.get(txid, 0) + 1
         if failure.kind is FailureKind.FATAL or (self._errors.get(txid, 0) >= self._max_attempts > 0 and not refused):
@@ -532,7 +540,7 @@ class Coordinator:
         self._not_before_ms = now_ms + (
             min(RETRY_DELAY_MS * 2 ** min(repeats - 1, 10), RETRY_DELAY_MAX_MS) if repeats else 0
         )
-        # An idempotent spout's plans stay as they are, so the plan that is being made after them
+        # An idempotent spout's plans stay unchanged, so the plan that is being made after them
         # stays valid, unless this one is narrowed.
         if self._kind is SpoutKind.OPAQUE or refused:
             self._generation += 1
@@ -569,7 +577,7 @@ class Coordinator:
 
     def _take_out(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
         """Narrow the plan of a batch with a refused value (C51). Returns the failure that ends the
-        run, or None when the batch goes on with another plan."""
+        run, or None when the batch continues with another plan."""
         rolling_back = transaction.phase is TransactionPhase.ROLLING_BACK
         if self._narrowing is None or rolling_back or not self._narrowing.applies(transaction.plan, failure):
             return failure
@@ -592,8 +600,8 @@ class Coordinator:
         return None
 
     def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
-        """Decide what follows when a planned range is gone from the source. Returns the failure
-        that ends the run, or None when the batch is planned afresh."""
+        """Decide how to go on when the source has lost a planned range. Returns the failure that
+        ends the run, or None when the batch is planned again."""
         if self._kind is SpoutKind.TRANSACTIONAL:
             return replace(failure, message=f"{failure.message}; an idempotent batch can only be replayed as it was")
         if not transaction.opened:
@@ -612,7 +620,7 @@ class Coordinator:
         return Cancel(transaction.txid, transaction.attempt_id, reason, committing=writing)
 
     def _advance(self, now_ms: int) -> list[Command]:
-        """Do whatever is possible now: open the commit that is due, emit what waits, ask for a
+        """Do every possible step now: open the commit that is due, emit waiting batches, request a
         plan."""
         commands: list[Command] = []
         self._plan_suspects(now_ms)
@@ -646,7 +654,9 @@ class Coordinator:
         return commands
 
     def _plan_suspects(self, now_ms: int) -> None:
-        """While a refused value is looked for, the next batch is a part of the one that had it."""
+        """During the search for a refused value, plan the next batch as a part of the batch that
+        contained it.
+        """
         if self._suspects is None or self._narrowing is None or self._active:
             return
         plan = self._narrowing.rest(self._suspects, self._committed_plan)
@@ -662,8 +672,8 @@ class Coordinator:
     def _write(
         self, plans: Mapping[int, tuple[int, Plan]] | None = None, *, opens: OpenCommit | None = None
     ) -> list[Command]:
-        """A write, which also closes what is committed (invariant 9); what was closed is then
-        released."""
+        """Build a write that also closes the committed transaction (invariant 9); closed
+        transactions are then released."""
         closed, self._unclosed = self._unclosed, None
         self._closed_plan = self._committed_plan
         commands: list[Command] = [self._persist(plans, currtx=self.currtx if closed else None, opens=opens)]
@@ -676,14 +686,13 @@ class Coordinator:
         currtx: int | None = None,
         opens: OpenCommit | None = None,
     ) -> Persist:
-        """Build a write. It also removes the plans that were dropped since the last one (invariant
-        8)."""
+        """Build a write. It also removes the plans dropped since the last write (invariant 8)."""
         dropped = frozenset(self._dropped.difference(plans or ()))
         self._dropped.clear()
         return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped)
 
     def _rolling_back(self) -> bool:
-        """Whether a plan in flight is about to be dropped. Plan nothing after it."""
+        """Whether a plan in flight is about to be dropped. If so, plan no batch after it."""
         return any(each.lost for each in self._active.values())
 
     def _stop_now(self, failure: TaskFailure | None) -> list[Command]:
@@ -697,7 +706,7 @@ class Coordinator:
         return [*closes, *cancels, Stop(failure)]
 
     def _current(self, txid: int, attempt_id: int, phase: TransactionPhase) -> _Transaction | None:
-        """The transaction, if this attempt is its current one and in ``phase``; else None
+        """The transaction, if this attempt is its current one and is in ``phase``; else None
         (invariant 7)."""
         transaction = self._active.get(txid)
         if transaction is None or transaction.attempt_id != attempt_id or transaction.phase is not phase:

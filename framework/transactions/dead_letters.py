@@ -1,4 +1,4 @@
-"""Where the dead letters of a topology's spout are kept."""
+"""Finds the dead letters of a topology's spout."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from framework.topology.spouts import DEAD_LETTER_STREAM
 
 
 def letter_component(topology: Topology) -> Component | None:
-    """The component that keeps the dead letters of a topology's spout; None: none does so that they
-    can be read."""
+    """The component that keeps the dead letters of a topology's spout in readable form; None: there
+    is none."""
     for each in topology.components:
         takes = any(
             (sub.component_id, sub.stream) == (topology.spout.id, DEAD_LETTER_STREAM) for sub in each.subscriptions
@@ -27,8 +27,8 @@ def letter_component(topology: Topology) -> Component | None:
 
 
 def letter_reader_of(topology: Topology, conf: Mapping[str, Any], incarnation: str = "") -> LetterReader | None:
-    """A reader with connections of its own; None where no letters are kept. ``incarnation``: to
-    find those of the topology's state as it is."""
+    """A reader with connections of its own; None when no letters are kept. ``incarnation``: selects
+    the letters of the topology's present state."""
     component = letter_component(topology)
     if component is None:
         return None

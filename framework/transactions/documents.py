@@ -1,4 +1,4 @@
-"""A topology's documents in the coordination store: what is written where, and how it is read back.
+"""The documents of a topology in the coordination store: their paths, formats, reads and writes.
 
 ::
 
@@ -23,9 +23,9 @@
     record
 
 Every ``save`` is one atomic step, conditional on the epoch. A plan is written together with the
-attempt that first emits it, and not again when it is emitted again. So a transaction costs two
-writes: one to emit it, one to close it. A topology with a committer that has no header of its own
-needs a third, before the commit begins (C24).
+attempt that first emits it; later attempts at the same plan do not write it. So a transaction costs
+two writes: one to emit it, one to close it. A topology with a committer that has no header of its
+own needs a third, before the commit begins (C24).
 """
 
 from __future__ import annotations
@@ -61,33 +61,35 @@ ATTEMPTS = "coordinator/attempts"
 OPEN = "coordinator/open"
 META = "meta"
 INCARNATION = "incarnation"
-#: An incarnation is shorter.
+#: The longest incarnation, in characters.
 _INCARNATION_MAX = 64
-#: Where the source was first read:
-#: ``{"txid": of the first transaction, "positions": {partition: meta in its first plan}}``.
+#: The start of the source: ``{"txid": of the first transaction, "positions": {partition: meta in
+#: its first plan}}``.
 ORIGIN = "origin"
-#: States that were added when the topology had committed something: location -> their first txid.
+#: States that were added after the first commit: location -> their first txid.
 JOINED = "joined"
 HISTORY = "history"
-#: What ``ratchet set`` has changed: key -> value, None for one that is off.
+#: Changes of ``ratchet set``: key -> value, None for a value that is off.
 PACE = "pace"
-#: The dead letters that are to be replayed or dropped: ``{"id", "action", "letters": [[ref,
-#: bytes]]}``.
+#: The dead letters to replay or drop: ``{"id", "action", "letters": [[ref, bytes]]}``.
 LETTERS = "letters"
-#: What ``undo`` took back last: ``{"txid": int, "finished": bool, "attempts": of its record}``.
+#: The last transaction that ``undo`` took back: ``{"txid": int, "finished": bool, "attempts": of
+#: its record}``.
 UNDONE = "undone"
 _TXID = re.compile("[0-9]{1,18}")
-#: The record of a transaction that is stored in more bytes than this is kept without its plan, and
-#: with its last attempt only: a thousand records must not burden ZooKeeper's memory.
+#: A longer record of a transaction is stored without its plan, and with its last attempt only, so
+#: that a thousand records do not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
 
 _log = get_logger()
 
 
 class Origin(NamedTuple):
-    """Where a topology began to read. ``txid``: of the first transaction; 0 when there was none,
-    above 1 when the transactions before are unknown, or the positions were forgotten.
-    ``positions``: partition -> its entry in the first plan that has it."""
+    """The start of a topology's input.
+
+    * ``txid``: of the first transaction; 0 without any; above 1 when the transactions before are
+      unknown, or the positions were forgotten.
+    * ``positions``: partition -> its entry in the first plan that has it."""
 
     txid: int
     positions: Mapping[str, Any]
@@ -95,8 +97,8 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A transaction that was taken back. ``finished``: whether every state was rolled back then.
-    ``attempts``: those that its record had."""
+    """A transaction that was taken back. ``finished``: whether every state has been rolled back.
+    ``attempts``: from its record."""
 
     txid: int
     finished: bool
@@ -121,13 +123,13 @@ class TopologyDocuments:
         Raises ``ConfigError`` naming the difference when the topology has changed. With
         ``accept_changed`` the changed topology is accepted; if its spout has another id, it takes
         over the plans of the former one. Raises ``DataLossError`` for another source, unless
-        ``accept_lost_data`` says that the planner goes on after lost data. Raises
-        ``CorruptStateError`` when ``meta`` does not parse, or ``origin``, which is needed when a
-        transaction closes: what cannot be read then is better noticed before anything is written.
+        ``accept_lost_data`` says that the planner continues after lost data. Raises
+        ``CorruptStateError`` when ``meta`` or ``origin`` does not parse; ``origin`` is needed at a
+        close, and an unreadable one should be reported before anything is written.
 
-        Returns the locations of the states that a change has added and that may still join, on
-        every start with ``accept_changed``: a crash may have come before they joined. A state from
-        before the change may not join, even if it is empty.
+        Returns the locations of the states that a change has added and that may still join. Every
+        start with ``accept_changed`` returns them, because a crash may have come before they
+        joined. A state from before the change may not join, even if it is empty.
         """
         self._origin = _origin_in(self._state, self._topology.id)
         outline = self._topology.outline()
@@ -176,19 +178,22 @@ class TopologyDocuments:
         former = before.get("spout")
         if isinstance(former, str) and former != self._topology.spout.id:
             plans = RotatingTransactionalState(self._state, f"user/{former}")
-            for txid in plans.txids():  # one by one: a few large plans can exceed the size of a step
+            # one by one: several large plans can exceed the size of a step
+            for txid in plans.txids():
                 with self._state.atomically():
                     document = plans.get_state(txid, _never)
                     self._plans.override_state(txid, document, form_of(document.get("plan")))
                     plans.remove_state(txid)
 
     def incarnation(self) -> str:
-        """Empty for state made by a version without incarnations. Raises ``CorruptStateError``."""
+        """The topology's incarnation; empty for state of a version without incarnations. Raises
+        ``CorruptStateError``.
+        """
         return _incarnation_in(self._state, self._topology.id)
 
     def recover(self) -> tuple[Recovered, dict[int, str]]:
-        """Return what the coordinator starts from, as far as the documents know it, and the digest
-        of every plan found. Here, ``opened`` covers only committers without a header. Raises
+        """Return the coordinator's start state as far as the documents know it, and the digest of
+        every plan found. Here, ``opened`` covers only committers without a header. Raises
         ``CorruptStateError``."""
         currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
         attempts = self._state.get_data(ATTEMPTS) or {}
@@ -210,8 +215,8 @@ class TopologyDocuments:
         return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened), digests
 
     def _check_spout(self) -> None:
-        """Refuse a topology whose spout has another id than the plans: a command was given it, and
-        no driver has run it yet."""
+        """Refuse a topology whose spout has another id than the plans: a command got a changed
+        topology that no driver has run yet."""
         meta = self._state.get_data(META)
         former = _meta_in(meta, self._topology.id)["outline"].get("spout") if meta is not None else None
         if former not in (None, self._topology.spout.id):
@@ -243,7 +248,7 @@ class TopologyDocuments:
         return True
 
     def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
-        """Judge state of a version that kept no ``open`` document: a stored plan counts as
+        """Evaluate state of a version without ``open`` documents: a stored plan counts as
         opened."""
         if self.incarnation() or currtx not in digests:
             return False
@@ -261,7 +266,7 @@ class TopologyDocuments:
         try:
             self._save(change, record)
         except BaseException:
-            self._origin = None  # it is unknown whether it was written: read it again
+            self._origin = None  # it is unknown whether the origin was written: read it again
             raise
 
     def _save(self, change: Persist, record: TransactionRecord | None) -> None:
@@ -287,8 +292,8 @@ class TopologyDocuments:
         self._state.set_data(f"{HISTORY}/{_slot(record.txid)}", document, form_of(document["plan"]))
 
     def _save_plan(self, txid: int, plan: Plan) -> None:
-        """Write a plan, unless it is stored already: several large plans can exceed the size of a
-        step."""
+        """Write a plan, unless it is stored already. One plan per step, because several large plans
+        can exceed the size of a step."""
         digest = plan_digest(plan)
         held = self._plans.get_state(txid, _never) if self._plans.has_cache(txid) else None
         if held is None or held.get("digest") != digest:
@@ -296,7 +301,7 @@ class TopologyDocuments:
             self._plans.override_state(txid, {"digest": digest, "plan": stored}, form_of(stored))
 
     def _note_origin(self, record: TransactionRecord) -> None:
-        """Record where a partition was first read, in the step that closes the first transaction
+        """Record the start of each new partition, in the step that closes the first transaction
         with it."""
         if self._origin is None:
             self._origin = _origin_in(self._state, self._topology.id)
@@ -308,8 +313,7 @@ class TopologyDocuments:
             self._state.set_data(ORIGIN, {"txid": self._origin.txid, "positions": stored}, form_of(stored))
 
     def note_joined(self, location: str, txid: int) -> None:
-        """Record that a state holds nothing from before ``txid``. Call it before the state
-        joins."""
+        """Record that a state is empty before ``txid``. Call it before the state joins."""
         with self._state.atomically():
             self._state.set_data(JOINED, {**_joined_in(self._state, self._topology.id), location: txid})
 
@@ -318,16 +322,19 @@ class TopologyDocuments:
         return _undone_in(self._state, self._topology.id)
 
     def pending_undo(self, currtx: int) -> Undone | None:
-        """The transaction that was being taken back when a command ended too early, if it is still
-        the next to commit."""
+        """The transaction that an interrupted ``undo`` was taking back, if it is still the next to
+        commit."""
         undone = self._undone
         return undone if undone is not None and not undone.finished and undone.txid == currtx else None
 
     def take_back(self, record: TransactionRecord, before: Plan, attempts: Mapping[int, int]) -> None:
-        """Make the last closed transaction the next to commit again, in one atomic step: as if its
-        commit had been opened and not closed. Later plans stay: those of an idempotent spout never
-        change. ``record``: of that transaction, as it will be shown.
-        ``before``: the plan of the one before it. ``attempts``: as of ``Persist``."""
+        """Make the last closed transaction the next to commit again, in one atomic step: the
+        documents then look as if its commit had been opened and not closed. Later plans stay,
+        because those of an idempotent spout never change.
+
+        * ``record``: of that transaction, as it will be shown.
+        * ``before``: the plan of the previous transaction.
+        * ``attempts``: as in ``Persist``."""
         with self._state.atomically():
             self._save_plan(record.txid - 1, before)
             last = record.attempts[-1].attempt_id if record.attempts else 1
@@ -339,7 +346,7 @@ class TopologyDocuments:
             self._save_record(record)
 
     def finish_undo(self, undone: Undone) -> None:
-        """Record that nothing of the transaction is left in the states."""
+        """Record that the states have undone all writes of the transaction."""
         with self._state.atomically():
             self._note_undone(replace(undone, finished=True))
 
@@ -349,9 +356,9 @@ class TopologyDocuments:
         self._undone = undone
 
     def forget_positions(self) -> None:
-        """Let the next batch start where the source's policy for a first start says. Txids,
-        attempts and the epoch go on rising (C17). Call it only when no commit is opened: ``reset``
-        rolls back first."""
+        """Let the next batch start at the position that the source's policy for a first start
+        gives. Txids, attempts and the epoch continue to rise (C17). Call it only when no commit is
+        opened: ``reset`` rolls back first."""
         with self._state.atomically():
             currtx = _checked_currtx(self._topology.id, self._state.get_data(CURRTX))
             for txid in self._plans.txids():
@@ -373,9 +380,9 @@ def new_incarnation() -> str:
 def forget_everything(
     store: CoordinationStore, leadership: Leadership, topology_id: str, incarnation: str | None = None
 ) -> None:
-    """Remove all documents of a topology, readable or not, and begin another incarnation: the one
-    given, or a new one. The epoch stays and goes on rising, so a former driver cannot write
-    again."""
+    """Remove all documents of a topology, readable or not, and begin another incarnation: the given
+    one, or a new one. The epoch stays and continues to rise, so a former driver cannot write again.
+    """
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
         for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE, LETTERS):
@@ -387,14 +394,16 @@ def forget_everything(
 
 
 def read_undone(store: CoordinationStore, topology_id: str) -> Undone | None:
-    """What ``undo`` took back last. Needs no leadership. Raises ``CorruptStateError``."""
+    """The last transaction that ``undo`` took back. Needs no leadership. Raises
+    ``CorruptStateError``.
+    """
     return _undone_in(TransactionalState(store, topology_id), topology_id)
 
 
 def read_plan(store: CoordinationStore, topology_id: str, spout_id: str, txid: int | None = None) -> tuple[int, Plan]:
-    """Return a txid and its plan: by default those of the transaction that is next to commit. Needs
-    no leadership. Raises ``ConfigError`` when there is no plan, ``CorruptStateError`` when it does
-    not parse."""
+    """Return a txid and its plan, by default of the next transaction to commit. Needs no
+    leadership. Raises ``ConfigError`` when there is no plan, ``CorruptStateError`` when it does not
+    parse."""
     state = TransactionalState(store, topology_id)
     wanted = txid if txid is not None else _checked_currtx(topology_id, state.get_data(CURRTX))
     node = f"user/{spout_id}/{wanted}"
@@ -420,8 +429,8 @@ def read_incarnation(store: CoordinationStore, topology_id: str) -> str:
 
 
 def committed_or_refused(store: CoordinationStore, topology_id: str) -> int:
-    """As ``committed_txid``. Raises ``ConfigError`` before the first transaction: there is nothing
-    to compare."""
+    """As ``committed_txid``. Raises ``ConfigError`` before the first transaction, when there is
+    nothing to compare."""
     committed = committed_txid(store, topology_id)
     if committed == 0:
         raise ConfigError(f"topology {topology_id!r} has committed no transaction yet: there is nothing to look at")
@@ -429,7 +438,7 @@ def committed_or_refused(store: CoordinationStore, topology_id: str) -> int:
 
 
 def read_origin(store: CoordinationStore, topology_id: str) -> Origin:
-    """Where a topology began to read. Needs no leadership. Raises ``CorruptStateError``."""
+    """The start of a topology's input. Needs no leadership. Raises ``CorruptStateError``."""
     return _origin_in(TransactionalState(store, topology_id), topology_id)
 
 
@@ -462,7 +471,7 @@ def _undone_in(state: TransactionalState, topology_id: str) -> Undone | None:
 
 
 def _meta_in(document: Any, topology_id: str) -> dict[str, Any]:
-    """Raises ``CorruptStateError`` for what is no ``meta`` document."""
+    """Parse a ``meta`` document. Raises ``CorruptStateError`` when it is none."""
     known: dict[str, Any] = document if isinstance(document, dict) else {}
     outline: Any = known.get("outline")
     source: Any = known.get("source", "")
@@ -504,8 +513,8 @@ def _checked_currtx(topology_id: str, currtx: Any) -> int:
 
 
 def _plan_in(document: Any, node: str) -> Plan:
-    """The plan of a document. Raises ``CorruptStateError`` naming the node when it is not a plan,
-    or does not match its digest."""
+    """Parse the plan of a document. Raises ``CorruptStateError`` naming the node when it is not a
+    plan, or does not match its digest."""
     try:
         plan = plan_of(document["plan"])
     except (KeyError, TypeError, ValueError) as error:
@@ -531,13 +540,13 @@ def read_transaction(store: CoordinationStore, topology_id: str, txid: int) -> T
 
 
 def read_pace(store: CoordinationStore, topology_id: str) -> Mapping[str, Any]:
-    """What ``ratchet set`` has changed for a topology. Raises ``CorruptStateError``."""
+    """The changes of ``ratchet set`` for a topology. Raises ``CorruptStateError``."""
     return changed_pace(TransactionalState(store, topology_id).get_data(PACE), f"{topology_id}/{PACE}")
 
 
 def write_pace(store: CoordinationStore, topology_id: str, changed: Mapping[str, Any]) -> None:
-    """Replace what ``read_pace`` returns. Needs no leadership: the protocol does not depend on
-    it."""
+    """Replace the result of ``read_pace``. Needs no leadership, because the protocol does not
+    depend on it."""
     state = TransactionalState(store, topology_id)
     if changed:
         state.set_data(PACE, dict(changed))
@@ -546,7 +555,7 @@ def write_pace(store: CoordinationStore, topology_id: str, changed: Mapping[str,
 
 
 def read_letter_request(store: CoordinationStore, topology_id: str) -> LetterRequest | None:
-    """The dead letters that are to be replayed or dropped. Raises ``CorruptStateError``."""
+    """The dead letters to replay or drop. Raises ``CorruptStateError``."""
     document = TransactionalState(store, topology_id).get_data(LETTERS)
     if document is None:
         return None
@@ -558,8 +567,8 @@ def read_letter_request(store: CoordinationStore, topology_id: str) -> LetterReq
 
 
 def write_letter_request(store: CoordinationStore, topology_id: str, request: LetterRequest | None) -> None:
-    """Replace what ``read_letter_request`` returns. Needs no leadership: the plans say what has
-    been done of it."""
+    """Replace the result of ``read_letter_request``. Needs no leadership, because the plans show
+    which letters were processed."""
     state = TransactionalState(store, topology_id)
     if request is None:
         state.delete(LETTERS)
@@ -568,13 +577,13 @@ def write_letter_request(store: CoordinationStore, topology_id: str, request: Le
 
 
 def is_transactional(store: CoordinationStore, topology_id: str) -> bool:
-    """Whether a transactional topology of that id has ever led."""
+    """Whether a driver of a transactional topology with this id has ever led."""
     return store.get(f"{topology_id}/{INCARNATION}") is not None or store.get(f"{topology_id}/{CURRTX}") is not None
 
 
 def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequence[str]:
-    """In what a topology has another shape than the state of its id was written by; nothing when
-    there is none. No leadership is needed. Raises ``CorruptStateError``."""
+    """The differences between a topology's shape and the shape that wrote the state of its id;
+    empty if there are none. Needs no leadership. Raises ``CorruptStateError``."""
     meta = TransactionalState(store, topology.id).get_data(META)
     if meta is None or _meta_in(meta, topology.id).get("digest") == topology.digest():
         return ()
@@ -613,10 +622,9 @@ def _never(txid: int, previous: Any) -> Any:
 
 
 def _other_source(topology_id: str, found: Mapping[str, Any], source: Mapping[str, Any]) -> str:
-    """How the source differs from the one that the state was read from; empty when it is the
-    same."""
+    """How the source differs from the source of the state; empty when they are the same."""
     if not found:
-        return ""  # the positions were reset: any source will do
+        return ""  # the positions were reset: any source is accepted
     if found.get("cluster") != source.get("cluster"):
         return (
             f"the state of topology {topology_id!r} was read from Kafka cluster {found.get('cluster')!r}, and the "

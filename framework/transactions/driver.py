@@ -1,5 +1,5 @@
 """The driver: stands for election, runs a term while it leads, and stands again when it loses the
-lead."""
+leadership."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 _log = get_logger()
 
-#: The phases after which nothing changes.
+#: The final phases.
 _ENDED = ("finished", "stopped", "failed")
 
 
 class Driver:
-    """Runs one topology until it is stopped, fails or finishes. ``run`` blocks; the rest may be
-    called from other threads. ``standby``: leave the lead to another driver first. The rest is as
-    of ``DriverContext``."""
+    """Runs one topology until it is stopped, fails or finishes. ``run`` blocks; the other methods
+    may be called from other threads. ``standby``: let another driver lead first. The other
+    arguments are as in ``DriverContext``."""
 
     def __init__(
         self,
@@ -100,21 +100,21 @@ class Driver:
             return replace(self._status, in_flight=dict(self._status.in_flight))
 
     def wait_until(self, condition: Callable[[DriverStatus], bool], timeout_s: float | None) -> bool:
-        """Wait until the status meets a condition, or the run is over. Returns whether it was
-        met."""
+        """Wait until the status meets a condition, or the run has ended. Returns whether the
+        condition was met."""
         with self._changed:
             self._changed.wait_for(lambda: condition(self._status) or self._status.phase in _ENDED, timeout_s)
             return condition(self._status)
 
     def call_planner(self, function: Callable[[PartitionPlanner], Any]) -> Future[Any] | None:
-        """Call ``function`` with the planner, in the planner's thread; None when no term is under
-        way."""
+        """Call ``function`` with the planner, in the planner's thread. Returns None outside of a
+        term."""
         term = self._term
         return term.call_planner(function) if term is not None else None
 
     @contextmanager
     def awaited(self, goal: Plan) -> Iterator[None]:
-        """In the block, no interval delays the plans up to ``goal``."""
+        """While the block runs, no interval delays plans up to ``goal``."""
         self._context.awaited.add(goal)
         try:
             term = self._term
@@ -125,20 +125,20 @@ class Driver:
             self._context.awaited.remove(goal)
 
     def covers(self, goal: Plan) -> bool:
-        """Whether everything in ``goal`` (what the planner's ``end`` returned) is committed."""
+        """Whether all records in ``goal`` (a result of the planner's ``end``) are committed."""
         term = self._term
         return term is not None and term.covers(goal)
 
     def partitions(self) -> Mapping[str, PartitionProgress]:
-        """Where each partition of the source stands; after the run, where it stood last."""
+        """The position of each partition of the source; after the run, its last position."""
         term = self._term
         if term is not None:
             self._partitions = term.progress()
         return self._partitions
 
     def headers(self) -> list[tuple[str, Header]]:
-        """Each sink's location, and its header as the leader knows it; nothing while this driver
-        does not lead."""
+        """Each sink's location, and its header as the leader knows it; empty while this driver does
+        not lead."""
         term = self._term
         return term.headers() if term is not None else []
 
@@ -176,7 +176,7 @@ class Driver:
         if error is None:
             self._update(phase="standby")
             return
-        repeating = str(error) if isinstance(error, RetryableError) else None  # it is tried again
+        repeating = str(error) if isinstance(error, RetryableError) else None  # the driver retries
         self._update(phase="standby", last_error=str(error), repeating=repeating, in_flight={})
 
     def _lead(self, leadership: Leadership) -> Steps[bool]:

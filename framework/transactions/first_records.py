@@ -1,4 +1,4 @@
-"""The first records that a source gives to a new topology, read without a transaction."""
+"""Reads the first records that a new topology would get from its source, without a transaction."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from framework.topology.spouts import (
 )
 from framework.transactions.spout_planners import planner_of
 
-#: How long a source that has nothing is asked again.
+#: How long an empty source is asked again.
 _WAIT_S = 10.0
-#: As which the records are read.
+#: The attempt under which the records are read.
 _ATTEMPT = TransactionAttempt(1, 0)
 
 
@@ -34,9 +34,10 @@ class FirstRows(NamedTuple):
 
 
 def first_rows(topology: Topology, conf: Mapping[str, Any], count: int, counts: ReadCounts) -> Iterator[FirstRows]:
-    """Read at least ``count`` records, if the source has as many, and of each partition not many
-    more. ``counts``: what is read is added. Raises ``RetryableError`` when the source does not
-    answer, and ``BadRecordError`` for a bad record of a spout that fails at one."""
+    """Read at least ``count`` records, if the source has as many, and not many more from each
+    partition. ``counts``: records read are added. Raises ``RetryableError`` when the source does
+    not answer, and ``BadRecordError`` for a bad record of a spout that does not accept bad records.
+    """
     planner = planner_of(topology, conf)
     previous: Mapping[str, Meta] = {}
     found = 0
@@ -98,7 +99,7 @@ def _read_partition(reader: PartitionReader, partition: str, meta: Meta, count: 
 def _emitted(
     emitter: TransactionalSpoutEmitter, topology: Topology, ranges: Mapping[str, Meta]
 ) -> list[tuple[str, pa.RecordBatch]]:
-    """What a task of a general spout emits."""
+    """The rows that a task of a general spout emits."""
     spout = topology.spout
     emitted: list[tuple[str, pa.RecordBatch]] = []
     collector = TaskCollector(spout.id, spout.streams, spout.direct_streams)

@@ -1,17 +1,18 @@
-"""Keeps the record of each closed transaction for good, in a table, exactly once.
+"""Keeps the record of each closed transaction permanently in a table, exactly once.
 
 The coordination store has the records of the last thousand transactions: each is written in the
-step that closes its transaction. A keeper copies them to a *target*, after they are closed, in a
-thread of its own.
+step that closes its transaction. A keeper copies closed records to a *target*, in a thread of its
+own.
 
 Invariants:
 
-1. The target holds each closed transaction of a topology's life once, in the order of their txids,
-   or a gap that says which ones were gone before they could be copied.
-2. What the target holds comes from the store: nothing is copied that is not closed.
-3. Where a copy goes on is read from the target, after each error and by each new leader. So a
-   crash between a close and its copy neither loses nor doubles a record.
-4. A target that does not answer holds up nobody. The keeper tries again, and says so.
+1. The target holds each closed transaction of an incarnation once, in txid order, or a gap that
+   names transactions whose records were removed from the store before they could be copied.
+2. The keeper copies only records from the store, so only closed transactions.
+3. After each error, and at the start of each leader, the keeper reads from the target where to
+   continue. So a crash between a close and its copy neither loses nor doubles a record.
+4. A target that does not answer delays no transaction. The keeper tries again, and reports the
+   delay.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from framework.transactions.documents import committed_txid, read_incarnation, r
 
 #: Records per write.
 PAGE = 50
-#: Pause before a target that has failed is tried again.
+#: Pause before a failed target is tried again.
 RETRY_S = 1.0
-#: How long the end of a term waits for the last records to be copied. What is left is copied by the
-#: next leader.
+#: How long the end of a term waits for the last records to be copied. The next leader copies the
+#: rest.
 END_S = 5.0
 
 _log = get_logger()
@@ -44,7 +45,9 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class KeptRecord:
-    """A record as a target holds it. ``record`` None: a gap, ``txid`` to ``until_txid``."""
+    """A record as a target holds it. If ``record`` is None, it is a gap from ``txid`` to
+    ``until_txid``.
+    """
 
     txid: int
     until_txid: int
@@ -58,28 +61,28 @@ class HistoryTarget(ABC):
     @property
     @abstractmethod
     def location(self) -> str:
-        """For messages. Contains no secrets."""
+        """The place, for messages. Contains no secrets."""
 
     @abstractmethod
     def check(self, topology_id: str) -> None:
-        """Raise ``ConfigError`` where the place is of another topology, or of other columns.
+        """Raise ``ConfigError`` when the place belongs to another topology, or has other columns.
         Changes nothing."""
 
     @abstractmethod
     def begin(self, topology_id: str, incarnation: str, epoch: int) -> int:
-        """Create what is missing, and let no leader of a lower epoch write any more, from the next
-        write on. Returns the last txid of this incarnation that is held, or in a gap; 0: none.
-        Raises ``StaleWriterError`` when a later leader of this incarnation has written."""
+        """Create missing parts, and refuse later writes of leaders with a lower epoch. Returns the
+        last txid of this incarnation that is held, or in a gap; 0: none. Raises
+        ``StaleWriterError`` when a later leader of this incarnation has written."""
 
     @abstractmethod
     def write(self, kept: Sequence[KeptRecord]) -> None:
-        """Write records one after the other, in the order of their txids; a record that is there
-        already is replaced. Raises ``StaleWriterError`` when somebody else has written since
-        ``begin``. After an error, call ``begin`` again."""
+        """Write records one after the other, in txid order; existing records are replaced. Raises
+        ``StaleWriterError`` when another leader has written since ``begin``. After an error, call
+        ``begin`` again."""
 
     @abstractmethod
     def read(self, incarnation: str, txid: int) -> KeptRecord | None:
-        """The record, or the gap that begins with this txid. Creates nothing."""
+        """The record of this txid, or the gap that begins with it. Creates nothing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -87,8 +90,8 @@ class HistoryTarget(ABC):
 
 
 def history_target(config: Config, topology_id: str) -> HistoryTarget | None:
-    """The target that the configuration names, not connected yet; None: it names none. Raises
-    ``ConfigError`` for an address that is none."""
+    """The target that the configuration names, not connected yet; None if it names none. Raises
+    ``ConfigError`` for an invalid address."""
     if config.history_table is None:
         return None
     made: HistoryTarget = import_module("sinks.history").history_table(config.history_table, topology_id)
@@ -96,8 +99,8 @@ def history_target(config: Config, topology_id: str) -> HistoryTarget | None:
 
 
 class HistoryKeeper:
-    """Copies the records of one topology, during the terms of one driver. ``update``: gets
-    ``history_waiting``, why the target lags, or None."""
+    """Copies the records of one topology, during the terms of one driver. ``update``: called with
+    ``history_waiting``, the reason why the target lags, or None."""
 
     def __init__(
         self, store: CoordinationStore, topology_id: str, target: HistoryTarget, update: Callable[..., None]
@@ -109,17 +112,17 @@ class HistoryKeeper:
         self._term: _Term | None = None
 
     def begin(self, incarnation: str, epoch: int) -> None:
-        """A term begins."""
-        target = copy.copy(self._target)  # a thread of an earlier term may hang in its own
+        """Begin a term."""
+        target = copy.copy(self._target)  # a thread of an earlier term may hang in its own copy
         self._term = _Term(Copying(self._store, self._topology_id, target, incarnation, epoch), self._update)
 
     def closed(self) -> None:
-        """A transaction is closed in the store."""
+        """Note that a transaction is closed in the store."""
         if self._term is not None:
             self._term.wake()
 
     def end(self) -> None:
-        """The term ends. Waits a moment until all that is closed is copied."""
+        """End the term. Waits a moment until all closed records are copied."""
         term, self._term = self._term, None
         if term is not None:
             term.end()
@@ -139,8 +142,8 @@ class Copying:
         self._newest: int | None = None
 
     def catch_up(self) -> None:
-        """Copy all that is closed and not copied. Raises what store and target raise, and
-        ``StaleWriterError`` with an epoch above this term's when another leader copies now."""
+        """Copy all closed records that are not copied yet. Raises the errors of store and target,
+        and ``StaleWriterError`` with an epoch above this term's when another leader copies now."""
         try:
             newest = self._newest if self._newest is not None else self._begin()
             committed = committed_txid(self._store, self.topology_id)
@@ -154,7 +157,7 @@ class Copying:
         self._newest = newest
 
     def _begin(self) -> int:
-        """Where to go on after."""
+        """The txid after which copying continues."""
         if read_incarnation(self._store, self.topology_id) != self._incarnation:
             raise StaleWriterError(f"topology {self.topology_id!r} was begun anew", self.epoch + 1)
         newest = self.target.begin(self.topology_id, self._incarnation, self.epoch)
@@ -165,15 +168,15 @@ class Copying:
         committed = committed_txid(self._store, self.topology_id)
         held = self.target.read(self._incarnation, newest)
         now, _ = self._record(newest)
-        if newest > committed:  # it was taken back, and will be closed once more
+        if newest > committed:  # the transaction was taken back, and will be closed again
             if now is not None and (held is None or held.record != now):
                 self.target.write([KeptRecord(newest, newest, now)])
             return committed
         return newest - 1 if held is not None and self._was_closed_again(held, now) else newest
 
     def _was_closed_again(self, held: KeptRecord, now: TransactionRecord | None) -> bool:
-        """Whether a transaction was taken back, and closed once more, since it was copied. It can
-        only have been the newest of those copied."""
+        """Whether a transaction was taken back, and closed again, since it was copied. That is
+        possible only for the newest copied one."""
         if held.record is None or now == held.record:
             return False
         undone = read_undone(self._store, self.topology_id)
@@ -235,12 +238,12 @@ class _Term:
             for _ in self._wakings():
                 if not self._copied():
                     return
-        except Exception:  # noqa: BLE001 - a bug in here must not be silent, nor end the topology
+        except Exception:  # noqa: BLE001 - a bug in here must be reported, and must not end the topology
             _log.error("history.crashed", topology=self._copying.topology_id, exc_info=True)
             self._update(history_waiting="the record for good has stopped: see history.crashed in the log")
 
     def _wakings(self) -> Iterator[None]:
-        """Each time that there is something to do, and once more at the end."""
+        """Yields each time that there may be work, and once more at the end."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._to_do or self._ended)
@@ -250,7 +253,7 @@ class _Term:
                 return
 
     def _copied(self) -> bool:
-        """Copy. Returns whether this term may go on."""
+        """Copy. Returns whether this term may continue."""
         try:
             self._copying.catch_up()
         except StaleWriterError as error:

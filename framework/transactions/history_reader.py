@@ -1,4 +1,4 @@
-"""The recorded transactions of a topology: the last ones, for somebody who watches, and each by its
+"""Reads the recorded transactions of a topology: the latest ones, for display, and single ones by
 txid, for tools."""
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from framework.transactions.history_archive import HistoryTarget, KeptRecord
 
 
 class TransactionRecords:
-    """The records of closed transactions by txid: from the store, or, where the store keeps a
-    record no more, from ``archive``, the table at ``topology.history.table``. Used by one thread at
-    a time."""
+    """The records of closed transactions by txid: from the store, or, for older ones, from
+    ``archive``, the table at ``topology.history.table``. Used by one thread at a time."""
 
     def __init__(self, store: CoordinationStore, topology_id: str, archive: HistoryTarget | None = None) -> None:
         self._store, self._topology_id, self._archive = store, topology_id, archive
         self._incarnation: str | None = None
 
     def read(self, txid: int) -> TransactionRecord | None:
-        """None: neither of them holds it. Raises ``CorruptStateError``, and ``RetryableError`` when
-        the table does not answer."""
+        """The record; None if neither holds it. Raises ``CorruptStateError``, and
+        ``RetryableError`` when the table does not answer."""
         found = read_transaction(self._store, self._topology_id, txid)
         if found is not None or self._archive is None:
             return found
@@ -38,7 +37,7 @@ class TransactionRecords:
         return kept.record if kept is not None else None
 
     def archived(self, txid: int) -> KeptRecord | None:
-        """What the table holds of a transaction: its record, or a gap that begins with it."""
+        """The table's entry for a transaction: its record, or a gap that begins with it."""
         if self._archive is None:
             return None
         if self._incarnation is None:
@@ -47,25 +46,27 @@ class TransactionRecords:
 
 
 class HistoryReader:
-    """Reads each record once: a call costs what was closed since the call before. Keeps no plans:
-    they may have thousands of partitions. ``unreadable``: why a record is missing, else None. Used
-    by one thread at a time."""
+    """Reads each record once: a call costs only the transactions closed since the previous call.
+    Discards plans, which may have thousands of partitions. ``unreadable``: why a record is missing,
+    else None. Used by one thread at a time."""
 
     def __init__(self, store: CoordinationStore, topology_id: str) -> None:
         self._store = store
         self._topology_id = topology_id
-        self._begun: tuple[bytes | None, bytes | None] = (None, None)  # the incarnation, and what was undone last
+        # the incarnation, and the last undo
+        self._begun: tuple[bytes | None, bytes | None] = (None, None)
         self._records: deque[TransactionRecord] = deque(maxlen=RECORDS_MAX)
         self._last = 0
         self.unreadable: str | None = None
 
     def read(self) -> list[TransactionRecord]:
         """The last thousand closed transactions, oldest first. Raises ``CorruptStateError`` when
-        the store does not say how far it is."""
+        the store's next txid cannot be read."""
         incarnation, undone = (self._store.get(f"{self._topology_id}/{each}") for each in (INCARNATION, UNDONE))
         begun = incarnation, undone
         last = committed_txid(self._store, self._topology_id)
-        if begun != self._begun or last < self._last:  # it was begun anew, or a transaction was taken back
+        # a new incarnation began, or a transaction was taken back
+        if begun != self._begun or last < self._last:
             self._records.clear()
             self._begun, self._last, self.unreadable = begun, 0, None
         for txid in range(max(self._last, last - RECORDS_MAX) + 1, last + 1):

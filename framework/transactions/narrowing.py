@@ -1,11 +1,11 @@
-"""Takes the record whose value is refused out of the plans, found by halving the batch (C51).
+"""Removes the record whose value is refused from the plans, found by bisecting the batch (C51).
 
-A component says that a value is refused, and mostly not of which record. So the batch is planned
-again with the first half of its records. If that half is refused too, it is halved; if it is
-committed, the batch after it is a half of the rest. A single record that is refused is the one: its
-entry in the plan of the next attempt leaves it out and has the reason, and the reader makes it a
-dead letter, or skips it. So the halves are ordinary batches, whatever refused the value, and a
-leader that dies in between costs a few attempts more.
+A component reports that a value is refused, but usually not of which record. So the batch is
+planned again with the first half of its records. If that half is refused too, it is halved; if it
+is committed, the next batch is a half of the rest. A refused batch of a single record identifies
+the record: in the plan of the next attempt, its entry leaves the record out and has the reason, and
+the reader makes it a dead letter, or skips it. The halves are ordinary batches, whichever component
+refused the value, so a leader that dies in between costs only a few more attempts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from framework.execution.failures import TaskFailure
 from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, PartitionPlanner, leaving_out_too
 from framework.transactions.plans import Plan
 
-#: Plans list every record that was ever left out, for ``verify``, and must fit into a znode. Where
-#: records are refused without end, the source or the component is wrong.
+#: The most records left out in total. Plans list every record that was ever left out, for
+#: ``verify``, and must fit into a znode. If more records are refused, the source or the component
+#: is wrong.
 LEFT_OUT_MAX = 10_000
 
 
 class Narrowing:
-    """Plans made of a plan, without I/O. ``on_refused`` is called with partition, offset and reason
-    of each record that is taken out. ``policies``: component -> its ``on_bad_record``; a component
-    that is not in it, or says "fail", leaves that to the spout."""
+    """Makes narrower plans, without I/O.
+
+    * ``on_refused``: called with partition, offset and reason of each removed record.
+    * ``policies``: component -> its ``on_bad_record``; a component that is missing, or says "fail",
+      leaves the decision to the spout."""
 
     def __init__(
         self,
@@ -43,14 +46,14 @@ class Narrowing:
         self._policies = {each: policy for each, policy in policies.items() if policy != "fail"}
 
     def applies(self, plan: Plan, failure: TaskFailure) -> bool:
-        """Whether a record of this plan may be taken out for a failure. What the spout itself
-        refuses, it has decided about."""
+        """Whether a record of this plan may be removed because of a failure. The spout decides
+        itself about values that it refuses."""
         takes_out = partial(self._takes_out, failure)
         return failure.component_id != self._spout_id and any(map(takes_out, self._suspects(plan)))
 
     def narrowed(self, plan: Plan, failure: TaskFailure) -> tuple[Plan, bool] | TaskFailure:
-        """The plan of the next attempt, and whether it is a half; else the failure that ends the
-        run, where no record can be taken out."""
+        """The plan of the next attempt, and whether it is a half; or the failure that ends the run,
+        if no record can be removed."""
         half = self._half(plan)
         if half is not None:
             return half, True
@@ -75,8 +78,8 @@ class Narrowing:
         return {**plan, partition: entry if policy is None else {**entry, ON_REFUSED: policy}}, False
 
     def rest(self, suspects: Plan, committed: Plan | None) -> Plan | None:
-        """The next batch within ``suspects``, of which a part is committed: half of what is left.
-        None when nothing is left, or it cannot be told."""
+        """The next batch within ``suspects``, a part of which is committed: half of the rest. None
+        when nothing is left, or the source cannot divide its ranges."""
         left: dict[str, Meta] = {}
         for partition, meta in suspects.items():
             before = committed.get(partition) if committed is not None else None
@@ -92,8 +95,8 @@ class Narrowing:
         return failure.component_id in self._policies or self._planner.ranges.takes_out(partition)
 
     def _half(self, plan: Plan) -> Plan | None:
-        """The batch with the first half of the records; None for one record, or where the source
-        cannot tell."""
+        """The batch with the first half of the records; None for one record, or when the source
+        cannot divide its ranges."""
         suspects = self._suspects(plan)
         kept: dict[str, Meta] = {}
         if len(suspects) > 1:
@@ -130,6 +133,6 @@ class Narrowing:
 
 
 def _refusing(meta: Meta, offset: int, reason: str) -> Meta:
-    """An entry without a record. What is left out goes on into the entries after it; the reason is
-    in this one alone."""
+    """An entry without this record. Later entries repeat which records are left out; only this one
+    has the reason."""
     return {**meta, LEFT_OUT: sorted({*meta.get(LEFT_OUT, ()), offset}), REFUSED: {str(offset): reason}}

@@ -1,5 +1,5 @@
-"""The planner's thread: asks the source until it has a batch, and keeps I/O out of the driver's
-loop."""
+"""The planner's thread: asks the source until it has a batch, so that the driver's loop does no I/O
+for it."""
 
 from __future__ import annotations
 
@@ -24,39 +24,41 @@ _log = get_logger()
 #: The first pause before an idle source is asked again. It doubles each time, up to
 #: ``idle_poll_max_s``.
 IDLE_POLL_S = 0.004
-#: A batch that would hold only what has come since the last one was planned waits for that one to
-#: be committed, but not longer than this. Planned at once, the source would be cut into tiny
-#: batches, each of which costs as much as a larger one: every record would wait longer for its
-#: turn. Batches that take longer than this do run side by side.
+#: How long a batch that has only the records since the previous plan waits for that plan's commit.
+#: If it were planned immediately, the source would be divided into tiny batches, each of which
+#: costs as much as a larger one, so every record would wait longer. Batches that take longer than
+#: this run concurrently.
 BESIDE_S = 0.05
-#: A source that has nothing is asked so seldom that the planner's thread uses no more than this
-#: share of a core, ...
+#: An idle source is asked so seldom that the planner's thread uses no more than this share of a
+#: core, ...
 IDLE_SHARE = 0.005
-#: ... but not more seldom than this, however wide it is.
+#: ... but at least this often, even with many partitions.
 IDLE_POLL_COSTLY_MAX_S = 2.0
-#: A source that has had nothing is watched from a pause of this length on, and of so many times
-#: what a look at it costs, since to begin a watch costs about as much as a few looks. So a record
-#: that comes to a source that is idle for a moment is noticed as soon as one after an idle hour.
+#: An idle source is watched once the pause reaches this length and this many times the cost of
+#: asking, because to begin a watch costs about as much as a few requests. So a record after a
+#: moment's pause is noticed as fast as one after an idle hour.
 WATCH_FROM_S = 0.016
 WATCH_FROM_COSTS = 20
-#: A source that says when something has come is asked this often all the same: it may have new
-#: partitions, or have lost some. ...
+#: A watched source is still asked this often: it may have new partitions, or have lost some. ...
 WATCHED_POLL_S = 1.0
-#: ... A wide one is asked more seldom, for this share of a core. Its client's threads use several
-#: times as much.
+#: ... A source with many partitions is asked less often, for this share of a core. Its client's
+#: threads use several times as much.
 WATCHED_SHARE = 0.001
 WATCHED_POLL_COSTLY_MAX_S = 5.0
 RETRY_S = 0.2
-#: How often a plan that waits for its time looks for another pace, and for enough records.
+#: How often a plan that waits for its time checks for another pace, and for enough records.
 PACE_LOOK_S = 2.0
 BACKLOG_LOOK_S = 1.0
 
 
 class PlanningThread:
-    """Owns the planner: all calls to it run here, one at a time. ``check`` sees each plan first,
-    and may raise what planning may raise. ``pace``: reads the pace that is in force now; until it
-    has once, ``pace_before`` is. ``planned_ms_ago``: as of ``Pacer``. ``is_awaited``: whether
-    somebody waits for what comes after this plan, so that no interval delays it."""
+    """Owns the planner: all calls to it run in this thread, one at a time.
+
+    * ``check``: called with each plan first; may raise the same errors as planning.
+    * ``pace``: reads the current pace; ``pace_before`` applies until it succeeds.
+    * ``planned_ms_ago``: as in ``Pacer``.
+    * ``is_awaited``: whether a caller waits for records after this plan, so that no interval delays
+      it."""
 
     def __init__(
         self,
@@ -86,16 +88,17 @@ class PlanningThread:
         self._threads = threads
         self._last_plan_at_ms = threads.now_ms()
         self._last_plan: Plan | None = None  # until it is committed
-        self._lock = threading.Lock()  # guards what other threads set: the next five, and ``_arrived``
+        # guards fields set by other threads: the next five, and ``_arrived``
+        self._lock = threading.Lock()
         self._asked: AskPlan | None = None
         self._through: Plan | None = None
         self._closed_plan: Plan | None = None
         self._calls: list[tuple[Callable[[PartitionPlanner], Any], Future[Any]]] = []
         self._closed = False
         self._wake = threads.event()
-        self._arrived = False  # the source says that there may be more
+        self._arrived = False  # the source has signalled new records
         self._thread: threading.Thread | None = None
-        self._cost_s = 0.0  # processor time of the last look at the source
+        self._cost_s = 0.0  # processor time of the last request to the source
         self.waiting_for: str | None = None
         self.planned_in_s: float | None = None  # while a plan waits for its time
 
@@ -107,25 +110,25 @@ class PlanningThread:
         self._thread = self._threads.spawn("planner", self._running())
 
     def ask(self, request: AskPlan) -> None:
-        """Plan this batch from now on; drop any other request."""
+        """Plan this batch from now on; discard any other request."""
         with self._lock:
             self._asked = request
         self._pacer.asked(request.txid, self._threads.now_ms())
         self._wake.set()
 
     def look(self) -> None:
-        """Look now whether the next plan is still to wait."""
+        """Check now whether the next plan still has to wait."""
         self._wake.set()
 
     def through(self, plan: Plan) -> None:
-        """No batch waits for this one any more: it is committed, and will be closed."""
+        """Note that this plan is committed, and will be closed: no batch waits for it any more."""
         with self._lock:
             self._through = plan
         self._wake.set()
 
     def closed(self, plan: Plan) -> None:
-        """Tell the planner that a batch is closed. If several close before it is told, it is told
-        of the last only."""
+        """Tell the planner that a batch is closed. If several close in between, the planner gets
+        only the last."""
         with self._lock:
             self._closed_plan = plan
         self._wake.set()
@@ -182,7 +185,7 @@ class PlanningThread:
             self._planner.close()
 
     def _held_s(self, request: AskPlan) -> float:
-        """How long the batch is to wait yet for the one before it. 0 when that one is closed, or
+        """How long the batch still has to wait for the previous one. 0 when that one is closed, or
         left records behind."""
         if request.previous is not self._last_plan or not request.previous:
             return 0.0
@@ -196,7 +199,7 @@ class PlanningThread:
         return max(BESIDE_S - (self._threads.now_ms() - self._last_plan_at_ms) / 1000, 0.0)
 
     def _pacing(self, request: AskPlan) -> Steps[float]:
-        """How long to wait before looking again whether the pace allows a plan; 0: it does."""
+        """How long to wait before checking the pace again; 0 when the pace allows a plan now."""
         pacer, now_ms = self._pacer, self._threads.now_ms()
         if self._pace_read_ms is None or now_ms - self._pace_read_ms >= PACE_LOOK_S * 1000:
             known = yield from self._reading_pace()
@@ -211,8 +214,8 @@ class PlanningThread:
         return min(held_s, BACKLOG_LOOK_S if has_least else PACE_LOOK_S)
 
     def _reading_pace(self) -> Steps[bool]:
-        """Read the pace. One that cannot be read changes nothing. Returns whether a pace is known:
-        a new leader waits for the first answer."""
+        """Read the pace. If it cannot be read, keep the current one. Returns whether a pace is
+        known: a new leader waits for the first successful read."""
         first = self._pace_read_ms is None
         try:
             pace: CommitPace = yield self._pace
@@ -228,14 +231,14 @@ class PlanningThread:
         return True
 
     def _having_enough(self, request: AskPlan) -> Steps[bool]:
-        """Whether the source has so much that the interval ends early."""
+        """Whether the source has enough records to end the interval early."""
         pace = self._pacer.pace
         if pace.records_min is None and pace.bytes_min is None:
             return False
         try:
             found: Backlog | None = yield partial(self._planner.backlog, request.previous or {})
         except RetryableError:
-            return True  # planning says what the source does not answer
+            return True  # planning reports it when the source does not answer
         except USER_ERRORS as error:
             self._fail(error)
             return False
@@ -245,7 +248,7 @@ class PlanningThread:
         )
 
     def _planning(self, request: AskPlan, pause_s: float) -> Steps[float]:
-        """Plan once; returns how long to wait before asking again."""
+        """Plan once; returns how long to wait before the next request."""
         try:
             plan: Plan | None = yield partial(self._plan, request)
             pause_max_s = self._pause_max_s(pause_s) if plan is None else 0.0
@@ -264,7 +267,7 @@ class PlanningThread:
             return min(max(pause_s * 2, IDLE_POLL_S), pause_max_s)
         with self._lock:
             if self._asked is not request:
-                return 0.0  # another batch was asked for meanwhile
+                return 0.0  # another batch was requested meanwhile
             self._asked = None
         self._last_plan_at_ms, self._last_plan = self._threads.now_ms(), plan
         self._pacer.planned(request.txid, self._planner.record_count(plan) or 0, self._last_plan_at_ms)
@@ -272,7 +275,7 @@ class PlanningThread:
         return 0.0
 
     def _fail(self, error: BaseException) -> None:
-        """A planner is user code: the run ends with what it raised."""
+        """Handle an error of the planner, which is user code: it ends the run."""
         lost = isinstance(error, DataLossError)
         kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
         trace = "" if isinstance(error, RatchetError) else trace_of(error)
@@ -282,9 +285,9 @@ class PlanningThread:
             self._asked = None
 
     def _pause_max_s(self, pause_s: float) -> float:
-        """The longest pause between two looks at a source that has nothing. A source that has had
-        nothing for a while is watched. When a watch ends for nothing, the pauses begin anew, so it
-        costs no more than asking."""
+        """The longest pause between two requests to an idle source. After some idle time, the
+        source is watched. When a watch ends without records, the pauses start again at the
+        shortest, so it costs no more than asking."""
         costly_s = min(self._cost_s / IDLE_SHARE, IDLE_POLL_COSTLY_MAX_S)
         asking_s = max(self._idle_poll_max_s, costly_s)
         watch_from_s = min(max(WATCH_FROM_S, self._cost_s * WATCH_FROM_COSTS), asking_s)
@@ -302,8 +305,8 @@ class PlanningThread:
         self._wake.set()
 
     def _plan(self, request: AskPlan) -> Plan | None:
-        """The source's next batch. When it has none, an empty batch at intervals, for topologies
-        that want one."""
+        """The source's next batch. If it has none, an empty batch at intervals, for topologies that
+        want one."""
         planner, previous, every_s = self._planner, request.previous or {}, self._empty_batch_every_s
         if not planner.shares_entries:
             previous = own_copy(previous)
@@ -332,11 +335,11 @@ class PlanningThread:
     def _telling(self, committed: Plan) -> Steps[None]:
         try:
             yield partial(self._planner.committed, committed)
-        except USER_ERRORS as error:  # this only informs others; the batch is closed in any case
+        except USER_ERRORS as error:  # only informs the planner; the batch is closed in any case
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:
         try:
             future.set_result(function(self._planner))
-        except USER_ERRORS as error:  # handed to whoever asked
+        except USER_ERRORS as error:  # handed to the caller
             future.set_exception(error)

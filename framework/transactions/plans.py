@@ -1,13 +1,13 @@
-"""What a batch reads of each partition, and how that is written down.
+"""Plans: the ranges that a batch reads of each partition, and their stored form.
 
 The canonical text of a plan is its JSON with sorted keys and no spaces. The digest is a hash of
 that text, so the same ranges have the same digest, whatever their order. A short plan is stored as
-JSON that anybody can read. A longer one is stored compressed: a plan has an entry for every
-partition, and most of it repeats (ADR 44).
+readable JSON. A longer one is stored compressed: a plan has an entry for every partition, with much
+repetition (ADR 44).
 
-A plan is never changed once it is made: where a planner may change what it has returned, there is
-a copy (``own_copy``). A wide plan may share the entries of unmoved partitions with the plan before
-it. So the text of a wide plan is made once, and that of a shared entry once.
+A plan never changes once it is made: if a planner might modify its result, it is copied
+(``own_copy``). A wide plan may share the entries of unmoved partitions with the previous plan. So
+the text of each wide plan, and of each shared entry, is made only once.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from typing import Any, NamedTuple, Union
 
 #: Partition -> its entry.
 Plan = Mapping[str, Mapping[str, Any]]
-#: How a document has a plan: as it is, or packed.
+#: A plan as stored in a document: plain or packed.
 StoredPlan = Union[Plan, str]
 
 #: Plans whose text is longer are packed.
 PLAIN_BYTES_MAX = 4_096
-#: A packed plan that is larger than this is none of ours: ten times what would fit into a znode.
+#: The largest valid packed plan: ten times the size that fits into a znode.
 TEXT_BYTES_MAX = 64 << 20
-#: The texts of plans of so many partitions are remembered; that of a narrow one is soon made again.
+#: The texts of plans with this many partitions are cached; that of a narrow plan is quickly made
+#: again.
 WIDE_PARTITIONS = 64
-#: The plans in flight, and the last one that was committed.
+#: Enough for the plans in flight, and the last committed one.
 _KNOWN_MAX = 8
-_LEVEL = 1  # a higher one takes twice the time, for a tenth of the bytes
+_LEVEL = 1  # a higher level takes twice the time, for a tenth fewer bytes
 _json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -88,8 +89,8 @@ _texts = _Texts()
 
 
 def own_copy(plan: Plan) -> Plan:
-    """A copy of a plan that nobody else can change, as it will be read from the store. Raises
-    ``TypeError`` or ``ValueError`` for what is not JSON-able."""
+    """A private copy of a plan, in the form in which it will be read from the store. Raises
+    ``TypeError`` or ``ValueError`` for values that are not JSON-able."""
     copy: Plan = json.loads(json.dumps(plan, allow_nan=False))
     return copy
 
@@ -100,13 +101,13 @@ def plan_digest(plan: Plan) -> str:
 
 
 def stored_plan(plan: Plan) -> StoredPlan:
-    """A plan as a document has it: itself when it is short, else its text, compressed, in
+    """The form of a plan in a document: unchanged when it is short, else its text, compressed, in
     base64."""
     return _texts.of(plan).stored
 
 
 def plan_of(stored: Any) -> Plan:
-    """The reverse of ``stored_plan``. Raises ``ValueError`` for what is not a plan."""
+    """The reverse of ``stored_plan``. Raises ``ValueError`` when it is not a plan."""
     plan: Any = stored
     if isinstance(stored, str):
         try:

@@ -1,4 +1,4 @@
-"""The start of a term: what a new leader reads and takes over before it does anything else."""
+"""The start of a term: reads the documents and takes over the states of the former leader."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ WAITING_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Everything that a term works with. The receiver closes ``planner`` and ``commit``.
+    """The objects with which a term works. The receiver closes ``planner`` and ``commit``.
     ``planned_ms_ago``: how long ago the last closed transaction was planned, by the clocks of two
-    hosts; for its pace only."""
+    hosts; for the pace only."""
 
     planner: PartitionPlanner
     source: ImmutableSource
@@ -48,7 +48,7 @@ class Recovery:
 
 def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery]:
     """Read the documents, take the states over, and compare the two. While this leader leads,
-    raises the error that says why the topology cannot go on; ``StaleWriterError`` or
+    raises the error that says why the topology cannot continue; ``StaleWriterError`` or
     ``LeadershipLostError`` when it no longer leads."""
     topology = context.topology
     planner: PartitionPlanner | None = None
@@ -104,7 +104,8 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
         if commit is not None:
             commit.close()
         if isinstance(error, (ConfigError, CorruptStateError, DataLossError)):
-            yield leadership.confirm  # a leader deposed while it read may have seen half of two states
+            # a leader that was deposed while reading may have read halves of two states
+            yield leadership.confirm
         raise
     if (known := recovered.plans.get(recovered.currtx)) is not None:
         planner.resume(known)
@@ -124,8 +125,8 @@ def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery
 def _source_identity(
     context: DriverContext, leadership: Leadership, planner: PartitionPlanner, source: ImmutableSource
 ) -> Steps[Mapping[str, Any]]:
-    """Ask the source for its identity, and check that it fits this topology. Ask again until it
-    answers, as a running topology does; raise ``RetryableError`` when the run is to stop or the
+    """Ask the source for its identity, and check that it fits this topology. Repeat until it
+    answers, as a running topology does; raise ``RetryableError`` when the run has to stop or the
     leadership is lost."""
     warned = False
     while True:
@@ -149,18 +150,19 @@ def _ask(planner: PartitionPlanner, source: ImmutableSource) -> Mapping[str, Any
 
 
 def _planned_ms_ago(context: DriverContext, txid: int) -> int:
-    """0 where it is not recorded: the interval begins now."""
+    """How long ago the transaction was planned; 0 if that is not recorded: then the interval begins
+    now.
+    """
     try:
         record = read_transaction(context.store, context.topology.id, txid) if txid else None
     except CorruptStateError:
-        record = None  # only the pace is told from it
+        record = None  # only the pace depends on it
     begun = record.attempts[0].started_at if record is not None and record.attempts else None
     return max(int((time.time() - begun) * 1000), 0) if begun is not None else 0
 
 
 def _check_written(context: DriverContext, standing: Standing) -> None:
-    """Let committers that write elsewhere compare what they recorded there with ``standing``
-    (C25)."""
+    """Let committers without a state compare their own records with ``standing`` (C25)."""
     for bolt, bolt_context in committers_elsewhere(context.topology, context.conf):
         bolt.check_written(context.conf, bolt_context, standing)
 
@@ -178,8 +180,8 @@ def committers_elsewhere(topology: Topology, conf: Mapping[str, Any]) -> Iterato
 def rolling_back_opened(
     documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, recovered: Recovered
 ) -> Steps[None]:
-    """Undo what was written of the next txid, whose commit was opened. Raises ``RetryableError``
-    when that fails."""
+    """Undo the writes of the next txid, whose commit was opened. Raises ``RetryableError`` when
+    that fails."""
     currtx = recovered.currtx
     attempts = {**recovered.attempts, currtx: recovered.attempts.get(currtx, 0) + 1}
     yield lambda: documents.save(Persist(attempts))

@@ -1,4 +1,4 @@
-"""What a term shows of itself: the journal of its attempts, the status of the run, and the log."""
+"""The reports of a term: the journal of its attempts, the status of the run, and the log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _log = get_logger()
 
 
 class TermReport:
-    """Tells everybody who watches what becomes of each attempt. Nothing of the protocol depends on
-    it. Used from the driver's thread, except what is said of fences."""
+    """Reports the progress of each attempt to all observers. The protocol does not depend on it.
+    Used from the driver's thread, except for reports about fences."""
 
     def __init__(self, context: DriverContext) -> None:
         self._topology_id = context.topology.id
@@ -44,7 +44,7 @@ class TermReport:
         )
 
     def finished(self, txid: int) -> None:
-        """The source is bounded, and everything up to its end is committed."""
+        """The source is bounded, and all its records are committed."""
         _log.info("topology.finished", topology=self._topology_id, txid=txid)
 
     def closed(self, txid: int) -> None:
@@ -75,7 +75,7 @@ class TermReport:
         _log.warning("record.refused", topology=self._topology_id, partition=partition, offset=offset, reason=reason)
 
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
-        """A cause that repeats is logged once, with its trace."""
+        """A failure that repeats is logged once, with its trace."""
         where = f"at {failure.where}\n" if failure.where else ""
         self._journal.failed(
             txid,
@@ -134,8 +134,8 @@ class TermReport:
         _log.warning("phase.abandoned", topology=self._topology_id, threads=names)
 
     def fence_left(self, attempt: str, error: Exception, *, stale: bool) -> None:
-        """A fence was not closed: another leader has, or the next attempt will. Each attempt at a
-        sink that is away leaves one: a cause that repeats is logged once."""
+        """A fence was not closed: another leader has closed it, or the next attempt will. Every
+        attempt at an unreachable sink leaves one, so a repeated cause is logged once."""
         if stale:
             _log.info("fence.stale", topology=self._topology_id, attempt=attempt, reason=str(error))
         else:
@@ -145,7 +145,7 @@ class TermReport:
         self._fences.over()
 
     def _trace_ended(self, txid: int, attempt_id: int) -> None:
-        """The attempt has ended, and is not closed."""
+        """End the trace of an attempt that has ended without a close."""
         record = self._journal.record(txid) if self._traces is not None else None
         if self._traces is not None and record is not None:
             ended = [each for each in record.attempts if each.attempt_id == attempt_id]

@@ -1,4 +1,4 @@
-"""Resets: forget where the source was read, or forget everything.
+"""Resets: forget the positions in the source, or forget everything.
 
 Both need the topology's leadership, so no driver may be running. Both are safe to repeat after a
 crash.
@@ -23,16 +23,16 @@ from framework.transactions.recovery import committers_elsewhere, rolling_back_o
 def resetting_positions(
     documents: TopologyDocuments, commit: CommitPhase, topology_id: str, epoch: int, irreversible: Sequence[str] = ()
 ) -> Steps[int]:
-    """Steps that let the next batch start where the source's policy for a first start says (C17).
-    Returns the txid that will be next.
+    """The steps of forgetting the positions: the next batch starts where the source's policy for a
+    first start says (C17). Returns the next txid.
 
-    Txids, attempts and the epoch go on rising, because rows are stamped with them. The sinks keep
-    what they hold, so records that are read again count again. A commit that was opened is rolled
+    Txids, attempts and the epoch continue to rise, because rows are stamped with them. The sinks
+    keep their rows, so records that are read again count again. A commit that was opened is rolled
     back first.
 
-    ``irreversible``: what cannot undo a commit. If there is any, and committers without a state may
-    have begun with the opened commit, raises ``ConfigError``: such a committer would never take
-    another plan of that txid. Raises ``RetryableError`` when the roll-back fails."""
+    ``irreversible``: components that cannot undo a commit. Raises ``ConfigError`` if there are any,
+    and committers without a state may have begun the opened commit, because such a committer would
+    never accept another plan of that txid. Raises ``RetryableError`` when the roll-back fails."""
     recovered, digests = documents.recover()
     currtx = recovered.currtx
     opened = yield from commit.opening(currtx, digests, committed_by=recovered.committed_by)
@@ -48,8 +48,8 @@ def resetting_positions(
 
 
 def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> int:
-    """Forget where the source was read; see ``resetting_positions``. Returns the txid that will be
-    next. Raises ``ConfigError`` when a driver still leads after ``timeout_s``."""
+    """Forget the positions in the source; see ``resetting_positions``. Returns the next txid.
+    Raises ``ConfigError`` when a driver still leads after ``timeout_s``."""
     with leadership_of(topology.id, store, timeout_s) as leadership:
         executor = LocalExecutor(plan_execution(topology), {})
         documents = TopologyDocuments(store, leadership, topology)
@@ -60,7 +60,7 @@ def reset_positions(topology: Topology, store: CoordinationStore, timeout_s: flo
 
 
 def describe(topology: Topology, store: CoordinationStore, timeout_s: float = ELECTION_TIMEOUT_S) -> list[str]:
-    """Lines for a person: the next txid, the positions, the sinks."""
+    """Lines for display: the next txid, the positions, the sinks."""
     try:
         with leadership_of(topology.id, store, timeout_s) as leadership:
             recovered, _ = TopologyDocuments(store, leadership, topology).recover()
@@ -80,10 +80,10 @@ def reset_everything(
     timeout_s: float = ELECTION_TIMEOUT_S,
     conf: Mapping[str, Any] | None = None,
 ) -> str:
-    """Empty every state, let the other committers begin anew, then forget all documents but the
+    """Empty every state, let the other committers start over, then remove all documents but the
     epoch and begin another incarnation. Raises ``ConfigError`` when a driver still leads after
-    ``timeout_s``, or when a state cannot be emptied. A crash in between leaves sinks that no longer
-    fit ZooKeeper, and no driver starts on them: reset again."""
+    ``timeout_s``, or when a state cannot be emptied. After a crash in between, the sinks do not
+    match ZooKeeper, and no driver starts on them: reset again."""
     with leadership_of(topology.id, store, timeout_s) as leadership:
         standing = Standing(new_incarnation(), leadership.epoch, 1)
         for state in topology.states:

@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 
 _log = get_logger()
 
-#: How many partitions a message names.
+#: The most partitions that a message names.
 _SHOWN = 5
 
-#: Serves the page of a run, and returns what ends it.
+#: Serves the status page of a run, and returns a function that stops it.
 RunPage = Callable[[Driver, CoordinationStore, Callable[[], RunStatus]], Callable[[], None]]
 
 
 class TopologyFailed(RatchetError):
-    """A run ended because its topology failed. The message is the failure's."""
+    """A run ended because its topology failed. The message is that of the failure."""
 
     def __init__(self, failure: TaskFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
     def lines(self) -> list[str]:
-        """For a person, with the user's own line of code."""
+        """Lines for display, with the user's own line of code."""
         return self.failure.lines()
 
     @staticmethod
     def of(failure: TaskFailure) -> TopologyFailed:
-        """The error that fits the failure, for callers that catch errors by how they recover."""
+        """The error class that matches the failure, for callers that catch errors by recovery."""
         if failure.kind is FailureKind.DATA_LOSS:
             return TopologyLostData(failure)
         return TopologyMetBadRecord(failure) if failure.kind is FailureKind.BAD_RECORD else TopologyFailed(failure)
@@ -97,7 +97,7 @@ class Run(RunningThread):
         )
         super().__init__(topology.id)
         self._config = config
-        self._hidden: str | None = None  # what is waited for behind open kafka_txns
+        self._hidden: str | None = None  # which records the run waits for behind open kafka_txns
         presence = Presence(store, topology.id, "transactional", self._told)
         owns = [executor.close, presence.close, *(each.close for each in (traces, history) if each is not None)]
         self._begin(
@@ -116,12 +116,12 @@ class Run(RunningThread):
         return RunCollector(self.status, self._driver.journal.figures, [each.value for each in FailureKind])
 
     def _told(self) -> dict[str, Any]:
-        """What the run says of itself in the store."""
+        """The run's status document for the store."""
         failed = self._driver.journal.failures_within(3600)
         return {**self.status().summary(), "failures_last_hour": failed, "page": self._config.ui_address}
 
     def status(self) -> RunStatus:
-        """Where the run stands now."""
+        """The current status of the run."""
         status, journal, partitions = self._driver.status(), self._driver.journal, self._driver.partitions()
         status.waiting_for = status.waiting_for or self._hidden
         return RunStatus(
@@ -146,22 +146,22 @@ class Run(RunningThread):
 
     def transactions(self) -> list[TransactionRecord]:
         """A record for each of the last thousand transactions that this process closed, oldest
-        first, then those in flight: plan, attempts, time per phase, rows per edge, outcome. From
-        any process, ``framework.transactions.read_history`` reads the records that the store
-        keeps."""
+        first, then those in flight: plan, attempts, time per phase, rows per edge, outcome. In
+        other processes, use ``framework.transactions.read_history``, which reads the records in the
+        store."""
         return self._driver.journal.records()
 
     def wait_for_commit(self, txid: int, timeout_s: float | None = None) -> None:
-        """Wait until ``txid`` is committed. Raises ``TimeoutError``, the error that the topology
-        failed with, or ``TopologyError`` when it was stopped meanwhile."""
+        """Wait until ``txid`` is committed. Raises ``TimeoutError``, the error with which the
+        topology failed, or ``TopologyError`` when it was stopped meanwhile."""
         self._wait(lambda status: status.committed_txid >= txid, timeout_s, f"txid {txid} to be committed")
 
     def wait_until_caught_up(self, timeout_s: float | None = None) -> None:
-        """Wait until everything that the source held at the call is committed, or a bounded
-        topology has finished. What the source holds and nobody may read yet, behind an open
-        kafka_txn, is logged as a warning; it is waited for where ``topology.open.transactions`` is
-        "wait". Raises as ``wait_for_commit``, and ``ConfigError`` when the spout cannot say where
-        its source ends."""
+        """Wait until all records in the source at the time of the call are committed, or a bounded
+        topology has finished. Records behind an open kafka_txn, which no consumer may read yet, are
+        logged as a warning; the run waits for them if ``topology.open.transactions`` is "wait".
+        Raises as ``wait_for_commit``, and ``ConfigError`` when the spout cannot say where its
+        source ends."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         goal: Any = None
         while goal is None:
@@ -179,7 +179,7 @@ class Run(RunningThread):
                 continue
             except TimeoutError:
                 if timeout_s is None:
-                    raise  # the spout's own
+                    raise  # raised by the spout itself
                 raise TimeoutError(
                     f"waited {timeout_s:g} s for spout {self._topology.spout.id!r} to say where its source ends, waiting for "
                     f"{self.status().waiting_for}"
@@ -202,7 +202,7 @@ class Run(RunningThread):
             )
 
     def _tell_of_hidden(self, hidden: Plan, counts: Mapping[str, int | None]) -> bool:
-        """Say what is behind open kafka_txns. Returns whether to wait for it."""
+        """Log which records are behind open kafka_txns. Returns whether to wait for them."""
         waits = self._config.open_transactions == "wait"
         for partition in sorted(hidden):
             _log.warning(
@@ -243,7 +243,9 @@ class Run(RunningThread):
 
 
 def _end_and_hidden(planner: PartitionPlanner) -> tuple[Plan | None, Plan, Mapping[str, int | None]]:
-    """Where the source ends, what nobody may read yet, and how many records that are."""
+    """The end of the source, the end of the unreadable records behind open kafka_txns, and the
+    number of those records.
+    """
     end = planner.end()
     hidden = planner.hidden()
     return end, hidden, planner.record_counts(hidden)

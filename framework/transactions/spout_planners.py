@@ -1,8 +1,8 @@
 """The driver's side of any spout: its kind, and a planner for it.
 
-The coordinator of a general spout becomes a planner of one pseudo-partition, ``batch``. The
-metadata of that partition is the user's own, with the txid beside it. So there is one way to plan,
-persist, replay and recover.
+The coordinator of a general spout becomes a planner of one pseudo-partition, ``batch``. The entry
+of that partition contains the user's metadata and the txid. So planning, persisting, replay and
+recovery work in one way for all spouts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from framework.transactions.plans import Plan
 
 class ImmutableSource:
     """Refuses partitions that may lose records between a batch and its replay, when sinks of the
-    topology skip what they have seen (C5). ``skipping``: those sinks, as error messages name them;
-    when there are none, nothing is checked."""
+    topology skip transactions that they have already applied (C5). ``skipping``: those sinks, as
+    error messages name them; without any, nothing is checked."""
 
     def __init__(self, planner: PartitionPlanner, skipping: Sequence[str]) -> None:
         self._planner = planner
@@ -45,8 +45,8 @@ class ImmutableSource:
         self._checked: set[str] = set()
 
     def check(self, partitions: Iterable[str]) -> None:
-        """Look at each partition once. Raises ``ConfigError``, and ``RetryableError`` when the
-        source does not answer."""
+        """Check each partition once. Raises ``ConfigError``, and ``RetryableError`` when the source
+        does not answer."""
         new = set(partitions) - self._checked
         if not self._skipping or not new:
             return
@@ -66,8 +66,8 @@ def spout_kind_of(spout: object) -> SpoutKind:
 
 def planner_of(topology: Topology, conf: Mapping[str, Any], letters_of: Topology | None = None) -> PartitionPlanner:
     """The planner of a topology's spout, of any kind. Called on the driver, once per leader.
-    ``letters_of``: the copy of the topology that keeps the letters that are replayed; None: the
-    topology itself."""
+    ``letters_of``: the copy of the topology that keeps the letters to replay; None: the topology
+    itself."""
     spout = topology.spout.instance
     context = _context(topology, conf)
     if isinstance(spout, PartitionedSpout):
@@ -85,7 +85,7 @@ def processing_job(
     header: AttemptHeader, planner: PartitionPlanner, plan: Plan, committed_txid: int = 0
 ) -> ProcessingJob:
     """The processing phase of an attempt at a plan. The number of records decides its layout, so
-    whoever repeats a batch makes the same job."""
+    every repetition of a batch makes the same job."""
     ranges = {partition: planner.for_transaction(header.txid, partition, meta) for partition, meta in plan.items()}
     return ProcessingJob(header, ranges, planner.record_count(plan), committed_txid, planner.record_counts(plan))
 
@@ -93,9 +93,8 @@ def processing_job(
 def rows_in(
     topology: Topology, conf: Mapping[str, Any], planner: PartitionPlanner, ranges: Plan, limit: int
 ) -> tuple[Mapping[str, Any], ...]:
-    """The first rows that the spout emits for these ranges, on whatever stream, for a person to
-    look at; no dead letters. Empty where they cannot be read or decoded, and for a spout without
-    partitions."""
+    """The first rows that the spout emits for these ranges, on any stream, for display; no dead
+    letters. Empty if they cannot be read or decoded, and for a spout without partitions."""
     spout = topology.spout.instance
     if not isinstance(spout, PartitionedSpout):
         return ()
@@ -117,8 +116,8 @@ def rows_in(
 
 
 def shown_row(rows: pa.RecordBatch, number: int) -> Mapping[str, Any]:
-    """A row as Python's values, for a person to look at; the type of a value where Python has no
-    such value, as of the year 75,000."""
+    """A row as Python values, for display; the name of a value's type if Python has no such value,
+    such as a date in the year 75,000."""
     found: dict[str, Any] = {}
     for name in rows.schema.names:
         value = rows.column(name)[number]
@@ -134,9 +133,11 @@ def _context(topology: Topology, conf: Mapping[str, Any]) -> TopologyContext:
 
 
 class CoordinatorPlanner(PartitionPlanner):
-    """Plans with a user's ``TransactionalSpoutCoordinator``. ``next_txid``: the txid to plan;
-    whoever asks for a plan sets it. ``planned``: the last txid with a binding plan; a new leader
-    sets it to the last one that it found."""
+    """Plans with a user's ``TransactionalSpoutCoordinator``.
+
+    * ``next_txid``: the txid to plan; the caller of ``plan`` sets it.
+    * ``planned``: the last txid with a binding plan; a new leader sets it to the last one that it
+      found."""
 
     def __init__(self, coordinator: TransactionalSpoutCoordinator) -> None:
         self._coordinator = coordinator

@@ -1,4 +1,4 @@
-"""Where a run of a transactional topology stands."""
+"""The status of a run of a transactional topology."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from framework.topology import PartitionProgress
 class RunStatus:
     """A snapshot of a run.
 
-    ``phase``: starting, standby (another driver leads), running, finished (a bounded source
-    is read to its end), stopped, failed. ``lag``: records
-    in the source that are not committed yet, None when unknown. ``partitions``: the progress of
-    each partition. ``read_rows``: source rows that this process has processed; a replayed batch
-    counts again. ``committed_rows``: source rows that it has committed. ``rows_per_second``: of
-    those, over the last minute. ``bad_records``: how many of the committed ones could not be
-    decoded. ``late_records``: how many came behind the watermark of a committer. ``lost_records``:
-    offsets that were gone before they were read, and were skipped, since the positions began.
-    ``waiting_for``: what the source does not answer. ``repeating``: the failure behind the present
-    retries; None again when a transaction is committed.
-    ``history_waiting``: why the record for good lags; None when it does not, or when there is none.
-    ``pace``: the keys of the pace that are set, by the configuration or by ``ratchet set``.
-    ``planned_in_s``: seconds that the next plan waits for its time; None when it does not.
+    * ``phase``: starting, standby (another driver leads), running, finished (a bounded source is
+      read to its end), stopped, failed.
+    * ``lag``: records in the source that are not committed yet, None when unknown.
+    * ``partitions``: the progress of each partition.
+    * ``read_rows``: source rows that this process has processed; a replayed batch counts again.
+    * ``committed_rows``: source rows that it has committed.
+    * ``rows_per_second``: committed rows, over the last minute.
+    * ``bad_records``: committed rows that could not be decoded.
+    * ``late_records``: rows that came after the watermark of a committer.
+    * ``lost_records``: offsets that the source lost before they were read, and that were skipped,
+      since the positions began.
+    * ``waiting_for``: the request that the source does not answer.
+    * ``repeating``: the failure behind the present retries; None again after a commit.
+    * ``history_waiting``: why the permanent record of transactions lags; None when it does not, or
+      when there is none.
+    * ``pace``: the keys of the pace that are set, by the configuration or by ``ratchet set``.
+    * ``planned_in_s``: seconds for which the pace delays the next plan; None when it does not.
     """
 
     topology_id: str
@@ -55,11 +59,11 @@ class RunStatus:
         return {name: getattr(self, name) for name in self.__slots__ if name != "partitions"}
 
     def rows_done(self) -> int:
-        """The count that the rate of progress is computed from."""
+        """The count from which the rate of progress is computed."""
         return self.committed_rows
 
     def progress_line(self, rate: float) -> str:
-        """One line for a person. ``rate``: rows committed per second, recently."""
+        """One line of text for display. ``rate``: rows committed per second, recently."""
         in_flight = "unknown" if self.in_flight_rows is None else f"{self.in_flight_rows:,}"
         lag = "unknown" if self.lag is None else f"{self.lag:,}"
         parts = [

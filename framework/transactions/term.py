@@ -1,11 +1,12 @@
-"""A term: one leadership, from beginning to end. It feeds the coordinator and carries out its
-commands.
+"""A term: one leadership, from beginning to end. It feeds events to the coordinator and executes
+its commands.
 
-Each term begins with what ``recovery.py`` found in the store and the states; only the executor
-outlives it. Threads: the driver's own, the planner's, and one for each phase under way. They send
-messages to the driver's thread through one queue. The queue ends with the term, so answers of an
-earlier term reach nobody. A phase that hangs blocks only its own thread. Its attempt is cancelled;
-if it may be writing, its fence is closed; the thread is left behind until it ends by itself.
+Each term begins with the state that ``recovery.py`` found in the store and the sinks; only the
+executor outlives it. Threads: the driver's own, the planner's, and one for each phase under way.
+They send messages to the driver's thread through one queue. The queue ends with the term, so
+answers from an earlier term are dropped. A phase that hangs blocks only its own thread. Its attempt
+is cancelled; if it may be writing, its fence is closed; the thread is abandoned until it ends by
+itself.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ T = TypeVar("T")
 
 TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
-#: and its thread is left behind.
+#: and its thread is abandoned.
 ABANDON_AFTER_MS = 10_000
 
 
@@ -79,7 +80,7 @@ class _Deposed:
 
 @dataclass(frozen=True, slots=True)
 class _PhaseEnded:
-    """The end of a phase, with what it counted. ``event`` goes to the coordinator."""
+    """The end of a phase, with its counters. ``event`` goes to the coordinator."""
 
     event: Processed | Committed | RolledBack
     result: PhaseResult
@@ -91,7 +92,7 @@ _Message = Union[Event, _PhaseEnded, _PlannerFailed, _Deposed]
 class Term:
     """One leadership, after its recovery. ``running`` returns the failure that ended the topology,
     or None when it was stopped or has finished. It raises ``StaleWriterError`` or
-    ``LeadershipLostError`` when another driver has the leadership now."""
+    ``LeadershipLostError`` when another driver has become the leader."""
 
     def __init__(self, context: DriverContext, leadership: Leadership, recovery: Recovery) -> None:
         topology, config, planner = context.topology, context.config, recovery.planner
@@ -107,12 +108,13 @@ class Term:
         self._incarnation = recovery.incarnation
         self._messages: queue.Queue[_Message] = self._threads.queue()
         self._failure: TaskFailure | None = None
-        self.finished = False  # whether the source is bounded, and everything up to its end is committed
-        self._looked_at: Plan | None = None  # the last committed plan that was looked at for this
+        self.finished = False  # whether the source is bounded, and all its records are committed
+        self._looked_at: Plan | None = None  # the last committed plan for which this was checked
         self._headers: dict[tuple[int, int], AttemptHeader] = {}
         self._phases: list[threading.Thread] = []
-        self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as last published
-        self._counted: list[tuple[Plan, int | None]] = []  # the plans in flight, and their records
+        self._plans: tuple[Plan, list[Plan]] = ({}, [])  # committed, in flight: as published last
+        # the plans in flight, and their numbers of records
+        self._counted: list[tuple[Plan, int | None]] = []
         self._report = TermReport(context)
         self._coordinator = Coordinator(
             spout_kind_of(topology.spout.instance),
@@ -154,7 +156,7 @@ class Term:
         self._planning.look()
 
     def covers(self, goal: Plan) -> bool:
-        # What was published is durable; the coordinator itself is a step ahead of the store.
+        # Published plans are durable; the coordinator itself is a step ahead of the store.
         return self._planner.covers(self._plans[0], goal)
 
     def progress(self) -> Mapping[str, PartitionProgress]:
@@ -196,7 +198,7 @@ class Term:
         return self._failure
 
     def _has_finished(self) -> bool:
-        """Whether it shows now that nothing is ever read after what is committed."""
+        """Whether it turns out now that the source has no records after the committed ones."""
         committed = self._plans[0]
         if committed is self._looked_at or self.finished:
             return False
@@ -207,18 +209,18 @@ class Term:
         return self.finished
 
     def _check_interval(self) -> None:
-        """Warn of a table of files that grows by small files."""
+        """Warn when a table of files grows by small files."""
         try:
             pace = self._pace()
         except (RatchetError, OSError):
-            return  # the planner's thread says so
+            return  # the planner's thread reports it
         if pace.interval_s is None:
             for each in self._topology.states:
                 if each.leaves_files:
                     self._report.small_files(each.location)
 
     def _event_in(self, message: Event | _PhaseEnded | _Deposed) -> Event:
-        """The event that a message means for the coordinator. Raises the error of a
+        """Convert a message into an event for the coordinator. Raises the error of a
         ``_Deposed``."""
         if isinstance(message, _Deposed):
             raise message.error
@@ -291,7 +293,7 @@ class Term:
             self._traces.saved(began, planned=command.plans, known=[*opened, *closed])
 
     def _traced(self, steps: Steps[T], header: AttemptHeader, phase: str) -> Steps[T]:
-        """The same steps; where transactions are traced, each is a span."""
+        """The same steps; with tracing, each is a span."""
         if self._traces is None:
             return steps
         states = [each.location for each in self._topology.states]
@@ -339,7 +341,7 @@ class Term:
             result: PhaseResult = yield partial(self._executor.process, job)
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
-        except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides what follows
+        except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         self._answer(Processed(header.txid, header.attempt_id, result.failure), result)
 
@@ -369,7 +371,7 @@ class Term:
     def _answer(self, event: Processed | Committed | RolledBack, result: PhaseResult) -> None:
         self._messages.put(_PhaseEnded(event, result))
 
-    # --- what others see --------------------------------------------------------------------------
+    # --- published state --------------------------------------------------------------------------
 
     def _noted(self, ended: _PhaseEnded) -> Processed | Committed | RolledBack:
         """Record in the journal how a phase of a live attempt ended. (A dead attempt was recorded
@@ -402,8 +404,8 @@ class Term:
         return event
 
     def _learned_from(self, event: Processed, result: PhaseResult) -> Processed:
-        """Tell the planner what was read. The planner may object by an error; the attempt has
-        failed then."""
+        """Report the records read to the planner. The planner may reject them by raising; then the
+        attempt has failed."""
         plan = self._coordinator.plan_of(event.txid)
         if plan is None:
             return event
@@ -415,8 +417,8 @@ class Term:
 
     def _topology_failed(self, failure: TaskFailure) -> None:
         """Note the failure that ends the topology, if this driver still leads. Raises as
-        ``Leadership.confirm``: a deposed leader may miss records that its successor has committed
-        and the source has forgotten since."""
+        ``Leadership.confirm``. A deposed leader may miss records that its successor has committed
+        and the source has deleted since."""
         self._leadership.confirm()
         self._failure = failure
         self._report.topology_failed(failure)
@@ -441,12 +443,12 @@ class Term:
 
 
 def _policies(topology: Topology) -> dict[str, str]:
-    """What becomes of the records that each bolt refuses."""
+    """Component -> its policy for the records that it refuses."""
     return {each.id: each.instance.on_bad_record for each in topology.components if isinstance(each.instance, Bolt)}
 
 
 def _pace(context: DriverContext) -> CommitPace:
-    """The pace that is in force now."""
+    """The current pace."""
     return CommitPace.of(context.config, read_pace(context.store, context.topology.id))
 
 

@@ -1,13 +1,13 @@
-"""Takes back the newest committed transaction: each state is as the one before left it, and the
-positions are put back.
+"""Takes back the newest committed transaction: restores each state, and the positions, to the
+transaction before.
 
-First ZooKeeper says, in one atomic step, that the transaction is opened and not closed. That is
-what a driver leaves that dies in its commit phase, so that the protocol knows what to do. Then
-every state is rolled back, as for a batch whose records are gone (C7). After a crash in between,
-whoever leads next goes on with the roll-back: the command, when it is repeated, or a driver.
+First one atomic step in ZooKeeper marks the transaction as opened and not closed. A driver that
+dies in its commit phase leaves the same state, so the protocol can handle it. Then every state is
+rolled back, as for a batch whose records are lost (C7). After a crash in between, the next leader
+continues with the roll-back: a repeated command, or a driver.
 
-Afterwards an opaque spout plans the batch anew. A batch of an idempotent spout never changes, and
-is processed again as it was.
+Afterwards an opaque spout plans the batch again. A batch of an idempotent spout never changes, and
+is processed again unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import rolling_back_opened
 from framework.transactions.spout_planners import planner_of, spout_kind_of
 
-#: Partition -> the offsets of records that are not to be processed again.
+#: Partition -> the offsets of records that must not be processed again.
 LeftOut = Mapping[str, Collection[int]]
 
 
@@ -52,13 +52,13 @@ def undo(
     leave_out: LeftOut = MappingProxyType({}),
     conf: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Take back the newest committed transaction, or go on with one that was being taken back.
-    Returns its txid. ``leave_out``: records of it that no later batch gets; they go to the dead
-    letters, where the spout has any. Not with one that was being taken back.
+    """Take back the newest committed transaction, or continue an interrupted ``undo``. Returns its
+    txid. ``leave_out``: its records that no later batch gets; they go to the dead letters, if the
+    spout has any. Not allowed for an interrupted ``undo``.
 
     Raises ``ConfigError`` when a driver still leads after ``timeout_s``, when a sink cannot undo,
-    and when the transaction cannot be taken back any more; ``RetryableError`` when something does
-    not answer: repeat it then."""
+    and when the transaction cannot be taken back any more; ``RetryableError`` when a service does
+    not answer: then repeat the call."""
     with leadership_of(topology.id, store, timeout_s) as leadership:
         documents = TopologyDocuments(store, leadership, topology)
         executor = LocalExecutor(plan_execution(topology), {})
@@ -69,8 +69,8 @@ def undo(
 
 
 class Without:
-    """Leaves records out of the batch that follows a plan. Raises ``ConfigError`` where that cannot
-    be."""
+    """Leaves records out of the batch that follows a plan. Raises ``ConfigError`` if that is
+    impossible."""
 
     def __init__(self, topology: Topology, leave_out: LeftOut, conf: Mapping[str, Any]) -> None:
         self._topology, self._leave_out, self._conf = topology, leave_out, conf
@@ -83,7 +83,7 @@ class Without:
         return f", to be made again without {shown}" if shown else ""
 
     def plan(self, before: Plan, batch: Plan) -> Plan:
-        """``before``, such that the plans after it leave out the records, which are in
+        """Return ``before``, changed so that later plans leave out the records, which are in
         ``batch``."""
         if not self._leave_out:
             return before
@@ -128,7 +128,7 @@ def undoing(
     _check_can_undo(topology, store)
     recovered, digests = documents.recover()
     undone = documents.pending_undo(recovered.currtx)
-    if undone is None:  # refuse before anything is changed
+    if undone is None:  # refuse before any change
         record, before = _to_take_back(topology, store, recovered, _headers(topology))
         before = _leaving_out_too(before, record.plan)
         before = without.plan(before, record.plan) if without is not None else before
@@ -158,7 +158,7 @@ def describe_undo(
     leave_out: LeftOut = MappingProxyType({}),
     conf: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[str]:
-    """Lines for a person: what ``undo`` would take back. Raises as ``undo``."""
+    """Lines for display: the transaction that ``undo`` would take back. Raises as ``undo``."""
     without = Without(topology, leave_out, conf)
     with leadership_of(topology.id, store, timeout_s) as leadership:
         _check_can_undo(topology, store)
@@ -205,7 +205,7 @@ def _to_take_back(
     recovered: Recovered,
     headers: Sequence[tuple[str, Header]],
 ) -> tuple[TransactionRecord, Plan]:
-    """The newest committed transaction, and the plan of the one before it. Raises ``ConfigError``
+    """The newest committed transaction, and the plan of the previous one. Raises ``ConfigError``
     when it cannot be taken back."""
     txid = recovered.currtx - 1
     if txid < 1:
@@ -248,8 +248,8 @@ def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Pla
 
 
 def _leaving_out_too(before: Plan, batch: Plan) -> Plan:
-    """``before``, with what an earlier undo had left out of ``batch``. Records of the batch whose
-    values were refused are read again: what refused them may be another one now."""
+    """``before``, extended by the records that an earlier undo had left out of ``batch``. Records
+    whose values were refused are read again, because the component may have been changed since."""
     return {each: leaving_out_too(meta, _without_refused(batch.get(each))) for each, meta in before.items()}
 
 

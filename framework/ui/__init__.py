@@ -1,7 +1,7 @@
-"""The page: what a run, or everything under a ZooKeeper root, looks like in a browser.
+"""The status page: shows a run, or all topologies under a ZooKeeper root, in a browser.
 
-This package serves, guards and draws. What there is to see comes from a ``Source``: of a run, or of
-the coordination store. Nothing here knows a topology, a store or a driver.
+This package serves, guards and renders the page. The data comes from a ``Source``: of a run, or of
+the coordination store. Except for ``sources``, nothing here knows a topology, a store or a driver.
 """
 
 from framework.ui.cached_reads import Kept

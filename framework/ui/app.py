@@ -24,22 +24,23 @@ from framework.ui.guard import Buckets, Token, too_many_wrong
 from framework.ui.messages import Encoded, Viewer, encode
 
 STATIC = Path(__file__).parent / "static"
-#: Browsers that get events at once.
+#: The most browsers that get events at the same time.
 VIEWERS_MAX = 100
-#: Topologies whose last view is kept.
+#: The most topologies whose last view is cached.
 TOPOLOGIES_MAX = 50
 #: How long a request waits for a first answer, in seconds.
 FIRST_S = 10.0
-#: How long the next look waits for an answer that is on its way.
+#: How long a viewer's next update waits for a read that is under way, in seconds.
 NEXT_S = 0.5
-#: A viewer that takes nothing for so long, in seconds, is dropped.
+#: A viewer that accepts no data for this long, in seconds, is dropped.
 STUCK_S = 20.0
-#: After so many seconds without news a viewer gets a sign of life.
+#: After this many seconds without news, a viewer gets a keep-alive.
 ALIVE_S = 10.0
-#: Transactions that are opened, by all viewers: each is read for itself, maybe from the store.
+#: Limit of opened transactions, over all viewers: each needs a read of its own, maybe from the
+#: store.
 OPENED_BURST = 30
 OPENED_PER_SECOND = 10
-#: The longest form that is read, in bytes.
+#: The longest form that is accepted, in bytes.
 FORM_MAX = 4_096
 _POLL_S = 0.02
 
@@ -104,7 +105,7 @@ class Page:
         return Response(encode(answer.value), media_type="application/json")
 
     async def _watched_by(self, request: Request) -> Watched[View | None] | None:
-        """The topology that a request names; None for one that does not exist."""
+        """The topology in a request; None if it does not exist."""
         name = request.query_params.get("id", "")
         known = self._watched.get(name)
         if known is None:
@@ -165,7 +166,7 @@ class Page:
 
 
 class Watched(Generic[T]):
-    """A ``Kept`` for coroutines, with its last value in the form in which it is sent."""
+    """A ``Kept`` for coroutines, with its last value in encoded form."""
 
     def __init__(self, what: str, read: Callable[[], T], every_s: float) -> None:
         self._kept = Kept(what, read, every_s)
@@ -173,11 +174,11 @@ class Watched(Generic[T]):
         self._body: tuple[int, bytes] = (0, b"")
 
     async def first(self) -> Answer[T]:
-        """The last answer, or the first one as soon as it is there."""
+        """The last answer; waits for the first one."""
         return await self._until(FIRST_S, lambda answer: answer.number > 0 or answer.error is not None)
 
     async def next(self, number: int) -> Answer[T]:
-        """An answer after ``number``, if one comes soon; else the last one."""
+        """An answer newer than ``number``, if one comes soon; otherwise the last one."""
         return await self._until(NEXT_S if number else FIRST_S, lambda answer: answer.number > number)
 
     async def _until(self, wait_s: float, enough: Callable[[Answer[T]], bool]) -> Answer[T]:
@@ -185,7 +186,8 @@ class Watched(Generic[T]):
         end = loop.time() + wait_s
         self._kept.look()
         while True:
-            reading = self._kept.reading  # before the look: what was read in between is seen by it
+            # check before the look, so that the look sees a read that completes in between
+            reading = self._kept.reading
             answer = self._kept.look()
             if enough(answer) or not reading or loop.time() >= end:
                 return answer
@@ -197,15 +199,15 @@ class Watched(Generic[T]):
         return self._encoded
 
     def body(self, answer: Answer[T], document: Callable[[Any], Any]) -> bytes:
-        """The answer as one JSON document, made once."""
+        """The answer as one JSON document, encoded once."""
         if self._body[0] != answer.number:
             self._body = (answer.number, encode(document(answer.value)))
         return self._body[1]
 
 
 class _Events(Response):
-    """Server-sent events for one viewer: what it lacks, whenever there is something. Besides the
-    parts of a view, ``trouble``: why nothing new comes, and how old what is shown has become."""
+    """Server-sent events for one viewer: the changed parts of a view, and ``trouble``: why there is
+    no newer data, and the age of the shown data."""
 
     def __init__(self, watched: Watched[Any], every_s: float, count: Callable[[int], None]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -247,7 +249,7 @@ class _Events(Response):
 
 
 def _problem(answer: Answer[Any], every_s: float) -> bytes:
-    """In steps of five seconds, so that it is not said again and again."""
+    """The age is rounded to five seconds, so that the text does not change all the time."""
     old = answer.age_s > 3 * every_s + NEXT_S
     error = answer.error or ("what is asked does not answer" if old else None)
     age_s = int(answer.age_s // 5 * 5) if old and answer.number else 0

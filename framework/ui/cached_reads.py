@@ -1,10 +1,10 @@
-"""The last answer of something that may block.
+"""Caches the last answer of a read that may block.
 
 Invariants:
 
-1. Nobody who looks waits for the reading: it has a thread of its own.
-2. At most one reading is under way, and none begins when nobody looks.
-3. A reading that fails or hangs leaves the answer before it in place, with its age.
+1. No viewer waits for a read: reads have a thread of their own.
+2. At most one read is under way, and none begins without a viewer.
+3. A read that fails or hangs leaves the previous answer in place, with its age.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from framework.observe.logs import get_logger
 
 T = TypeVar("T")
-#: Of an error so many characters are shown.
+#: The most characters of an error that are shown.
 ERROR_MAX = 500
 
 _log = get_logger()
@@ -26,8 +26,12 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """``value``: the last one that was read, None before the first. ``number``: how many were read.
-    ``age_s``: seconds since. ``error``: why there is no newer one, else None."""
+    """The result of the reads so far.
+
+    * ``value``: the last one read, None before the first.
+    * ``number``: number of successful reads.
+    * ``age_s``: seconds since the last one.
+    * ``error``: why there is no newer value, else None."""
 
     value: T | None
     number: int
@@ -36,8 +40,8 @@ class Answer(Generic[T]):
 
 
 class Kept(Generic[T]):
-    """Reads at most every ``every_s`` seconds, when somebody looks. ``what`` names it in the log,
-    which gets one line when it begins to fail."""
+    """Reads at most every ``every_s`` seconds, on demand. ``what`` names it in the log, which gets
+    one line when reads begin to fail."""
 
     def __init__(self, what: str, read: Callable[[], T], every_s: float) -> None:
         self._what = what
@@ -51,7 +55,7 @@ class Kept(Generic[T]):
         self._error: str | None = None
 
     def look(self) -> Answer[T]:
-        """What is known now. Begins to read again when it is time."""
+        """The last answer. Starts a new read if one is due."""
         now_s = time.monotonic()
         with self._lock:
             begin = not self._reading and now_s - self._tried_at_s >= self._every_s
@@ -64,18 +68,18 @@ class Kept(Generic[T]):
 
     @property
     def reading(self) -> bool:
-        """Whether a newer answer is on its way."""
+        """Whether a read is under way."""
         with self._lock:
             return self._reading
 
     def _read_once(self) -> None:
         try:
             value = self._read()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page shows it and goes on
+        except Exception as error:  # noqa: BLE001 - the page shows any error and continues
             text = f"{type(error).__name__}: {error}"[:ERROR_MAX]
             with self._lock:
                 known, self._error, self._reading = self._error, text, False
-            if known is None:  # not again before it has succeeded: the text may differ each time
+            if known is None:  # log again only after a success: the text may differ each time
                 _log.warning("page.unread", what=self._what, reason=text)
             return
         with self._lock:

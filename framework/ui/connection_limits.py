@@ -1,13 +1,13 @@
-"""Lets connections in, and not more than a driver can spare.
+"""Limits connections, so that they cost no more than a driver can spare.
 
 Invariants:
 
 1. Connections take at most ``CONNECTIONS_MAX`` files, and a quarter of those that the process may
-   have open, whether or not they have said anything yet; those of one address half of that.
-2. Connections that come faster than ``PER_SECOND`` cost the processor no more than so many.
-3. A connection that has asked nothing is closed within ``2 * SILENT_S``.
+   have open, whether or not they have sent a request yet; those of one address half of that.
+2. Connections above ``PER_SECOND`` cost no additional processor time.
+3. A connection without a request is closed within ``2 * SILENT_S``.
 
-The sockets are counted where they are accepted: before TLS, and before the server knows them.
+The sockets are counted when they are accepted: before TLS, and before the server knows them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from framework.ui.guard import Buckets
 
 CONNECTIONS_MAX = 250
-#: New connections of all addresses: so many at once, and so many per second on and on.
+#: New connections of all addresses: the burst, and the permanent rate per second.
 BURST = 300
 PER_SECOND = 100
 #: How long a connection may be open without a request, in seconds.
 SILENT_S = 10.0
-#: How long the listener stays shut after a connection that was one too many.
+#: How long the listener pauses after a refused connection.
 _SHUT_S = 0.01
 
 
 class BoundedListener(socket.socket):
-    """A listening socket. ``most``: connections at once. Used from one event loop."""
+    """A listening socket with a limit. ``most``: open connections. Used from one event loop."""
 
     def __init__(self, listener: socket.socket, most: int) -> None:
         super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
@@ -45,8 +45,8 @@ class BoundedListener(socket.socket):
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As of a socket. Raises ``ConnectionAbortedError`` for a connection that is not let in, as
-        the system does for one that has gone again."""
+        """As ``socket.accept``. Raises ``ConnectionAbortedError`` for a refused connection, as the
+        system does for one that the client has closed."""
         try:
             accepted, address = super().accept()
         except OSError as error:
@@ -58,7 +58,7 @@ class BoundedListener(socket.socket):
         full = self._inside.total() >= self._most or self._inside[host] >= max(self._most // 2, 1)
         if full or not self._coming.take("all"):
             accepted.close()
-            time.sleep(_SHUT_S)  # or a flood would have the processor
+            time.sleep(_SHUT_S)  # otherwise a flood would use the whole processor
             raise ConnectionAbortedError("there are too many")
         self._inside[host] += 1
         return _Connection(accepted, self, host), address
@@ -76,8 +76,8 @@ class BoundedListener(socket.socket):
             self._spare = None
 
     def _turn_away(self) -> None:
-        """Take the next connection by the file that was kept for this, and close it: otherwise the
-        loop would be told of it again and again."""
+        """Accept the next connection with a reserved file descriptor, and close it: otherwise the
+        event loop would report it again and again."""
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
@@ -85,7 +85,7 @@ class BoundedListener(socket.socket):
             super().accept()[0].close()
             self._spare = os.open(os.devnull, os.O_RDONLY)
         except OSError:
-            pass  # somebody else was faster: there is none to keep
+            pass  # another thread took the descriptor: there is none to reserve
         time.sleep(_SHUT_S)
 
 
@@ -103,7 +103,7 @@ class _Connection(socket.socket):
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP for clients that say what they want."""
+    """HTTP that closes connections without a timely request."""
 
     _seen: object = None
 
@@ -115,11 +115,14 @@ class PromptProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except LocalProtocolError:  # the answer to bytes that are no request cannot follow another answer
+        # an invalid request can only be answered if no other answer has begun
+        except LocalProtocolError:
             self.transport.abort()
 
     def _look(self) -> None:
-        """Close the connection unless a request has been completed, or is, since the last look."""
+        """Close the connection unless a request was completed since the last check, or is under
+        way.
+        """
         if self.transport.is_closing():
             return
         answering = self.cycle is not None and not self.cycle.response_complete

@@ -1,4 +1,4 @@
-"""What the page shows: documents, made from what runs and the coordination store say."""
+"""The documents that the page shows, made from a run and from the coordination store."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Protocol
 from framework.config import Config
 from framework.observe.journal import AttemptRecord, TransactionRecord
 
-#: Failed attempts that are listed, the latest first.
+#: The most failed attempts that are listed, the latest first.
 FAILURES_SHOWN = 50
-#: Of a reason so many characters are listed; the transaction has all of it.
+#: The most characters of a reason in a list; the transaction's own document has the whole text.
 REASON_MAX = 500
-#: Over how many of the last transactions the rows of an edge are added up.
+#: The number of last transactions over which the rows of an edge are summed.
 EDGES_OVER = 100
-#: And of a core topology over how many seconds.
+#: The same for a core topology, in seconds.
 FLOW_S = 30.0
-#: Partitions with the longest lag, which are listed. All others are drawn.
+#: The number of partitions with the longest lag that are listed. All others are only drawn.
 WORST_SHOWN = 20
-#: Of the partitions of one transaction so many are listed.
+#: The most partitions of one transaction that are listed.
 PLAN_SHOWN = 1_000
-#: Of a trace so many characters, its end.
+#: The most characters of a trace, from its end.
 TRACE_MAX = 20_000
 
 Document = dict[str, Any]
@@ -33,51 +33,52 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One topology at one moment. ``parts``: documents by name; a viewer gets those that have
-    changed. ``closed``: the transactions that are over, oldest first."""
+    """The state of one topology at one time. ``parts``: documents by name; a viewer gets the
+    changed ones. ``closed``: the closed transactions, oldest first."""
 
     parts: Mapping[str, Any]
     closed: Sequence[TransactionRecord] = field(default=())
 
 
 class Source(Protocol):
-    """Where the page gets what it shows. Every method may block and raise: it is called in threads
-    that nobody waits for."""
+    """A data source of the page. Every method may block and raise: it is called in threads for
+    which no viewer waits."""
 
     @property
     def title(self) -> str:
-        """What all of it belongs to: a topology, or a root of ZooKeeper."""
+        """The subject of the page: a topology, or a root of ZooKeeper."""
 
     @property
     def every_s(self) -> float:
-        """The least seconds between two looks."""
+        """The least number of seconds between two reads."""
 
     def topologies(self) -> list[Document]:
         """One document for each topology, as ``TopologyOverview.document`` makes it."""
 
     def topology(self, topology_id: str) -> View | None:
-        """One topology; None when there is none."""
+        """One topology; None if it does not exist."""
 
     def transaction(self, topology_id: str, txid: int) -> Document | None:
-        """Everything that is known of a transaction; None when it is not kept."""
+        """All data about a transaction; None when it is not kept."""
 
 
 def driver_document(
     *, host: str, pid: int, phase: str, started_at: float, said_at: float, page: str | None = None
 ) -> Document:
-    """A driver, as ``TopologyOverview.document`` shows it. ``page``: where its own page is."""
+    """A driver, as in ``TopologyOverview.document``. ``page``: the URL of its own page."""
     safe = page if page is not None and page.startswith(("http://", "https://")) else None
     return {"host": host, "pid": pid, "phase": phase, "started_at": started_at, "said_at": said_at, "page": safe}
 
 
 def row(record: TransactionRecord) -> list[Any]:
-    """A transaction as the time line needs it; ``ROW`` names the columns. Times in milliseconds,
-    ``closed_at`` in seconds since the epoch; ``oldest_age_ms``: the age of its oldest record when
-    it was closed, if records have times."""
+    """A transaction in the form for the time line; ``ROW`` names the columns. Times in
+    milliseconds, ``closed_at`` in seconds since the epoch; ``oldest_age_ms``: the age of its oldest
+    record when it was closed, if records have times."""
     last = record.attempts[-1] if record.attempts else None
     closed_at = record.closed_at
     reasons = [each.reason for each in record.attempts if each.reason]
-    oldest_ms = last.oldest_ms if last is not None and (last.oldest_ms or 0) > 0 else None  # 0, -1: it has no time
+    # 0, -1: the record has no time
+    oldest_ms = last.oldest_ms if last is not None and (last.oldest_ms or 0) > 0 else None
     return [
         record.txid,
         _rounded(closed_at, 3),
@@ -131,8 +132,8 @@ class Flow:
         self._lock = threading.Lock()
 
     def look(self, status: Mapping[str, Any]) -> Document:
-        """``status``: the ``summary()`` of the run, perhaps of another version, or of a driver that
-        counts from 0 again."""
+        """Add a sample. ``status``: the ``summary()`` of the run, possibly of another version, or
+        of a driver whose counters have restarted from 0."""
         now, rows = time.monotonic(), _numbers(status.get("edges"))
         components = status.get("components")
         known = components.items() if isinstance(components, Mapping) else ()
@@ -170,8 +171,8 @@ def _last_and_sum(each_time: Sequence[Mapping[str, float]]) -> dict[str, list[fl
 
 
 def failures(records: Iterable[TransactionRecord], open_records: Iterable[TransactionRecord] = ()) -> list[Document]:
-    """The attempts that came to nothing, the latest first. Attempts at one transaction that failed
-    for one reason are one entry: ``attempts`` of them, the last one is ``attempt``. Those that were
+    """The failed attempts, the latest first. Attempts at one transaction that failed for the same
+    reason are one entry: ``attempts`` is their number, ``attempt`` the last one. Attempts that were
     cancelled because an earlier transaction failed are left out."""
     found: list[Document] = []
     for record in reversed([*records, *open_records]):
@@ -199,7 +200,7 @@ def failures(records: Iterable[TransactionRecord], open_records: Iterable[Transa
 
 
 def transaction_document(record: TransactionRecord, traces: Mapping[int, str] | None = None) -> Document:
-    """All of one transaction. ``traces``: attempt -> the trace of its failure."""
+    """The complete document of a transaction. ``traces``: attempt -> the trace of its failure."""
     traces = traces or {}
     return {
         "txid": record.txid,
@@ -224,8 +225,9 @@ def _attempt_document(attempt: AttemptRecord) -> Document:
 
 
 def partitions(lags: Mapping[str, tuple[int | None, int, int, int]]) -> Document:
-    """``lags``: partition -> lag, committed offset, offsets in flight, lost records. ``all``: the
-    lag of each, in the order of their names; ``worst``: those that lag most."""
+    """``lags``: partition -> lag, committed offset, offsets in flight, lost records. In the result,
+    ``all`` has the lag of each in the order of their names, ``worst`` those with the longest lag.
+    """
     known = [(name, each) for name, each in lags.items() if each[0] is not None]
     worst = sorted(known, key=lambda item: -(item[1][0] or 0))[:WORST_SHOWN]
     return {
@@ -252,7 +254,7 @@ def configuration(config: Config) -> list[list[Any]]:
 
 
 def now() -> float:
-    """The clock of the page: the viewer's may be wrong."""
+    """The page's clock, because the viewer's may be wrong."""
     return round(time.time(), 3)
 
 
@@ -261,7 +263,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """``words/10`` after ``words/9``."""
+    """A sort key that puts ``words/10`` after ``words/9``."""
     head = name.rstrip("0123456789")
     tail = name[len(head) :]
     return (head, int(tail)) if tail and len(tail) < 12 else (name, -1)

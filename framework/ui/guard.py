@@ -1,14 +1,13 @@
-"""Who may look, how often, and what a browser may do with the page.
+"""Access control of the page: who may read it, how often, and what browsers may do with it.
 
 Invariants:
 
-1. Nothing but GET and HEAD, without a body, reaches the pages; the only POST is the form that
-   takes the token.
-2. A request whose Host is none of ours is refused: a name that somebody else's DNS points here
+1. Only GET and HEAD, without a body, reach the pages; the only POST is the form for the token.
+2. A request with a foreign Host header is refused, so that another site's DNS name that points here
    reads nothing.
-3. A request that another site's script makes is refused.
-4. Where a token is set, nothing but the form and its style is shown without it.
-5. What is remembered of viewers is bounded.
+3. A request made by another site's script is refused.
+4. If a token is set, only the form and its style are shown without it.
+5. The memory about viewers is bounded.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from framework.observe.hosts import AllowedHosts
 
-#: Requests of one address: so many at once, and so many per second on and on. A page takes about
-#: twenty.
+#: Requests of one address: the burst, and the permanent rate per second. A page takes about twenty
+#: requests.
 BURST = 300
 PER_SECOND = 25
-#: Addresses that are remembered.
+#: The most addresses in memory.
 ADDRESSES_MAX = 1_000
-#: How long an address that asks too often waits for being told so.
+#: How long the refusal of too frequent requests is delayed.
 _TOO_OFTEN_S = 1.0
-#: Wrong tokens of one address, after which it waits.
+#: Wrong tokens of one address before it has to wait.
 WRONG_BURST = 10
 WRONG_PER_SECOND = 0.2
-#: What is shown without a token.
+#: The paths that need no token.
 OPEN_PATHS = ("/enter", "/static/page.css", "/static/icon.svg")
 
 HEADERS = {
@@ -56,7 +55,7 @@ HEADERS = {
 
 
 class Buckets:
-    """So many at once, and so many per second, for each address."""
+    """Token buckets, one per address: a burst, and a rate per second."""
 
     def __init__(self, burst: float, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._burst = burst
@@ -80,8 +79,9 @@ class Buckets:
 
 
 class Token:
-    """The token of a page. Browsers keep a cookie made of it, which ends with the process.
-    ``port``: where the page is, since cookies of one host meet, whatever their ports."""
+    """The token of a page. Browsers keep a cookie derived from it, which is valid until the process
+    ends. ``port``: of the page; part of the cookie's name, because all ports of a host share
+    cookies."""
 
     def __init__(self, token: str, port: int) -> None:
         self.cookie_name = f"ratchet-viewer-{port}"
@@ -95,7 +95,7 @@ class Token:
         return self._wrong.left(address) < 1.0
 
     def fits(self, token: str, address: str) -> bool:
-        """In a time that does not tell how much of it is right. A wrong token is counted."""
+        """Compare a token in constant time. A wrong one is counted."""
         right = hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
         if not right:
             self._wrong.take(address)
@@ -111,8 +111,8 @@ class Token:
 
 
 class Guard:
-    """Stands before the app. ``names``: the hosts that a browser may have asked for, without port;
-    the address that it is connected to is one too."""
+    """The guard in front of the app. ``names``: the allowed host names, without port; the connected
+    address is allowed too."""
 
     def __init__(self, app: ASGIApp, *, names: Collection[str], token: Token | None) -> None:
         self._app = app
@@ -133,7 +133,8 @@ class Guard:
 
         refusal = self._refusal(scope)
         if refusal is not None and refusal.status_code == 429:
-            await asyncio.sleep(_TOO_OFTEN_S)  # or answering would cost more than asking
+            # otherwise the answer would cost more than the request
+            await asyncio.sleep(_TOO_OFTEN_S)
         await (refusal or self._app)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -179,8 +180,8 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _same_site(headers: Headers, scheme: str, path: str) -> bool:
-    """Whether our own page asked, or a person: a link on another page may lead here, nothing
-    more."""
+    """Whether the request comes from our own page or from a person: a link on another page may only
+    open a page here."""
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"{scheme}://{headers['host']}".lower():
         return False

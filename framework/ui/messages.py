@@ -1,9 +1,9 @@
-"""What goes to each viewer: all of a view at first, then what has changed.
+"""The messages to viewers: first the whole view, then its changes.
 
 Invariants:
 
-1. A document is encoded once, however many look.
-2. Nothing is queued for a viewer. One that is slow gets fewer, newer messages.
+1. A document is encoded once, for all viewers.
+2. No messages are queued for a viewer. A slow one gets fewer, newer messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from framework.ui.documents import ROW, View, row
 
 
 class Encoded:
-    """A view in the form in which it is sent. Used from the event loop only."""
+    """A view in encoded form. Used from the event loop only."""
 
     def __init__(self, number: int, view: View) -> None:
         self.number = number
@@ -34,9 +34,9 @@ class Encoded:
         return self._txids[0] if self._txids else 0
 
     def transactions_since(self, txid: int, known_first: int = 0) -> bytes:
-        """The event with the transactions after ``txid``; with all of them, and ``anew``, where the
-        ones before are not those that the viewer has, from ``known_first`` on. Empty when there is
-        nothing new."""
+        """The event with the transactions after ``txid``. It has all of them, and ``anew``, when
+        the viewer's older transactions, from ``known_first`` on, are no longer valid. Empty when
+        there is nothing new."""
         anew = not self.first_txid - 1 <= txid <= self.last_txid or self.first_txid < known_first
         begin = 0 if anew else bisect_right(self._txids, txid)
         if begin == len(self._txids) and not anew:
@@ -50,14 +50,14 @@ class Encoded:
 
 
 class Viewer:
-    """What one viewer has."""
+    """The data that one viewer has."""
 
     def __init__(self) -> None:
         self._parts: dict[str, bytes] = {}
         self._first, self._last = 0, -2
 
     def news(self, encoded: Encoded) -> bytes:
-        """What this viewer lacks of a view. From now on it has it."""
+        """The parts of a view that this viewer lacks. They count as delivered."""
         changed = [event for name, event in encoded.parts.items() if self._parts.get(name) != event]
         changed.append(encoded.transactions_since(self._last, self._first))
         self._parts, self._first, self._last = encoded.parts, encoded.first_txid, encoded.last_txid
@@ -65,7 +65,7 @@ class Viewer:
 
 
 def encode(document: Any) -> bytes:
-    """JSON of one line, of characters of ASCII. What JSON has no word for becomes text or null."""
+    """JSON on one line, in ASCII. Values without a JSON form become text or null."""
     try:
         text = json.dumps(document, separators=(",", ":"), default=str, allow_nan=False)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The page that a run serves, where ``ui.port`` asks for one.
+"""The page of a run, served if ``ui.port`` is set.
 
-Only then are the libraries of the page loaded, which are an extra.
+Only then are the page's libraries imported, which are an optional extra.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from framework.ui.sources.transactional_run import RunSource
 
 
 def page_of_run(topology: Topology, config: Config) -> RunPage | None:
-    """Serves the page of a transactional topology; None where no page is wanted."""
+    """Returns a function that serves the page of a transactional topology; None when no page is
+    configured.
+    """
 
     def serve(driver: Driver, store: CoordinationStore, status: Callable[[], RunStatus]) -> Callable[[], None]:
         from framework.ui.server import serve_page
@@ -32,7 +34,7 @@ def page_of_run(topology: Topology, config: Config) -> RunPage | None:
 
 
 def page_of_core_run(topology: CoreTopology, config: Config) -> CorePage | None:
-    """The same for a core topology, which may run without a store."""
+    """As ``page_of_run``, for a core topology, which may run without a store."""
 
     def serve(
         driver: RoundDriver, store: CoordinationStore | None, status: Callable[[], CoreStatus]

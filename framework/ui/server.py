@@ -1,7 +1,7 @@
-"""Serves the page from a thread of its own, with a loop of its own.
+"""Serves the page from a thread and an event loop of its own.
 
-A driver never waits for it: what blocks is read in other threads, and a page that fails says so in
-the log and is gone.
+A driver never waits for it: blocking reads run in other threads, and a page that fails is logged
+and ends without affecting the run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ try:
     from framework.ui.app import Page
     from framework.ui.connection_limits import CONNECTIONS_MAX, BoundedListener, PromptProtocol
     from framework.ui.guard import Guard, Token
-except ImportError as error:  # an extra
+except ImportError as error:  # an optional extra
     raise ConfigError(
         f"the page needs the package {error.name}: pip install 'ratchet-pipelines[ui]', or leave ui.port out"
     ) from error
 
-#: Connections that wait to be accepted.
+#: The most connections in the listener's queue.
 _WAITING_MAX = 64
-#: After so many milliseconds a connection whose other side takes nothing is cut.
+#: A connection whose peer accepts no data for this many milliseconds is closed.
 _TAKES_NOTHING_MS = 30_000
 #: How long the end of a run waits for the page.
 _CLOSING_S = 2.0
@@ -42,8 +42,8 @@ _log = get_logger()
 
 def serve_page(source: Source, config: Config, port: int | None = None) -> Callable[[], None]:
     """Serve the page at ``ui.host`` and ``ui.port``, or at ``port``. Returns a function that ends
-    it. Raises ``ConfigError`` when it cannot listen there, or may not: everywhere but on the
-    loopback interface viewers must show a token or a certificate."""
+    it. Raises ``ConfigError`` when it cannot listen there, or may not: except on the loopback
+    interface, viewers must show a token or a certificate."""
     host, wanted = config.ui_host, port or config.ui_port
     if wanted is None:
         raise ConfigError("ui.port is not set")
@@ -88,7 +88,7 @@ def serve_page(source: Source, config: Config, port: int | None = None) -> Calla
 
 def _run(server: uvicorn.Server, listener: socket.socket) -> None:
     for name in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # a viewer that leaves is no error
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # a viewer that disconnects is no error
     try:
         with listener:
             server.run(sockets=[listener])
@@ -111,7 +111,7 @@ def _listen(host: str, port: int) -> BoundedListener:
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:
-    """Raises ``ConfigError`` for files that do not fit together."""
+    """Raises ``ConfigError`` for files that do not match."""
     if config.ui_tls_certificate is None:
         if config.ui_tls_key is not None or config.ui_tls_client_ca is not None:
             raise ConfigError("ui.tls.certificate is not set, and other keys of ui.tls are")
@@ -122,6 +122,6 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         if config.ui_tls_client_ca is not None:
             context.load_verify_locations(config.ui_tls_client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:  # ssl.SSLError too
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(f"ui.tls: {error.strerror or error}: check certificate, key and client.ca") from error
     return context

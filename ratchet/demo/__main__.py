@@ -20,8 +20,8 @@ from ratchet.demo.flights_demo import compare
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ratchet.demo", description="The demo on servers of one's own.")
     parser.add_argument("what", choices=["load", "compare"])
-    parser.add_argument("--config", default=os.environ.get("RATCHET_CONFIG"), help="as of ratchet run")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of ratchet run")
+    parser.add_argument("--config", default=os.environ.get("RATCHET_CONFIG"), help="as in ratchet run")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in ratchet run")
     given = parser.parse_args()
     with exit_codes():
         app = Config.load(given.config, given.set).app

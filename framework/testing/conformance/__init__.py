@@ -1,9 +1,9 @@
-"""The contract suites of all that users may write themselves, in one place. Need pytest.
+"""The contract suites of all interfaces that users may implement, in one place. They need pytest.
 
-* ``BackendContract``, of a store of map states (``sinks.MapBackend``): write ``make``.
-* ``StateProviderContract``, of a store of stateful bolts (``StateProvider``): write ``provider``.
-* ``CodecContract``, of a codec of records (``spouts.Codec``): write ``codec``, ``good``, ``bad``.
-* ``PartitionedSpoutContract``, of a source with partitions: write ``spout``.
+* ``BackendContract``, for a store of map states (``sinks.MapBackend``): write ``make``.
+* ``StateProviderContract``, for a store of stateful bolts (``StateProvider``): write ``provider``.
+* ``CodecContract``, for a codec of records (``spouts.Codec``): write ``codec``, ``good``, ``bad``.
+* ``PartitionedSpoutContract``, for a source with partitions: write ``spout``.
 """
 
 from framework.testing.conformance.backend import BackendContract

@@ -126,18 +126,19 @@ class BackendContract:
             backend.prepare("other")
 
     def test_check_changes_nothing_and_refuses_what_prepare_refuses(self, backend: MapBackend) -> None:
-        before = backend.check("first")  # some stores try it and roll back, some see that nothing is there
+        # some stores try it and roll back, some detect that there is nothing
+        before = backend.check("first")
         assert before is None or before.done == 0
-        header = backend.prepare("topology")  # so "first" did not become the owner
+        header = backend.prepare("topology")  # because "first" did not become the owner
         assert header == backend.read_header()
-        if type(backend).check is not MapBackend.check:  # to check is a courtesy, not a duty
+        if type(backend).check is not MapBackend.check:  # check is optional
             assert backend.check("topology") == header
             with pytest.raises(ConfigError, match=r"belongs to topology 'topology'.*'other'"):
                 backend.check("other")
         assert backend.prepare("topology") == header
 
     def test_a_backend_for_reading_creates_nothing_and_refuses_another_owner(self, backend: MapBackend) -> None:
-        with suppress(RatchetError):  # some say that there is nothing
+        with suppress(RatchetError):  # some stores report that there is nothing
             assert check_held(for_reading(backend), "first") is None
         header = backend.prepare("topology")
         reading = for_reading(backend)
@@ -160,7 +161,7 @@ class BackendContract:
 
     def test_a_header_of_a_later_release_is_refused_plainly(self, backend: MapBackend) -> None:
         header = backend.prepare("topology")
-        with suppress(CorruptStateError):  # some read back what they have written
+        with suppress(CorruptStateError):  # some stores return the rows that they have written
             backend.raise_header(header, replace(header, format=99))
         with pytest.raises(CorruptStateError, match=r"header format 99, and this Ratchet knows \d+; run the newer"):
             backend.read_header()
@@ -249,7 +250,7 @@ class BackendContract:
         ]
 
     def test_a_whole_commit_is_refused_from_any_other_header(self, wide_backend: MapBackend) -> None:
-        """Two attempts are let off from one header: whoever comes first commits."""
+        """Two attempts start from one header: the first to arrive commits."""
         if not wide_backend.commits_in_one_step:
             return
         for state_class, batch in itertools.product(STATES, ({"dog": [1]}, {"cow": [1], "dog": [5]}, {})):
@@ -274,7 +275,7 @@ class BackendContract:
         granted = to_commit_in_one_step(state, 2, 1)
         state.begin_commit(granted)
         state.multi_put(["dog", "cat"], [(1, 1, 1, 1)] * 2)
-        state._begun().found[("dog",)] = None  # as if the row had come since it was read
+        state._begun().found[("dog",)] = None  # as if the row had appeared after it was read
         with pytest.raises(StaleWriterError):
             state.commit(granted)
         assert state.read_header() == header
@@ -310,7 +311,7 @@ class BackendContract:
         assert [live.get(key) for key in ("dog", "cat", "cow", "pig")] == [22, None, None, 3]
         assert [former.get(key) for key in ("dog", "cat", "cow", "pig")] == [11, 1, 5, None]
         assert former.read_header() == replace(header, incarnation=rebuilt_header.incarnation)
-        with pytest.raises(RatchetError):  # there is none any more
+        with pytest.raises(RatchetError):  # it does not exist any more
             rebuilt.read_header()
         transact(live, 3, 2, {"dog": 100, "cat": 1})
         transact(live, 4, 1, {"pig": 1})
@@ -392,7 +393,7 @@ class BackendContract:
         assert pair == ([(2, 8)] if isinstance(state, NonTransactionalMapState) else [(2, 5)])
 
     def test_replay_of_another_batch_of_an_opaque_spout(self, state: MapState) -> None:
-        """Rule 1 of the opaque states, and C5: a key that the replay does not touch is restored."""
+        """Rule 1 of the opaque states, and C5: keys that the replay does not touch are restored."""
         if not isinstance(state, OpaqueMapState):
             return
         transact(state, 1, 1, {"dog": 2, "cat": 1})
@@ -403,7 +404,9 @@ class BackendContract:
         assert (state.get("cat"), state.get("cow")) == (2, 9)
 
     def test_due_are_the_rows_of_a_range_as_they_were_before_the_transaction(self, backend: MapBackend) -> None:
-        """A replay finds what an earlier attempt at its transaction has deleted or moved (C44)."""
+        """A replay finds the rows that an earlier attempt at its transaction has deleted or moved
+        (C44).
+        """
         backend.order_by("n")
         state = OpaqueMapState(backend)
         state.prepare("topology")
@@ -519,8 +522,8 @@ class BackendContract:
         assert state.get("dog") == expected[type(state)]
 
     def test_stale_writers_are_refused(self, state: MapState) -> None:
-        """A task of a dead attempt, of a dead leader, of a dead transaction: also for a key that
-        nobody has touched."""
+        """A task of a dead attempt, of a dead leader, of a dead transaction: also for a key that no
+        other attempt has written."""
         late = [open_attempt(state, 1, 1)]
         transact(state, 1, 2, {"dog": 1}, replay=True)
         late.append(open_attempt(state, 2, 1, epoch=1))
@@ -621,14 +624,15 @@ class BackendContract:
         state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)
         finish(state)
         with pytest.raises(StaleWriterError):
-            state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)  # its transaction is done
+            # the transaction is done
+            state.apply(alive, self.deltas({"a": [7]}), AGGREGATES, want_values=False)
         assert state.get("a") == (2, 8, 1, 7)
         state.clear("topology")
         self.apply(state, 1, 1, {"a": [3]})  # the guess has the old incarnation
         assert state.get("a") == (1, 3, 3, 3)
 
     def test_apply_twice_in_an_attempt_by_the_same_task_counts_once(self) -> None:
-        """This happens after a lost answer."""
+        """This happens when an answer is lost."""
         for state_class in (TransactionalMapState, OpaqueMapState):
             state = state_class(self._made(KEY, WIDE))
             state.prepare("topology")
@@ -889,7 +893,8 @@ class BackendContract:
         assert [state.get(key) for key in ("dog", "cat", "emu")] == [6, 2, 7]
 
     def test_a_rolled_back_row_does_not_tell_what_was_before_the_transaction_below(self, state: MapState) -> None:
-        """It has the txid of the transaction below, whether or not that one wrote it."""
+        """The row has the txid of the transaction before, whether or not that transaction
+        wrote it."""
         if not state.can_undo:
             assert isinstance(state, NonTransactionalMapState)
             return
@@ -938,7 +943,7 @@ class BackendContract:
     def test_items_that_may_have_been_purged_are_refused(
         self, backend: MapBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With a purge each fifth transaction, in place of each thousandth."""
+        """With a purge every fifth transaction instead of every thousandth."""
         monkeypatch.setattr("framework.topology.fencing.PURGE_EVERY", 5)
         state = OpaqueMapState(backend)
         state.prepare("topology")
@@ -999,7 +1004,7 @@ class BackendContract:
     @pytest.mark.parametrize("after", [False, True], ids=["nothing done", "answer lost"])
     @pytest.mark.parametrize("how", ["update", "apply", "one step"])
     def test_a_fault_between_any_two_steps(self, wide_backend: MapBackend, how: str, after: bool) -> None:
-        """In each run another call to the store fails. The replay applies everything once."""
+        """Each run fails another call to the store. The replay applies every row once."""
         for state_class in STATES:
             for step in itertools.count(*self.faults):
                 backend = Faulty(self._made(KEY, WIDE))
@@ -1042,7 +1047,8 @@ class BackendContract:
                         finish(state, replay=attempt > 1)
                     done = True
                 except (RetryableError, CommitOutcomeUnknown):
-                    done = state.read_header().done == txid  # as the driver does without an answer
+                    # as the driver does when the answer is lost
+                    done = state.read_header().done == txid
                 if done:
                     applied.append(rows)
         return applied
@@ -1252,7 +1258,7 @@ class BackendContract:
         assert state.get("a")[1] == 2**63 - 1
 
     def test_many_rows_in_one_commit(self, wide_backend: MapBackend) -> None:
-        """More rows than one page, chunk or statement takes."""
+        """More rows than fit into one page, chunk or statement."""
         state = OpaqueMapState(wide_backend)
         state.prepare("topology")
         words = [f"w{each:06}" for each in range(12_345)]
@@ -1262,7 +1268,7 @@ class BackendContract:
         state.multi_put(words, [(each, 0, 0, 0) for each in range(len(words))])
         state.commit(granted)
         open_attempt(state, 2, 2)
-        finish(state, replay=True)  # this attempt writes nothing: all rows are restored
+        finish(state, replay=True)  # this attempt wrote nothing: all rows are restored
         assert {key[0]: row.value for key, row in wide_backend.scan()} == {
             word: (1, each, each, each) for each, word in enumerate(words)
         }

@@ -23,7 +23,7 @@ AGGREGATES = {"count": Count(), "total": Sum("n"), "least": Min("n"), "most": Ma
 KEY, VALUE = Fields(word=str), Fields(n=int)
 WIDE = Fields(count=int, total=int, least=int, most=int)
 AWKWARD = ["", "ß", 'it\'s "quoted"', "a\\b\tc\nd\re", "\\N", "NULL", "a,b;c", "\\.", "{}:[]"]
-#: For every type that fields can have: a value to write first and a value to write after it.
+#: For every type that fields can have: a first value, and a value to replace it.
 EVERY_TYPE: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
     "truth": (pa.bool_(), [True, False]),
     "tiny": (pa.int8(), [-128, 127]),
@@ -55,20 +55,20 @@ EVERY_TYPE: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
 
 
 def open_attempt(state: MapState, txid: int, attempt: int, epoch: int = 1, task: int = 0) -> TransactionAttempt:
-    """Do what the driver does before the commit tasks. Returns the attempt that a task gets."""
+    """Do the driver's part before the commit tasks. Returns the attempt for a task."""
     header = state.prepare("topology")
     state.raise_header(header, header.opened(epoch, OpenCommit(txid, attempt, DIGEST)))
     return TransactionAttempt(txid, attempt, CommitFence("topology", epoch, DIGEST, f"bolt:{task}"))
 
 
 def to_commit_in_one_step(state: MapState, txid: int, attempt: int, epoch: int = 1) -> TransactionAttempt:
-    """The attempt that the only task of a commit gets, where raising the header is its own step."""
+    """The attempt for the only task of a commit in one step, which raises the header itself."""
     fence = CommitFence("topology", epoch, DIGEST, "bolt:0", opens_from=state.prepare("topology"))
     return TransactionAttempt(txid, attempt, fence)
 
 
 def finish(state: MapState, *, replay: bool = False) -> None:
-    """Do what the driver does after the commit tasks."""
+    """Do the driver's part after the commit tasks."""
     header = state.read_header()
     assert header.open is not None
     if replay and isinstance(state, OpaqueMapState):
@@ -92,7 +92,7 @@ def transact(
 
 
 class Faulty(MapBackend):
-    """A backend whose call number ``fails_at`` fails: before it does anything or, with ``after``,
+    """A backend whose call number ``fails_at`` fails: before it has any effect or, with ``after``,
     afterwards, so that only the answer is lost."""
 
     def __init__(self, inner: MapBackend) -> None:
@@ -185,7 +185,7 @@ def either(one: int, other: int) -> int:
 
 
 def partials(batch: dict[str, list[Any]], aggregates: Mapping[str, Aggregate], types: Mapping[str, Any]) -> pa.Table:
-    """The partial results that a committer makes of a batch, computed in plain Python."""
+    """The partial results that a committer computes from a batch, in plain Python."""
     rows = []
     for word, values in batch.items():
         present = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""The contract suite of codecs: what every one must do, whoever wrote it. Needs pytest.
+"""The contract suite of codecs: the behaviour that every codec must have. Needs pytest.
 
 ::
 
@@ -26,17 +26,17 @@ from spouts.codecs.codec import Codec, UndecodableValueError
 
 
 class CodecContract:
-    """Subclass it and write ``codec``, ``good`` and, where a value can be wrong, ``bad``."""
+    """Subclass it and write ``codec``, ``good`` and, if a value can be wrong, ``bad``."""
 
     def codec(self) -> Codec:
         raise NotImplementedError
 
     def good(self) -> Sequence[tuple[bytes, Mapping[str, Any]]]:
-        """Two or more values, each with the row that it becomes."""
+        """Two or more values, each with the row that it decodes to."""
         raise NotImplementedError
 
     def bad(self) -> Sequence[bytes]:
-        """Values that cannot be decoded; none where every value can."""
+        """Values that cannot be decoded; none if every value can."""
         return []
 
     # --- inside -----------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class CodecContract:
         return [row for _, row in self.good()]
 
     def _mixed(self) -> tuple[list[bytes | None], list[int]]:
-        """Each bad value after a good one, and where the bad ones are."""
+        """Each bad value after a good one, and the positions of the bad ones."""
         mixed: list[bytes | None] = []
         places = []
         for number, bad in enumerate(self.bad()):
@@ -112,5 +112,5 @@ class CodecContract:
         codec = self.codec()
         for copy in (pickle.loads(pickle.dumps(codec)), codec):
             assert copy.decode(self._values()).to_pylist() == self._rows()
-        used = pickle.loads(pickle.dumps(codec))  # one that has decoded already
+        used = pickle.loads(pickle.dumps(codec))  # a codec that has decoded already
         assert used.decode(self._values()).to_pylist() == self._rows()

@@ -1,4 +1,4 @@
-"""The contract suite of partitioned spouts: what plans and readers must do. Needs pytest.
+"""The contract suite of partitioned spouts: the behaviour of plans and readers. Needs pytest.
 
 ::
 
@@ -6,7 +6,7 @@
         def spout(self):
             return MySpout(ADDRESS, "some-queue-with-five-records")
 
-The source must hold three records or more, and stay as it is while a test runs.
+The source must hold three records or more, and must not change while a test runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from framework.topology import PartitionPlanner, TopologyContext, TransactionAtt
 from framework.topology.spouts import Meta, PartitionedSpout, on_stream
 
 Plan = Mapping[str, Meta]
-#: Batches that a source of a test may need at most.
+#: The most batches that a test's source may need.
 _BATCHES_MAX = 10_000
 
 
@@ -50,8 +50,8 @@ class PartitionedSpoutContract:
             planner.close()
 
     def _plans(self, planner: PartitionPlanner, previous: Plan | None = None) -> list[Plan]:
-        """Every batch from ``previous`` to the end of the source, as it is read back from where
-        plans are kept."""
+        """Every batch from ``previous`` to the end of the source, in the form in which the store
+        returns plans."""
         plans: list[Plan] = []
         while (made := planner.plan(plans[-1] if plans else previous or {})) is not None:
             plans.append(_kept(made))
@@ -59,7 +59,9 @@ class PartitionedSpoutContract:
         return plans
 
     def _read(self, spout: PartitionedSpout, planner: PartitionPlanner, plan: Plan) -> list[tuple[str, Any]]:
-        """What a task reads, with its stream: a copy of the spout, and a reader of its own."""
+        """The rows that a task reads, with their streams: by a copy of the spout, and a reader of
+        its own.
+        """
         copy = cloudpickle.loads(cloudpickle.dumps(spout))
         reader = copy.reader(self.conf(), TopologyContext("contract", "spout", 0, 1))
         ranges = {partition: planner.for_reading(partition, meta) for partition, meta in plan.items()}
@@ -99,7 +101,7 @@ class PartitionedSpoutContract:
             for plan in self._plans(planner):
                 once = self._read(spout, planner, plan)
                 assert self._read(spout, planner, plan) == once
-                with self._planner() as other:  # of another driver
+                with self._planner() as other:  # a planner of another driver
                     assert self._read(self.spout(), other, plan) == once
                 alone = [row for each, meta in plan.items() for row in self._read(spout, planner, {each: meta})]
                 assert sorted(map(repr, alone)) == sorted(map(repr, once))
@@ -131,7 +133,7 @@ class PartitionedSpoutContract:
         with self._planner() as planner:
             goal = planner.end()
             if goal is None:
-                return  # this source cannot say where its end is
+                return  # this source does not know its end
             plans = self._plans(planner)
             assert planner.covers(plans[-1], goal)
             assert len(plans) == 1 or not planner.covers(plans[0], goal)
@@ -142,7 +144,7 @@ class PartitionedSpoutContract:
 
 
 def _kept(plan: Plan) -> Plan:
-    """A plan as it comes back from where plans are kept."""
+    """A plan in the form in which the store returns it."""
     kept: Plan = json.loads(json.dumps(plan))
     assert kept == dict(plan), "an entry of a plan must be the same after a journey through JSON"
     return kept

@@ -1,4 +1,4 @@
-"""The contract suite of state providers: what every one must do, whoever wrote it. Needs pytest.
+"""The contract suite of state providers: the behaviour that every provider must have. Needs pytest.
 
 ::
 
@@ -52,7 +52,7 @@ AWKWARD: tuple[Any, ...] = (
 
 
 class StateProviderContract:
-    """Subclass it and write ``provider`` and, where they are needed, ``conf`` and ``begin``."""
+    """Subclass it and write ``provider`` and, if needed, ``conf`` and ``begin``."""
 
     def provider(self) -> StateProvider:
         raise NotImplementedError
@@ -61,14 +61,16 @@ class StateProviderContract:
         return {}
 
     def reopened(self, provider: StateProvider) -> StateProvider:
-        """The provider as another process would have it; the same object if it is not durable."""
+        """The provider as seen by another process; the same object if it is not durable."""
         if not provider.durable:
             return provider
         provider.close()
         return self.provider()
 
     def begin(self, request: pytest.FixtureRequest) -> None:
-        """Called before each test. Get what the provider needs by ``request.getfixturevalue``."""
+        """Called before each test. Get the servers that the provider needs by
+        ``request.getfixturevalue``.
+        """
 
     @pytest.fixture(autouse=True)
     def _made(self, request: pytest.FixtureRequest) -> None:
@@ -83,7 +85,7 @@ class StateProviderContract:
         return found
 
     def again(self) -> KeyValueState[Any, Any]:
-        """The state as another process finds it."""
+        """The state as seen by another process."""
         self.made = self.reopened(self.made)
         return self.state()
 
@@ -120,7 +122,7 @@ class StateProviderContract:
         state = self.state()
         self.checkpoint(state, 1, {"a": 1, "b": 2, "c": 3})
         size = state.size
-        if size is None:  # it does not know
+        if size is None:  # the state does not know its size
             return
         assert (size.keys, size.changed) == (3, 3)
         state.delete("a")
@@ -263,7 +265,7 @@ class StateProviderContract:
         state.commit(1)
         assert dict(state.items()) == {"a": 2}
         assert dict(self.again().items()) == {"a": 1, "b": 1}
-        # The changes of the first object are gone with it: make them again.
+        # The changes are lost with the first object: make them again.
         state = self.state()
         state.put("a", 2)
         state.delete("b")

@@ -1,4 +1,4 @@
-"""The simulator as a test calls it."""
+"""The simulator as a function for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ SCHEDULES = 200
 
 
 class SimulationFailed(AssertionError):
-    """A simulation has found something. The message is the report, which is in ``report``, too."""
+    """A simulation has found a fault that breaks exactly-once. The message is the report, which is
+    in ``report``, too.
+    """
 
     def __init__(self, report: Report) -> None:
         super().__init__("\n".join(report.lines()))
@@ -34,21 +36,21 @@ def simulate(
     connect: bool = False,
 ) -> Report:
     """Run a topology over a few records in this process, under ``schedules`` schedules of faults,
-    those of the seeds ``seed``, ``seed + 1`` and so on. Returns what was run when nothing was
-    found.
+    those of the seeds ``seed``, ``seed + 1`` and so on. Returns a report of the runs when nothing
+    was found.
 
-    ``records``: what the spout emits on its default stream, each record a mapping by field names or
-    a sequence of values; or a mapping of partitions to such records; or how many to read from the
-    topology's own source. ``config``: the keys that the components get. ``connect``: bolts may open
-    connections, for look-ups.
+    * ``records``: the records that the spout emits on its default stream, each a mapping by field
+      names or a sequence of values; or a mapping of partitions to such records; or how many to read
+      from the topology's own source.
+    * ``config``: the keys that the components get.
+    * ``connect``: bolts may open connections, for look-ups.
 
-    States are copies that start empty, and nothing outside is changed: what tries to is left out,
-    and named in the report. A committer without a state takes part when an ``Outside`` stands for
-    what it writes to.
+    States are copies that start empty, and nothing outside is changed: components that try to are
+    left out, and named in the report. A committer without a state takes part if an ``Outside``
+    replaces its target.
 
-    Raises ``SimulationFailed`` with the shortest schedule for each thing that was found,
-    ``ConfigError`` when nothing of the topology can be simulated, and ``TopologyFailed`` when it
-    fails without any fault.
+    Raises ``SimulationFailed`` with the shortest schedule for each finding, ``ConfigError`` when no
+    part of the topology can be simulated, and ``TopologyFailed`` when it fails without any fault.
 
     >>> from framework.testing import simulate
     >>> def test_counting() -> None:

@@ -1,12 +1,12 @@
-"""The clock and the chance that user code meets in a simulation.
+"""The clock and the random numbers of user code in a simulation.
 
-Each turn (a phase of an attempt, or a task that comes late) has a day of its own and random numbers
-of its own. They follow from the seed and the number of the turn, so a turn can be repeated exactly.
-Within a turn the clock goes on by a millisecond each time that somebody looks.
+Each turn (a phase of an attempt, or a late task) has a day and random numbers of its own. They
+follow from the seed and the number of the turn, so a turn can be repeated exactly. Within a turn,
+each read of the clock advances it by a millisecond.
 
-While a turn lasts, the clocks of the module ``time`` are replaced, ``datetime`` is in the user's
-modules, and all random numbers of Python and NumPy's global ones are the turn's. A ``datetime``
-that a function imports for itself, and the clocks of NumPy and Arrow, are the real ones.
+During a turn, these are replaced: the clocks of the module ``time``, ``datetime`` in the user's
+modules, and the random numbers of Python and of NumPy's global generator. A ``datetime`` that a
+function imports locally, and the clocks of NumPy and Arrow, stay real.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-#: From one turn to the next: each unit of a clock that user code may look at changes.
+#: The time from one turn to the next: every unit of a clock that user code may read changes.
 _TURN_S = 86_400 + 3_600 + 60 + 1
 #: 2026-01-05, a Monday, 06:07:08 UTC.
 _BEGINS_S = 1_767_593_228.0
 
 _real_time, _real_localtime, _real_gmtime, _real_strftime = time.time, time.localtime, time.gmtime, time.strftime
-_now_s: float | None = None  # of the turn that lasts
+_now_s: float | None = None  # of the present turn
 
 
 def _now() -> float:
@@ -55,7 +55,7 @@ def _strftime(form: str, at: Any = None) -> str:
 
 
 class _Stand(type):
-    """Makes a class that stands for another one in tests of types."""
+    """Makes a replacement class pass type tests for the original."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__mro__[1])
@@ -71,7 +71,7 @@ class _Stand(type):
 
 
 class TurnDatetime(datetime.datetime, metaclass=_Stand):
-    """``datetime.datetime`` by the clock of the turn. What it makes are plain datetimes."""
+    """``datetime.datetime`` by the clock of the turn. It creates plain datetimes."""
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         return datetime.datetime(*args, **named)
@@ -90,7 +90,7 @@ class TurnDatetime(datetime.datetime, metaclass=_Stand):
 
 
 class TurnDate(datetime.date, metaclass=_Stand):
-    """``datetime.date`` by the clock of the turn. What it makes are plain dates."""
+    """``datetime.date`` by the clock of the turn. It creates plain dates."""
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         return datetime.date(*args, **named)
@@ -111,7 +111,8 @@ class _TurnModule(ModuleType):
         return _TurnModule, ()
 
 
-#: In the module ``time``, for everybody; the same objects under any name in the user's modules.
+#: Replaced in the module ``time``, for all code; and the same objects under any name in the user's
+#: modules.
 _CLOCKS = {"time": _now, "time_ns": _now_ns, "localtime": _localtime, "gmtime": _gmtime, "strftime": _strftime}
 
 
@@ -136,7 +137,7 @@ class TurnCounter:
 
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
-        """Let user code see the clock and the random numbers of a turn."""
+        """Show user code the clock and the random numbers of a turn."""
         global _now_s
         chance = random.Random(f"turn {self._seed} {number}")
         undo = _seed_all(chance)
@@ -166,7 +167,7 @@ def _names() -> Iterator[tuple[ModuleType, str]]:
 
 
 def _seed_all(chance: random.Random) -> Callable[[], None]:
-    """Seed the generators that all code shares. Returns what puts them back."""
+    """Seed the generators that all code shares. Returns a function that restores them."""
     state = random.getstate()
     random.seed(chance.random())
     numpy = sys.modules.get("numpy.random")

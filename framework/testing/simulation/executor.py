@@ -1,4 +1,4 @@
-"""The executors of a simulation: one that lets faults strike, and one that does not."""
+"""The executors of a simulation: one with faults, and one without."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from framework.testing.simulation.schedule import Kind
 from framework.testing.simulation.tasks import CommitTasks, Processed, RowsTaken, process
 from framework.topology import Topology
 
-#: How much smaller or larger the source's batches become: the divisor, or minus the factor.
+#: The change of size of the source's batches: a divisor, or minus a factor.
 _SIZES = (2, -2, 3, -3)
 
 
 class _Executor:
-    """What both have in common."""
+    """The common part of both."""
 
     def __init__(self, plan: ExecutionPlan, conf: dict[str, object], injector: FaultInjector) -> None:
         self._plan, self._injector = plan, injector
@@ -32,7 +32,7 @@ class _Executor:
     def close(self) -> None: ...
 
     def commits_in_one_step(self, header: AttemptHeader) -> bool:
-        """Single steps fail in more places."""
+        """No: separate steps offer more places for faults."""
         return False
 
     def release(self, header: AttemptHeader) -> None: ...
@@ -41,13 +41,13 @@ class _Executor:
 
 
 class FaultyExecutor(_Executor):
-    """The workers of one driver. They die with it."""
+    """The workers of one driver. They end with it."""
 
     def __init__(self, plan: ExecutionPlan, conf: dict[str, object], injector: FaultInjector) -> None:
         super().__init__(plan, conf, injector)
         self._kept: dict[AttemptHeader, Kept] = {}
         self._dead = DeadAttempts()
-        self._written: dict[int, Kept] = {}  # by txid, until it is closed
+        self._written: dict[int, Kept] = {}  # by txid, until the transaction is closed
 
     def process(self, job: ProcessingJob) -> PhaseResult:
         header, injector = job.header, self._injector
@@ -160,7 +160,7 @@ class FaultyExecutor(_Executor):
         return result
 
     def _run_task(self, tasks: CommitTasks, task: int, kept: Kept, reports: list[TaskReport]) -> list[Addressed]:
-        """Each run has a turn of its own: of two runs of a task, the last one's rows are kept."""
+        """Each run has a turn of its own: when a task runs twice, the last run's rows are kept."""
         kept.commit_turns[task] = self._injector.turns.next()
         with self._injector.turn(kept.commit_turns[task]):
             return tasks.run_task(task, reports)
@@ -174,7 +174,7 @@ class FaultyExecutor(_Executor):
         self.closed_to(header.txid)
 
     def closed_to(self, txid: int) -> None:
-        """The store says that the transactions up to this one are closed. A driver that dies then
+        """The store says that the transactions up to this one are closed. A driver that then dies
         releases none of them."""
         for each in sorted(each for each in self._written if each <= txid):
             kept = self._written.pop(each)
@@ -182,8 +182,8 @@ class FaultyExecutor(_Executor):
 
 
 class OnceExecutor(_Executor):
-    """Processes what was committed, and commits it, once more, in the states of ``topology``. Call
-    ``take`` with each."""
+    """Processes the committed batches once more, and commits them in the states of ``topology``.
+    Call ``take`` for each batch."""
 
     def __init__(
         self, plan: ExecutionPlan, conf: dict[str, object], injector: FaultInjector, topology: Topology
@@ -194,8 +194,8 @@ class OnceExecutor(_Executor):
         self.attempts: dict[tuple[Phase, int], Execution] = {}
 
     def take(self, kept: Kept) -> None:
-        """The batch that is next. It is processed for its rows alone: what is committed is what was
-        committed before."""
+        """Take the next batch. It is processed only for its rows: the commit uses the rows that
+        were committed before."""
         self._kept, txid = kept, kept.header.txid
         with self._injector.turn(kept.turn):
             done = process(self._planned, kept.job)
@@ -222,8 +222,8 @@ class OnceExecutor(_Executor):
         return tasks.summary(reports, kept.held)
 
     def _elsewhere(self, record: Record) -> Record:
-        """A committer that was pickled as a whole, with the states of this topology in place of
-        those that it had."""
+        """A committer that was pickled whole, with its states replaced by those of this
+        topology."""
         if not isinstance(record, CommitterState) or not record.whole:
             return record
         bolt, collector = cloudpickle.loads(decrypt(record.kept))

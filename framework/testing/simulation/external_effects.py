@@ -1,5 +1,5 @@
-"""What user code changes outside of its topology: what stands for it in a test, and the guard that
-keeps a simulation from changing the real thing."""
+"""Effects of user code outside of its topology: their replacement in a test, and the guard that
+keeps a simulation from real effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from framework.errors import ConfigError
 
 
 class _Content:
-    """What all copies of one ``Outside`` share."""
+    """The data that all copies of one ``Outside`` share."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -29,11 +29,11 @@ _shared: WeakValueDictionary[str, _Content] = WeakValueDictionary()
 
 
 class Outside:
-    """Stands for something that a committer changes outside of its states, such as a mailbox or a
+    """Replaces a target that a committer changes outside of its states, such as a mailbox or a
     table of its own. Give it to the committer in place of the real one.
 
-    A simulation empties it before each schedule, and compares what it holds in the end with what
-    one commit of each batch leaves there. All copies of it in this process share what it holds.
+    A simulation empties it before each schedule, and compares its final content with the content
+    after one commit of each batch. All copies of it in this process share the content.
 
     >>> mailbox = Outside("mailbox")
     >>> mailbox.append("hello")
@@ -63,16 +63,16 @@ class Outside:
 
     @property
     def items(self) -> list[Any]:
-        """What was appended, in order."""
+        """The appended items, in order."""
         return list(self._content.items)
 
     @property
     def values(self) -> dict[Any, Any]:
-        """What was put, by key."""
+        """The values that were put, by key."""
         return dict(self._content.values)
 
     def append(self, item: Any) -> None:
-        """Add to the end: a line, a mail, an order."""
+        """Append an item: a line, a mail, an order."""
         self._content.items.append(item)
 
     def put(self, key: Any, value: Any) -> None:
@@ -83,12 +83,12 @@ class Outside:
         return self._content.values.get(key, default)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty it."""
         self._content.items.clear()
         self._content.values.clear()
 
 
-#: What is refused: the event of ``sys.audit``, and what it means.
+#: The refused actions: the event of ``sys.audit``, and its meaning.
 _REFUSED = {
     "smtplib.connect": "sends mail",
     "smtplib.send": "sends mail",
@@ -100,7 +100,7 @@ _REFUSED = {
     "socket.sendto": "sends to another process",
 }
 _CONNECTS = ("ftplib.connect", "socket.connect")
-#: Events whose first argument is the path that is changed.
+#: Events whose first argument is the path of a changed file.
 _CHANGES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "os.link", "os.chmod", "os.chown"),
     *("os.utime", "os.setxattr", "os.removexattr"),
@@ -109,13 +109,13 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
 class _Guard:
-    """One for the process: a hook of ``sys.audit`` cannot be taken out again. It does nothing as
-    long as it is not armed."""
+    """One per process, because a hook of ``sys.audit`` cannot be removed. It does nothing unless it
+    is armed."""
 
     def __init__(self) -> None:
         self._installed = False
         self._armed = False
-        self._others = frozenset[int]()  # threads that were there before any user code ran
+        self._others = frozenset[int]()  # threads that existed before any user code ran
         self._folder = ""
         self._connect = False
         self.struck: str | None = None
@@ -170,14 +170,15 @@ _guard = _Guard()
 
 
 def install_guard() -> None:
-    """Call this before any user code runs: threads that begin later are taken to be its own."""
+    """Call this before any user code runs: later threads count as the user's."""
     _guard.install()
 
 
 @contextmanager
 def guarded(folder: Path, *, connect: bool) -> Iterator[None]:
-    """Let user code write only below ``folder``, and send nothing; with ``connect``
-    it may open connections. Else a ``ConfigError`` is raised, and ``struck`` tells of it."""
+    """Within the block, let user code write only below ``folder``, and send nothing; with
+    ``connect`` it may open connections. Any other action raises a ``ConfigError``, and ``struck``
+    reports it."""
     _guard.arm(folder, connect=connect)
     try:
         yield
@@ -186,12 +187,12 @@ def guarded(folder: Path, *, connect: bool) -> Iterator[None]:
 
 
 def struck() -> str | None:
-    """What user code tried to do last, since the last call; None when it tried nothing."""
+    """The last refused action of user code since the last call; None when there was none."""
     what, _guard.struck = _guard.struck, None
     return what
 
 
-#: Libraries that write or connect where ``sys.audit`` does not see it.
+#: Libraries whose writes or connections ``sys.audit`` does not report.
 _IN_C = (
     "confluent_kafka",
     "psycopg",
@@ -201,14 +202,14 @@ _IN_C = (
     "grpc",
     "pymongo",
 )
-#: Modules that are not looked into.
+#: Modules that are not inspected.
 _OURS = ("framework", "spouts", "sinks", "integration", "builtins", "typing", "collections", "abc")
 
 
 def unseen_library(bolt: Any) -> str | None:
-    """A library that a bolt's own code uses, and whose writes the guard cannot hold back. Looks at
-    its attributes, and at what its methods name, and the functions that they name in turn. The
-    bolts of Ratchet write by their states."""
+    """A library that a bolt's own code uses, and whose writes the guard cannot prevent. Inspects
+    its attributes, and the names in its methods and in the functions that they call. The bolts of
+    Ratchet write through their states."""
     for value in vars(bolt).values():
         found = _library(type(value))
         if found is not None:
@@ -241,7 +242,7 @@ def _library(value: Any) -> str | None:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The global names that code uses, with that of the functions inside it."""
+    """The global names that code uses, including those in nested functions."""
     found = set(code.co_names)
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -250,8 +251,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def outsides_of(bolt: Any) -> list[Outside]:
-    """What a bolt holds that stands for the world outside: among its attributes, and among the
-    names of the modules of its classes."""
+    """The ``Outside`` objects of a bolt: among its attributes, and among the names of the modules
+    of its classes."""
     own = [value for value in vars(bolt).values() if isinstance(value, Outside)]
     modules = [sys.modules.get(each.__module__) for each in type(bolt).__mro__]
     return own + [

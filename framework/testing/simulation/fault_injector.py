@@ -1,5 +1,5 @@
-"""The faults of one schedule: which are still to strike, what has happened so far, and the
-clock that user code sees."""
+"""The faults of one schedule: which are still to strike, the events so far, and the clock that user
+code sees."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from framework.testing.simulation.tasks import CommitTasks, RowsSeen
 from framework.testing.simulation.virtual_threads import DriverDied
 from framework.testing.simulation.worker_globals import WorkerMemory
 
-#: How many records of a batch are told.
+#: The most records of a batch that the story lists.
 _RECORDS_SHOWN_MAX = 6
-#: When a late task may run.
+#: The moments at which a late task may run.
 _LATE_MOMENTS = ("before the next attempt commits", "after its transaction", "after the next transaction")
 
 
-#: Stands for the commit tasks below the first level.
+#: The key for commit tasks below the first level.
 BELOW = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a phase of an attempt has emitted."""
+    """The rows that a phase of an attempt has emitted."""
 
     header: AttemptHeader
     phase: Phase
@@ -41,9 +41,11 @@ class Execution:
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """The result of a processing phase, until its attempt is over. ``turn``: of the processing.
-    ``commit_turns``: of the last run of each commit task, and of those below them, ``BELOW``.
-    ``held``: edge -> rows for the commit."""
+    """The result of a processing phase, until its attempt ends.
+
+    * ``turn``: of the processing.
+    * ``commit_turns``: of the last run of each commit task, and of those below them, ``BELOW``.
+    * ``held``: edge -> rows for the commit."""
 
     header: AttemptHeader
     job: ProcessingJob
@@ -61,8 +63,11 @@ class _Late:
 
 
 class FaultInjector:
-    """``story``: what has happened, line by line. ``attempts``: what they emitted. ``committed``:
-    txid -> what was committed."""
+    """Applies the faults of a schedule.
+
+    * ``story``: the events so far, line by line.
+    * ``attempts``: the rows that attempts emitted.
+    * ``committed``: txid -> the committed result."""
 
     def __init__(
         self,
@@ -104,12 +109,12 @@ class FaultInjector:
 
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
-        """User code runs within this, and nothing else does."""
+        """Runs user code within a turn. Only user code runs inside."""
         with self.turns.turn(number), guarded(self._folder, connect=self._connect):
             yield
 
     def tell_batch(self, header: AttemptHeader, job: ProcessingJob) -> None:
-        """Say what a batch is, when it is planned."""
+        """Describe a batch in the story, when it is planned."""
         if (header.txid, header.plan_digest) in self._told:
             return
         again = any(txid == header.txid for txid, _ in self._told)
@@ -129,7 +134,7 @@ class FaultInjector:
         raise DriverDied
 
     def die_after(self, thread: str) -> None:
-        """End the driver when this thread has ended, before anybody hears of it."""
+        """End the driver when this thread has ended, before its result is delivered."""
         self._dies_after = thread
 
     def thread_ended(self, name: str) -> None:
@@ -140,17 +145,17 @@ class FaultInjector:
     # --- late tasks -------------------------------------------------------------------------------
 
     def postpone(self, tasks: CommitTasks, task: int, pick: int) -> None:
-        """Let a task of an attempt that is given up run later."""
+        """Let a task of an abandoned attempt run later."""
         self._late.append(_Late(tasks, task, _LATE_MOMENTS[pick % len(_LATE_MOMENTS)]))
 
     def next_attempt(self, txid: int) -> None:
-        """An attempt is about to commit."""
+        """Note that an attempt is about to commit."""
         self._run_late(
             [each for each in self._late if each.moment == _LATE_MOMENTS[0] and each.tasks.header.txid == txid]
         )
 
     def closed(self, header: AttemptHeader, kept: Kept) -> None:
-        """A transaction is closed."""
+        """Note that a transaction is closed."""
         self.committed[header.txid] = kept
         self.tell(f"transaction {header.txid} is closed")
         late = [each for each in self._late if each.tasks.header.txid == header.txid]
@@ -158,7 +163,7 @@ class FaultInjector:
         self._run_late([each for each in self._late if each.tasks.header.txid < header.txid])
 
     def end(self) -> None:
-        """All is committed: what is late runs now."""
+        """All batches are committed: run late tasks now."""
         self._run_late(list(self._late))
 
     def _run_late(self, tasks: Sequence[_Late]) -> None:

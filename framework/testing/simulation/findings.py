@@ -1,4 +1,4 @@
-"""What a simulation has found, and how it is told."""
+"""The findings of a simulation, and their text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from framework.testing.simulation.schedule import Schedule
 
-#: The most lines of a schedule that are shown to a person.
+#: The most lines of a schedule that are shown.
 _STORY_MAX = 40
 
 
 class Broken(Enum):
-    """What does not hold."""
+    """A broken promise."""
 
     ROWS = "rows"
     STATE = "state"
@@ -22,7 +22,7 @@ class Broken(Enum):
     STOPPED = "stopped"
 
 
-#: What to do about each.
+#: Advice for each broken promise.
 _ADVICE = {
     Broken.ROWS: (
         "make its rows depend on its input alone: take the time from the record, sort what has no order, keep nothing on the "
@@ -42,9 +42,12 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that breaks exactly-once. ``what``: in a sentence. ``details``: what was found, and
-    what one commit of each batch gives. ``story``: the shortest schedule that shows it, as it
-    happened. ``keeps``: what of the component's code changed in memory meanwhile."""
+    """A fault that breaks exactly-once.
+
+    * ``what``: in a sentence.
+    * ``details``: the found values, and the values after one commit of each batch.
+    * ``story``: the shortest schedule that shows it, as it happened.
+    * ``keeps``: the parts of the component's memory that changed meanwhile."""
 
     broken: Broken
     component: str
@@ -63,7 +66,7 @@ class Finding:
         return _ADVICE[self.broken]
 
     def lines(self) -> Iterator[str]:
-        """For a person."""
+        """Lines for display."""
         yield self.what
         yield from (f"    {each}" for each in self.details)
         if self.keeps:
@@ -95,8 +98,12 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """``schedules``: how many were run. ``met``: fault -> how often it struck. ``left_out``:
-    component -> why it was not simulated. ``notes``: what was not looked at, and why."""
+    """The result of a simulation.
+
+    * ``schedules``: how many were run.
+    * ``met``: fault -> how often it struck.
+    * ``left_out``: component -> why it was not simulated.
+    * ``notes``: the parts that were not checked, and why."""
 
     topology_id: str
     seed: int
@@ -108,7 +115,7 @@ class Report:
     met: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
-        """For a person."""
+        """Lines for display."""
         yield (
             f"topology {self.topology_id!r}: {self.schedules:,} schedules over {self.records:,} records, seed {self.seed}: "
             + (f"{len(self.findings)} found" if self.findings else "nothing found")

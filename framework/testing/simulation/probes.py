@@ -1,4 +1,4 @@
-"""Bolts below the streams of a topology, so that what is emitted can be seen; and what was seen."""
+"""Probe bolts on the streams of a topology, which record the emitted rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = Mapping[Stream, Sequence[Mapping[str, Any]]]
 def probes_below(
     components: Iterable[Component], make: Callable[[], Bolt], taken: Iterable[Stream] = ()
 ) -> list[Component]:
-    """A bolt below each stream of these components, except those that are ``taken``."""
+    """A probe bolt on each stream of these components, except those that are ``taken``."""
     probes: list[Component] = []
     known = set(taken)
     for each in components:
@@ -33,7 +33,7 @@ def probes_below(
 
 
 def rows_of_stream(rows: Rows, component_id: str, stream: str) -> list[Mapping[str, Any]]:
-    """What was seen on a stream. Raises ``ConfigError`` for a stream that there is not."""
+    """The recorded rows of a stream. Raises ``ConfigError`` for a stream that does not exist."""
     found = rows.get((component_id, stream))
     if found is None:
         known = ", ".join(f"{component} on {name!r}" for component, name in sorted(rows)) or "nothing"

@@ -1,19 +1,18 @@
-"""One schedule, from the first batch to the last: the topology under faults, and beside it the
-same batches, each once, without any.
+"""One schedule, from the first batch to the last: runs the topology under faults, then runs the
+same batches once each without faults, and compares.
 
-The driver, its terms and its commits are those of a run. In place of Spark there is an executor
-that runs the tasks here, and lets faults strike. When all is committed, the batches that were
-committed are processed and committed once more, in order, by a worker that has just begun. Then:
+The driver, its terms and its commits are those of a real run. In place of Spark there is an
+executor that runs the tasks in this process, and injects faults. When all batches are committed, a
+fresh worker processes and commits them once more, in order. Then:
 
-1. A component that promises to be deterministic, or was it as long as nothing went wrong, has
-   emitted the same rows in every attempt at the same batch.
-2. Each state holds what it holds after one commit of what was committed.
-3. So does what stands for the world outside.
-4. The run has come to its end.
+1. A component that promises to be deterministic, or was so without faults, has emitted the same
+   rows in every attempt at the same batch.
+2. Each state has the same content as after one commit of each committed batch.
+3. So has each ``Outside``.
+4. The run has reached its end.
 
-The first says that bolts may be replayed, the others that committers may. What the committers got
-is the same on both sides, also where a bolt gives other rows each time, as it may above opaque
-states.
+The first says that bolts may be replayed, the others that committers may. Both sides give the
+committers the same rows, even if a bolt emits other rows each time, as it may above opaque states.
 """
 
 from __future__ import annotations
@@ -49,21 +48,24 @@ from framework.transactions.commit import CommitPhase
 from framework.transactions.documents import committed_txid
 from framework.transactions.driver import Driver
 
-#: A driver that needs more steps than this makes no progress: a transaction takes some fifty, and a
-#: batch may be as small as a record.
+#: A driver that needs more steps makes no progress: a transaction takes some fifty, and a batch may
+#: be as small as a record.
 _STEPS_MAX = 20_000
 _STEPS_PER_RECORD_MAX = 200
-#: How many differences are shown, and how much of a value.
+#: The most differences that are shown, and the most parts of a value.
 _SHOWN_MAX = 3
 _CHARACTERS_MAX = 200
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """What all schedules of a simulation share. ``left_out``: says why a component is not
-    simulated, or nothing. ``steady``: the components that gave the same rows by another clock, as
-    another attempt and in another process. ``ignored``: what differs without any fault.
-    ``uncompared``: location of a state -> why it is not compared."""
+    """The settings that all schedules of a simulation share.
+
+    * ``left_out``: says why a component is not simulated, or nothing.
+    * ``steady``: the components that gave the same rows with another clock, as another attempt and
+      in another process.
+    * ``ignored``: differences that occur without any fault.
+    * ``uncompared``: location of a state -> why it is not compared."""
 
     topology: Topology
     sample: Sample
@@ -81,7 +83,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Something that does not hold, before it is told as a finding."""
+    """A broken promise, before it becomes a finding."""
 
     broken: Broken
     component: str
@@ -91,8 +93,8 @@ class Wrong:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How a schedule went. ``failure``: what ended the run before its end. ``keeps``: what had
-    changed in the memory of the worker. ``batches``: what was committed."""
+    """The result of a schedule. ``failure``: why the run ended early. ``keeps``: changes in the
+    memory of the worker. ``batches``: the committed ones."""
 
     plan: ExecutionPlan
     left_out: Sequence[LeftOut]
@@ -177,7 +179,7 @@ class _SimulationRun:
         )
 
     def _drive(self) -> None:
-        """Run the driver, and another one whenever it dies, until all is committed."""
+        """Run the driver, and a new one whenever it dies, until all batches are committed."""
         world, injector = self._world, self._injector
         config = world.config.model_copy(update={"spout_pending": self._schedule.pending})
         store = MemoryStore()
@@ -217,7 +219,7 @@ class _SimulationRun:
         _commit_once(reference, once, injector.committed)
         self._check_rows(once.attempts)
         if self._found:
-            return  # what comes of other rows is no fault of the committers
+            return  # the committers cannot be blamed for effects of differing rows
         self._check_states(reference)
         for stands, (items, values) in zip(outside, held, strict=True):
             self._check_outside(stands, items, values)
@@ -226,15 +228,15 @@ class _SimulationRun:
         for each in self._injector.attempts:
             clean = once.get((each.phase, each.header.txid))
             if clean is None or clean.header.plan_digest != each.header.plan_digest:
-                continue  # the batch was planned anew
+                continue  # the batch was planned again
             if each.phase is Phase.COMMIT and each.header != clean.header:
-                continue  # it may depend on the clock; the states are compared
+                continue  # the rows may depend on the clock; the states are compared
             found = differing(self._plan, each, clean)
             if found is not None and self._is_held_to(found.component, each.phase):
                 self._wrong(Broken.ROWS, found.component, *self._told_rows(found, each.header))
 
     def _is_held_to(self, component_id: str, phase: Phase) -> bool:
-        """Whether a component must give the same rows again."""
+        """Whether a component must emit the same rows again."""
         return phase is Phase.COMMIT or self._promises(component_id) or component_id in self._world.steady
 
     def _promises(self, component_id: str) -> bool:
@@ -305,7 +307,7 @@ class _SimulationRun:
 
 
 def _commit_once(topology: Topology, executor: OnceExecutor, committed: Mapping[int, Kept]) -> None:
-    """Commit in order, each time as the attempt that was committed."""
+    """Commit in order, each batch under the attempt that was committed."""
     commit: CommitPhase | None = None
     epoch, digests = 0, dict[int, str]()
     for txid, kept in sorted(committed.items()):
@@ -330,7 +332,7 @@ def _stopped(failure: TaskFailure | Exception) -> Wrong:
 
 @dataclass(frozen=True, slots=True)
 class DifferingRows:
-    """What a component emitted on an edge, in two executions."""
+    """The rows of a component on an edge, in two executions."""
 
     component: str
     edge: str
@@ -339,7 +341,7 @@ class DifferingRows:
 
 
 def differing(plan: ExecutionPlan, one: Execution, other: Execution) -> DifferingRows | None:
-    """The first component, from the top down, that made other rows of the same input."""
+    """The first component, from the top, that emitted other rows for the same input."""
     edges = {each.index: each for each in plan.edges}
     by_edge = [_by_edge(each.rows) for each in (one, other)]
     changed = {index for index in edges if by_edge[0].get(index, {}) != by_edge[1].get(index, {})}

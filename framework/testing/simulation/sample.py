@@ -1,5 +1,5 @@
-"""The input of a simulation: a few records in memory, as the spout of the topology would emit
-them."""
+"""The input of a simulation: a few records in memory, in the form in which the topology's spout
+would emit them."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ Sample = Mapping[str, Sequence[SampleRecord]]
 
 
 def shown(record: SampleRecord) -> str:
-    """A record for a person to look at."""
+    """A record as text for display."""
     stream, row = record
     text = json.dumps(shown_row(row, 0), default=str, ensure_ascii=False)
     return text if stream == DEFAULT_STREAM else f"{text} on stream {stream!r}"
 
 
 def sample_of(topology: Topology, records: Iterable[Any] | Mapping[Any, Iterable[Any]]) -> Sample:
-    """Records in the fields of the spout's stream: each a mapping by field names, or a sequence of
-    values in their order; dealt to as many partitions as the spout has tasks, or given by
-    partition. Of a spout with several streams they are given by stream, and come in turns, one of
-    each. Raises ``ConfigError`` naming what does not fit."""
+    """Convert records to the fields of the spout's stream. Each is a mapping by field names, or a
+    sequence of values in their order. They are dealt to as many partitions as the spout has tasks,
+    or given by partition. For a spout with several streams they are given by stream, and the
+    streams take turns. Raises ``ConfigError`` naming the record that does not fit."""
     streams = topology.spout.streams
     named = [each for each in streams if each not in HIDDEN_STREAMS]
     if isinstance(records, Mapping) and records and set(map(str, records)) <= set(streams):
@@ -107,8 +107,8 @@ def _checked(found: Sample, why: str) -> Sample:
 
 
 def row_of(fields: Fields, record: Any, where: str) -> pa.RecordBatch:
-    """One record in these fields. ``where``: begins the message of the ``ConfigError`` for one that
-    does not fit."""
+    """Convert one record to these fields. ``where``: the beginning of the ``ConfigError`` for a
+    record that does not fit."""
     if isinstance(record, Mapping):
         missing = [name for name in fields if name not in record]
         if missing:
@@ -138,13 +138,13 @@ def _column(value: Any, kind: pa.DataType | None) -> pa.Array:
     try:
         return pa.array([value], type=kind)
     except (pa.ArrowException, TypeError):
-        return pa.array([value]).cast(kind)  # a text of it, as JSON and CSV have
+        return pa.array([value]).cast(kind)  # the text of a value, as in JSON and CSV
 
 
 def read_sample(topology: Topology, path: Path) -> Sample:
-    """A file of records: JSON, one object or array per line, or CSV with a first line of field
-    names. Of a spout without a default stream: JSON lines such as ``{"orders": {...}}``, which name
-    the stream. Raises ``ConfigError`` naming the line that does not fit."""
+    """Read a file of records: JSON, one object or array per line, or CSV with a first line of field
+    names. For a spout without a default stream: JSON lines such as ``{"orders": {...}}``, which
+    name the stream. Raises ``ConfigError`` naming the line that does not fit."""
     local_path(path, "sample")
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -153,7 +153,7 @@ def read_sample(topology: Topology, path: Path) -> Sample:
     if path.suffix == ".csv":
         return sample_of(topology, list(csv.DictReader(io.StringIO(text))))
     records = []
-    for number, line in enumerate(text.split("\n"), 1):  # JSON's text may hold other ends of lines
+    for number, line in enumerate(text.split("\n"), 1):  # text in JSON may contain other line ends
         if line.strip():
             try:
                 records.append((number, json.loads(line)))
@@ -188,7 +188,7 @@ def sample_from_source(topology: Topology, conf: Mapping[str, Any], count: int) 
 
 
 def _first(found: Mapping[str, list[SampleRecord]], count: int) -> Sample:
-    """At most ``count`` records, of all partitions alike."""
+    """At most ``count`` records, evenly from all partitions."""
     taken: dict[str, list[SampleRecord]] = {partition: [] for partition in found}
     for turn in itertools.zip_longest(*([(partition, each) for each in its] for partition, its in found.items())):
         for each in turn:
@@ -201,7 +201,8 @@ def _first(found: Mapping[str, list[SampleRecord]], count: int) -> Sample:
 
 
 class Source:
-    """The partitions, and how much of each a batch takes. The driver's side of the spout."""
+    """The partitions, and how many records of each a batch takes. The driver's side of the
+    spout."""
 
     def __init__(self, partitions: Sample, take: int) -> None:
         self.partitions, self.take = partitions, take
@@ -222,15 +223,15 @@ class _SampleSpout(PartitionedSpout):
 
 
 class SampleSpout(_SampleSpout, PartitionedTransactionalSpout):
-    """Gives a sample in batches that never change."""
+    """Emits a sample in batches that never change."""
 
 
 class OpaqueSampleSpout(_SampleSpout, OpaquePartitionedTransactionalSpout):
-    """Gives a sample in batches that may be planned anew."""
+    """Emits a sample in batches that may be planned again."""
 
 
 def spout_over(topology: Topology, source: Source) -> PartitionedSpout:
-    """A spout of the kind that the topology has."""
+    """A spout of the same kind as the topology's."""
     opaque = isinstance(topology.spout.instance, OpaquePartitionedTransactionalSpout)
     spout = OpaqueSampleSpout(source) if opaque else SampleSpout(source)
     return with_clock(topology.spout.id, spout) if CLOCK_STREAM in topology.spout.streams else spout
@@ -272,6 +273,7 @@ class _SampleReader(PartitionReader):
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         for stream, group in itertools.groupby(meta["records"], lambda each: each[0]):
             tables = [pa.Table.from_batches([batch]) for _, batch in group]
-            table = pa.concat_tables(tables, promote_options="permissive")  # of a field without a type
+            # for a field without a type
+            table = pa.concat_tables(tables, promote_options="permissive")
             for batch in table.combine_chunks().to_batches():
                 yield batch if stream == DEFAULT_STREAM else OnStream(stream, batch)

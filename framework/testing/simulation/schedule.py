@@ -1,10 +1,9 @@
-"""A schedule: the batches that the sample is cut into, and the faults that strike. All of it
-follows from a seed.
+"""A schedule: the division of the sample into batches, and the faults. Both follow from a seed.
 
-A fault names a transaction and a moment of it. It strikes once, the first time that an attempt at
-this transaction comes to the moment; a second one of the same kind strikes the attempt after that.
-So any fault can be left out of a schedule without changing what the others mean, which is what
-shrinking needs.
+A fault names a transaction and a moment in it. It strikes once, the first time that an attempt at
+this transaction reaches the moment; a second fault of the same kind strikes the next attempt. So
+any fault can be removed from a schedule without changing the meaning of the others, which shrinking
+needs.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What can happen, as a person reads it, the plainest first. Workers are the processes of
-    tasks."""
+    """The kinds of faults in words, the plainest first. Workers are the processes of tasks."""
 
     PROCESSING_LOST = "the worker dies when it has processed the batch"
     ANSWER_LOST = "the answer of the commit's tasks is lost"
@@ -33,7 +31,7 @@ class Kind(Enum):
     OTHER_SIZE = "from here on the source gives batches of another size"
 
 
-#: How often each is drawn, beside the others.
+#: How often each kind is drawn, relative to the others.
 _WEIGHTS = {
     Kind.PROCESSING_LOST: 4,
     Kind.ANSWER_LOST: 4,
@@ -49,8 +47,7 @@ PENDING_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``pick``: which task, which later moment, or which size; each moment takes what it can use of
-    the number."""
+    """A fault. ``pick``: selects the task, the later moment, or the size, depending on the kind."""
 
     kind: Kind
     txid: int
@@ -59,9 +56,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """``kept``: the records of the sample that take part, as (partition, place in it). ``take``:
-    records of each partition in a batch. ``pending``: transactions that are under way at once.
-    ``collapsed``: all tasks of a commit run as one, as those of small batches do."""
+    """A schedule.
+
+    * ``kept``: the records of the sample that take part, as (partition, index).
+    * ``take``: records of each partition in a batch.
+    * ``pending``: transactions under way concurrently.
+    * ``collapsed``: all tasks of a commit run as one, as for small batches."""
 
     seed: int
     kept: tuple[tuple[str, int], ...]

@@ -1,5 +1,5 @@
-"""Another Python process, as another worker is one: with other hashes of texts, so sets have
-another order, and with a memory of its own."""
+"""A second Python process, like another worker: with other string hashes, so that sets have another
+order, and with separate memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import Topology
 
 _LENGTH = struct.Struct("!Q")
-#: Python's own hashes are switched off by 0, which is what Spark gives its workers.
+#: 0 switches off Python's own hashes, and is Spark's setting for its workers.
 _HASH_SEEDS = ("1", "2")
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """``plan``: pickled; None: the one of the task before."""
+    """``plan``: pickled; None: that of the previous task."""
 
     plan: bytes | None
     job: ProcessingJob
@@ -40,7 +40,7 @@ class _Task:
 
 
 class SecondWorker:
-    """Started when it is first asked. ``failed``: why it cannot be used, or empty."""
+    """Another worker process, started on first use. ``failed``: why it cannot be used, or empty."""
 
     def __init__(self, topology: Topology, conf: dict[str, Any], folder: Path, *, connect: bool) -> None:
         self._opening = topology, conf, folder, connect
@@ -49,8 +49,8 @@ class SecondWorker:
         self.failed = ""
 
     def process(self, plan: ExecutionPlan, job: ProcessingJob, *, seed: int, turn: int) -> Processed | None:
-        """Process a batch there, in a memory that has seen no other one. None when that cannot be,
-        which ``failed`` tells."""
+        """Process a batch there, in a memory that has seen no other batch. None if that is
+        impossible; ``failed`` says why."""
         if self.failed:
             return None
         try:
@@ -72,7 +72,7 @@ class SecondWorker:
         if self._process is not None:
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            self._process.kill()  # it holds nothing
+            self._process.kill()  # it holds no data
             self._process.wait()
             if self._process.stdout is not None:
                 self._process.stdout.close()
@@ -159,7 +159,7 @@ class _Worker:
 
 
 def main() -> None:
-    """Answer what the other end of standard input asks. What user code prints goes nowhere."""
+    """Answer the requests on standard input. Output of user code is dropped."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _Worker(sys.stdin.buffer, answers).run()

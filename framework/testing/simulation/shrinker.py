@@ -1,4 +1,4 @@
-"""Looks for schedules that break exactly-once, and makes them short."""
+"""Searches for schedules that break exactly-once, and shrinks them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from framework.topology import DataFrameBolt, Topology
 from framework.topology.graph import Component
 from framework.transactions.run import TopologyFailed
 
-#: How many schedules one finding may cost to be made short.
+#: The most schedules that shrinking one finding may cost.
 _SHRINK_MAX = 300
 #: The most records of schedules that are tried in all combinations, and of how many records.
 _SMALLEST_MAX = 2
 _COMBINED_MAX = 6
-#: After so many findings, no more are looked for.
+#: The search ends after this many findings.
 _FINDINGS_MAX = 20
 _NOT_OUTSIDE = (
     "it writes where nothing can be compared: give it an Outside of framework.testing in place of what it writes to"
 )
 
-#: Called after each schedule, with how many are done.
+#: Called after each schedule, with the number of schedules run.
 Progress = Callable[[int], None]
 
 
@@ -57,13 +57,13 @@ def run_schedules(
     progress: Progress | None = None,
 ) -> Report:
     """Run ``schedules`` schedules over the sample, those of the seeds ``seed``, ``seed + 1`` and so
-    on, and make the shortest one of each finding. ``connect``: bolts may open connections.
+    on, and shrink the schedule of each finding. ``connect``: bolts may open connections.
 
-    Nothing is written where the topology writes. User code runs in the calling thread; of a few
-    batches the processing phase runs in a child process. The clock and the random numbers of this
+    Nothing is written to the topology's targets. User code runs in the calling thread; for a few
+    batches, the processing phase runs in a child process. The clock and the random numbers of this
     process are replaced while user code runs.
 
-    Raises ``ConfigError`` when nothing of the topology can be simulated, and ``TopologyFailed``
+    Raises ``ConfigError`` when no part of the topology can be simulated, and ``TopologyFailed``
     when the topology fails without any fault.
     """
     with _world(topology, sample, Config.of(config or {}), connect=connect) as world:
@@ -73,7 +73,7 @@ def run_schedules(
 @contextmanager
 def _world(topology: Topology, sample: Sample, config: Config, *, connect: bool) -> Iterator[World]:
     in_memory = Path("/dev/shm")
-    place = in_memory if in_memory.is_dir() else None  # a fsync costs nothing there
+    place = in_memory if in_memory.is_dir() else None  # an fsync costs nothing there
     with tempfile.TemporaryDirectory(prefix="ratchet-simulate-", dir=place, ignore_cleanup_errors=True) as folder:
         install_guard()
         other = SecondWorker(topology, config.for_components(), Path(folder), connect=connect)
@@ -93,7 +93,7 @@ def _world(topology: Topology, sample: Sample, config: Config, *, connect: bool)
 
 
 def _why_not(component: Component, *, connect: bool) -> str:
-    """Why a component cannot be simulated; nothing where it can."""
+    """Why a component cannot be simulated; empty when it can."""
     library = None if connect else unseen_library(component.instance)
     if library is not None:
         return f"its code uses {library}, which a simulation cannot hold back: give it something in place of that"
@@ -135,11 +135,13 @@ class _Search:
     # --- without faults --------------------------------------------------------------------------
 
     def _look_without_faults(self) -> None:
-        """Find out what can be simulated, and what is the same each time."""
+        """Find out which components can be simulated, and which of their rows are the same each
+        time.
+        """
         world, report = self._world, self._report
         outcome = self._possible()
         report.left_out = {each.component.id: each.why for each in outcome.left_out}
-        if len({*outcome.plan.components} - {*report.left_out}) == 1:  # only the spout
+        if len({*outcome.plan.components} - {*report.left_out}) == 1:  # only the spout is left
             told = "; ".join(map(str, outcome.left_out)) or "it has no bolt"
             raise ConfigError(f"nothing of topology {world.topology.id!r} can be simulated: {told}")
         if isinstance(outcome.failure, TaskFailure):
@@ -161,7 +163,7 @@ class _Search:
         return Schedule(seed=self._report.seed, kept=self._places, take=max(-(-longest // 3), 1))
 
     def _possible(self) -> Outcome:
-        """How it goes without faults, with all components that change nothing outside."""
+        """Run without faults, with all components that change nothing outside."""
         world = self._world
         refused: dict[str, str] = {}
 
@@ -182,7 +184,7 @@ class _Search:
             )
 
     def _steady(self, outcome: Outcome) -> frozenset[str]:
-        """The components that give the same rows by another clock, as another attempt, and in
+        """The components that give the same rows with another clock, as another attempt, and in
         another process."""
         plan, batches = outcome.plan, outcome.batches
         world, unsteady, judged = self._world, set[str](), set[str]()
@@ -226,10 +228,10 @@ class _Search:
         yield here(7)
         yield elsewhere
 
-    # --- making it short --------------------------------------------------------------------------
+    # --- shrinking --------------------------------------------------------------------------------
 
     def _shortest(self, schedule: Schedule, wrong: Wrong) -> Finding:
-        """Leave out faults and records, as long as the same thing goes wrong."""
+        """Remove faults and records, as long as the same promise is broken."""
         best, shown = schedule, self._shows(schedule, wrong)
         tries = 0
         for ways in (_smaller, _smallest):
@@ -242,7 +244,7 @@ class _Search:
                     if found is not None:
                         best, shown, progressed = smaller, found, ways is _smaller
                         break
-        if shown is None:  # it does not show again: random numbers that nobody can repeat
+        if shown is None:  # it does not recur: random numbers that cannot be repeated
             return Finding(
                 broken=wrong.broken,
                 component=wrong.component,
@@ -279,7 +281,7 @@ def _finding(wrong: Wrong, schedule: Schedule, outcome: Outcome) -> Finding:
 
 
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
-    """Schedules with less in them, the least first."""
+    """Smaller schedules, the smallest first."""
     kept, faults = schedule.kept, schedule.faults
     longest = max(Counter(partition for partition, _ in kept).values())
     for number in range(len(faults)):
@@ -304,8 +306,8 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _smallest(schedule: Schedule) -> Iterator[Schedule]:
-    """Schedules of one record, then of two, each in a batch of its own, with one fault: what is
-    left out step by step may end at more than that."""
+    """Schedules of one record, then of two, each in a batch of its own, with one fault: removal
+    step by step may end at a larger schedule."""
     kinds = dict.fromkeys([*(each.kind for each in schedule.faults), Kind.PROCESSING_LOST, Kind.ANSWER_LOST])
     picks = dict.fromkeys([0, *(each.pick for each in schedule.faults)])
     sizes = len(schedule.kept) if len(schedule.faults) > 1 else len(schedule.kept) - 1

@@ -1,4 +1,4 @@
-"""Runs the tasks of a phase in this process one by one, in any order, and takes down the rows that
+"""Runs the tasks of a phase in this process one by one, in any order, and records the rows that
 they emit."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from framework.execution.single_task import expected_reports
 from framework.execution.stages import walk
 from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
-#: (edge, task of the level) -> the rows that it emitted there, in order, each as a text.
+#: (edge, task of the level) -> the rows that the task emitted there, in order, each as text.
 RowsSeen = dict[tuple[int, int], list[str]]
 
 
 class RowsTaken:
-    """A watcher of tasks. ``place``: the task that runs now."""
+    """A watcher of tasks. ``place``: the present task."""
 
     def __init__(self) -> None:
         self.place = 0
@@ -32,12 +32,12 @@ class RowsTaken:
         self.rows.setdefault((edge.index, self.place), []).extend(map(repr, rows.to_pylist()))
 
     def failed(self, failure: TaskFailure, error: BaseException) -> None:
-        """The failure is in the result, too."""
+        """The result contains the failure, too."""
 
 
 @dataclass(slots=True)
 class Processed:
-    """What a processing phase has left."""
+    """The result of a processing phase."""
 
     result: PhaseResult
     records: list[Record]
@@ -78,7 +78,7 @@ def process(topology: PlannedTopology, job: ProcessingJob, *, backwards: bool = 
 
 
 class CommitTasks:
-    """The tasks of one commit phase. ``collapsed``: those of its first level run as one."""
+    """The tasks of one commit phase. ``collapsed``: the tasks of its first level run as one."""
 
     def __init__(
         self, topology: PlannedTopology, header: AttemptHeader, records: Sequence[Record], *, collapsed: bool
@@ -91,7 +91,7 @@ class CommitTasks:
         return len(self.parts)
 
     def name(self, task: int) -> str:
-        """The committers of a task, and its number where they have several."""
+        """The committers of a task, and its number if they have several tasks."""
         states = [each for each in self.parts[task] if isinstance(each, CommitterState)]
         names = dict.fromkeys(each.component_id for each in states)
         numbers = {each.task for each in states}
@@ -162,7 +162,9 @@ def _run_tasks(
     backwards: bool,
     first: int = 0,
 ) -> list[Addressed]:
-    """Run the tasks of a level. What they send goes on in the same order, however they ran."""
+    """Run the tasks of a level. Their records are forwarded in the same order, whatever the order
+    of the runs.
+    """
     sent: dict[int, list[Addressed]] = {}
     order = range(len(inboxes))
     for partition in reversed(order) if backwards else order:
@@ -172,8 +174,8 @@ def _run_tasks(
 
 
 def _by_committer(plan: ExecutionPlan, records: Sequence[Record]) -> list[list[Record]]:
-    """One task for each committer's task, with the rows that it emitted (C31). The first one passes
-    on what goes to others below."""
+    """Make one task for each committer's task, with the rows that it emitted (C31). The first one
+    also forwards records for later levels."""
     states = [each for each in records if isinstance(each, CommitterState)]
     place = {(each.component_id, each.task): number for number, each in enumerate(states)}
     parts: list[list[Record]] = [[] for _ in states] or [[]]

@@ -1,10 +1,10 @@
-"""The threads of a simulated driver: all of them in the calling thread, one step at a time, in
-virtual time.
+"""The threads of a simulated driver: all run in the calling thread, one step at a time, in virtual
+time.
 
 Invariants:
 
-1. What happens, and in which order, depends on the generators alone.
-2. Time goes on only when no thread can.
+1. The steps and their order depend on the generators alone.
+2. Time advances only when every thread waits.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class NoProgress(Exception):
 
 @dataclass(slots=True)
 class _Wait:
-    """What a step returns that has to wait. ``take``: what the waiting thread gets when it is
-    ``ready``. ``late``: what it gets, or the error that it meets, when the time is over first."""
+    """The result of a step that has to wait. ``take``: returns the waiting thread's value when it
+    is ``ready``. ``late``: returns or raises when the timeout expires first."""
 
     ready: Callable[[], bool]
     take: Callable[[], Any]
@@ -51,7 +51,9 @@ class _Thread:
         return not self.over
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Returns at once: whoever waits is in the same thread, and everything ends with it."""
+        """Returns immediately: the caller is in the same thread, and all virtual threads end with
+        it.
+        """
 
 
 class VirtualThreads(Threads):

@@ -1,12 +1,11 @@
-"""What user code keeps in the memory of a process: in its modules, its classes, its functions.
+"""User code's data in the memory of a process: in its modules, its classes, its functions.
 
-A worker that is restarted has all of it as it was at first. So a simulation takes it down once, and
-puts it back for each restart, and before each schedule. What stands for the world outside
-(``Outside``) is no memory of a worker, and stays.
+A restarted worker has all of it in its initial form. So a simulation records it once, and restores
+it for each restart, and before each schedule. An ``Outside`` is no memory of a worker, and stays.
 
-What it finds: lists, dictionaries, sets and the like, attributes of classes and of objects of the
-user's classes, closures and default arguments, and caches of ``functools``. Generators, and what C
-code keeps, it cannot put back.
+It finds: lists, dictionaries, sets and the like, attributes of classes and of objects of the user's
+classes, closures and default arguments, and caches of ``functools``. It cannot restore generators
+and data in C code.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _INSTALLED = tuple(
     for each in {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
     if each != sysconfig.get_path("data")
 )
-#: Larger containers than this are data, not a memory: they are not looked into.
+#: Larger containers are data, not memory: they are not inspected.
 _SIZE_MAX = 100_000
 _EMPTY = CellType()
 _CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, staticmethod, classmethod, property)
 
 
 def _is_users(module: ModuleType | None) -> bool:
-    """Whether a module is of the user's own code."""
+    """Whether a module belongs to the user's own code."""
     if module is None or module.__name__.partition(".")[0] in _OURS:
         return False
     file = getattr(module, "__file__", None)
@@ -49,14 +48,15 @@ def _is_users(module: ModuleType | None) -> bool:
 
 
 class WorkerMemory:
-    """The memory as it was when this was made. ``namespaces``: of the user's modules, by name."""
+    """The memory at the time of construction. ``namespaces``: of the user's modules, by name."""
 
     def __init__(self, topology: Topology) -> None:
         self.namespaces: dict[str, MutableMapping[str, Any]] = {}
         self.outside: list[Outside] = []
-        self._seen: dict[int, Any] = {}  # keeps what was seen alive, so that ids stay its own
+        # keeps inspected objects alive, so that their ids stay unique
+        self._seen: dict[int, Any] = {}
         self._kept: list[tuple[str, Callable[[], bool], Callable[[], None]]] = []
-        self._unseen: list[Callable[[], None]] = []  # what a person need not know of
+        self._unseen: list[Callable[[], None]] = []  # entries that are not shown
         self._open: deque[tuple[str, Any]] = deque()
         for component in topology.components:
             made_by = component.factory
@@ -71,7 +71,7 @@ class WorkerMemory:
             self._look(*self._open.popleft())
 
     def restore(self) -> None:
-        """As in a process that has just begun."""
+        """Restore the memory of a process that has just begun."""
         for put_back in self._unseen:
             put_back()
         for _, changed, put_back in self._kept:
@@ -79,11 +79,11 @@ class WorkerMemory:
                 put_back()
 
     def changed(self) -> list[str]:
-        """What is no longer as it was at first, by name; the most particular names."""
+        """The entries that have changed, by their most specific names."""
         names = dict.fromkeys(name for name, changed, _ in self._kept if changed())
         return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- inspection -------------------------------------------------------------------------------
 
     def _look(self, name: str, found: Any) -> None:
         if id(found) in self._seen:
@@ -149,8 +149,8 @@ class WorkerMemory:
             self._open.append((f"{found.__name__}.{key}", value))
 
     def _kept_code(self, found: type) -> None:
-        """A class that no module names is pickled as a whole. Each copy of it gives it other
-        functions, with variables of their own."""
+        """A class that no module names is pickled as a whole. Each copy of it gets other functions,
+        with variables of their own."""
         code = {key: value for key, value in vars(found).items() if not _is_private(key) and isinstance(value, _CODE)}
 
         def put_back() -> None:
@@ -197,7 +197,7 @@ class WorkerMemory:
         def put_back() -> None:
             found.clear()
             if isinstance(found, dict):
-                dict.update(found, at_first)  # that of a Counter counts
+                dict.update(found, at_first)  # a Counter's own update would add
             else:
                 (found.update if isinstance(found, set) else found.extend)(at_first)
 
@@ -236,7 +236,7 @@ def _binding(
 
 
 def _data(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be a memory: no code, and nothing that Python or a library keeps."""
+    """The possible memory in a namespace: no code, and no data of Python or a library."""
     return {key: value for key, value in namespace.items() if not _is_private(key) and not isinstance(value, _CODE)}
 
 
@@ -247,5 +247,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _is_private(key: str) -> bool:
-    """Whether Python or a library keeps this: not what user code remembers."""
+    """Whether the entry belongs to Python or a library, and is not memory of user code."""
     return key.startswith("__") or key in ("_abc_impl",)

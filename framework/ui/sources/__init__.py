@@ -1,1 +1,1 @@
-"""Where the page gets what it shows: runs of this process, and the coordination store."""
+"""The data sources of the page: runs of this process, and the coordination store."""

@@ -16,8 +16,8 @@ from framework.ui.sources.drivers import Drivers
 
 
 class CoreSource:
-    """What a run knows of itself, read in its own process. Read by the page's threads. ``store``:
-    None for a run without a coordination store."""
+    """The data of a run in its own process. Read by the page's threads. ``store``: None for a run
+    without a coordination store."""
 
     every_s = 1.0
 

@@ -1,4 +1,4 @@
-"""The drivers of one topology, for the page of one of them."""
+"""The drivers of one topology, for the page of one of these drivers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from framework.ui.documents import driver_document
 
 
 class Drivers:
-    """This driver and the others, as the store shows them. A store that does not answer delays
-    nobody: what it said last is shown."""
+    """This driver and the others, from the store. A store that does not answer delays no viewer:
+    its last answer is shown."""
 
     def __init__(self, store: CoordinationStore, topology_id: str) -> None:
         self._kept: Kept[list[LiveDriver]] = Kept("drivers", lambda: read_drivers(store, topology_id), EVERY_S)
@@ -23,7 +23,8 @@ class Drivers:
         self._started_at = time.time()
 
     def documents(self, phase: str) -> list[dict[str, Any]]:
-        """This driver first if it leads. ``phase``: of this driver, now."""
+        """The documents of all drivers, this one first if it leads. ``phase``: of this
+        driver, now."""
         others = [each for each in self._kept.look().value or () if (each.host, each.pid) != self._here]
         host, pid = self._here
         own = driver_document(host=host, pid=pid, phase=phase, started_at=self._started_at, said_at=time.time())
@@ -33,7 +34,7 @@ class Drivers:
 
 
 def document_of(driver: LiveDriver) -> dict[str, Any]:
-    """A driver as the page shows it."""
+    """A driver in the page's form."""
     page = driver.status.get("page")
     return driver_document(
         host=driver.host,

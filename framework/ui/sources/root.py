@@ -17,16 +17,16 @@ from framework.transactions.history_reader import HistoryReader
 from framework.ui import documents
 from framework.ui.sources.drivers import document_of
 
-#: As ``Topology.outline`` writes an input.
+#: The form in which ``Topology.outline`` writes an input.
 _INPUT = re.compile(r"([^/]+)/(.*?) by (.*)", re.DOTALL)
-#: Topologies of which something is kept in memory; a root may hold more.
+#: The most topologies with cached data; a root may hold more.
 KEPT_MAX = 50
 T = TypeVar("T")
 
 
 class RootSource:
-    """What the store says of every topology, running or not. Knows neither the lag of single
-    partitions nor configurations: the pages of the drivers show those, and are linked."""
+    """The store's data about every topology, running or not. It has neither the lag of single
+    partitions nor configurations: the drivers' own pages, which are linked, show those."""
 
     every_s = EVERY_S
 
@@ -75,7 +75,7 @@ class RootSource:
         return None if found is None else documents.transaction_document(found)
 
     def _kept(self, kept: dict[str, T], topology_id: str, make: Callable[[], T]) -> T:
-        """The one that was made before, or a new one. The one that was used longest ago goes."""
+        """Return the cached object, or make a new one. The least recently used is evicted."""
         with self._lock:
             found = kept.pop(topology_id, None) or make()
             kept[topology_id] = found
@@ -114,8 +114,8 @@ def shape_in(outline: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def told_shape(graph: Any) -> dict[str, list[dict[str, Any]]]:
-    """The graph of a core topology as its driver tells it, in the form of ``Graph.shape``; without
-    what cannot be drawn."""
+    """The graph of a core topology from its driver's status, in the form of ``Graph.shape``,
+    without parts that cannot be drawn."""
     graph = _mapping(graph)
     names = {"components": ("id", "kind"), "edges": ("source", "stream", "target")}
     return {

@@ -21,8 +21,8 @@ from framework.ui.sources.drivers import Drivers
 
 
 class RunSource:
-    """What a run knows of itself, read in its own process; and what the store keeps of the runs
-    before it. Read by the page's threads."""
+    """The data of a run in its own process, and the store's records of earlier runs. Read by the
+    page's threads."""
 
     every_s = 1.0
 
@@ -97,13 +97,13 @@ class RunSource:
         return None if found is None else documents.transaction_document(found, journal.traces(txid))
 
     def _closed(self) -> list[TransactionRecord]:
-        """Those that this process closed, and those of other leaders, which the store keeps."""
+        """The transactions that this process closed, and those of other leaders from the store."""
         found = {each.txid: each for each in self._others.look().value or ()}
         found |= {each.txid: each for each in self._driver.journal.records() if each.closed_at is not None}
         return [found[txid] for txid in sorted(found)][-RECORDS_MAX:]
 
     def _read_others(self) -> list[TransactionRecord]:
-        """Once; and again while another driver leads."""
+        """Read the records of other leaders: once, and again while another driver leads."""
         if self._read is None or self._status().phase == "standby":
             self._read = self._history.read()
         return self._read
