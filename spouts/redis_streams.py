@@ -1,9 +1,9 @@
-"""A spout over Redis streams with consumer groups: a queue that locks the entries it delivers.
+"""A spout over Redis streams with consumer groups: a queue that locks delivered entries.
 
-Redis records which consumer got which entry, until the entry is acknowledged. A task that is opened
-again gets its unacknowledged entries again. While a task lives, a thread of it says so to Redis, so
-that its entries are left to it, however long they take. Entries of a task that is gone for good are
-taken over by other tasks after a time.
+Redis records which consumer got which entry, until the entry is acknowledged. A reopened task gets
+its unacknowledged entries again. While a task lives, a thread renews its claim on its entries,
+however long they take. Entries of a task that has gone for good are taken over by other tasks after
+a time.
 
 Source: https://redis.io/docs/latest/develop/data-types/streams/, "Consumer groups".
 """
@@ -26,16 +26,17 @@ from spouts.retries import Retries, RetryPolicy
 
 try:
     import redis
-except ImportError as error:  # an extra
+except ImportError as error:  # redis is an optional extra
     raise ConfigError("RedisStreamSpout needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
 #: Entries per request.
 CHUNK_ENTRIES = 500
-#: Unacknowledged entries per task. Others must take over this many at most if the task dies.
+#: The most unacknowledged entries per task, and so the most that others must take over if the task
+#: dies.
 UNACKNOWLEDGED_MAX = 10_000
 TIMEOUT_S = 5.0
 _TAKE_OVER_EVERY_S = 5.0
-#: How often a task says that it lives, in the time after which it counts as gone.
+#: How often a task renews its claim in the time after which it counts as gone.
 _RENEWALS = 4
 _RENEW_MIN_S = 0.05
 
@@ -54,20 +55,22 @@ class RedisStreamSpout(BaseRichSpout):
     """Reads the entries of a stream, each entry in one of the tasks, and acknowledges them when
     their tuple trees are complete: at-least-once.
 
-    ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``.
-    ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable. ``group``: the
-    consumer group, created when it is missing. ``start``: where a new group begins, "earliest" or
-    "latest".
+    * ``fields``: the fields of each entry, typed as ``str``, ``int``, ``float`` or ``bytes``.
+    * ``url``: ``redis://...``; ``${NAME}`` in it stands for an environment variable.
+    * ``group``: the consumer group, created if missing.
+    * ``start``: where a new group begins, "earliest" or "latest".
 
-    ``retry``: when to emit a failed entry again. After ``retry.retries_max`` retries the entry is
-    reported and dropped. ``take_over_after_s``: a task takes over the entries of another task that
-    has been gone for this time, for example after a change of the parallelism. It must be longer
-    than a process may stand still. ``unacknowledged_max``: a task with this many unacknowledged
-    entries, including those that wait for a retry, asks for no more. ``delete``: remove
-    acknowledged entries from the stream.
+    * ``retry``: when to emit a failed entry again. After ``retry.retries_max`` retries the entry is
+      reported and dropped.
+    * ``take_over_after_s``: a task takes over the entries of another task that has been gone for
+      this time, for example after a change of the parallelism. It must be longer than a process may
+      pause.
+    * ``unacknowledged_max``: a task with this many unacknowledged entries, including those that
+      wait for a retry, requests no more.
+    * ``delete``: remove acknowledged entries from the stream.
 
-    Raises ``ConfigError`` for invalid arguments. If the group is destroyed while the topology runs,
-    raises ``DataLossError``, because nobody knows which entries it had delivered.
+    Raises ``ConfigError`` for invalid arguments. If the group is deleted while the topology runs,
+    raises ``DataLossError``, because the list of delivered entries is lost.
     """
 
     def __init__(
@@ -114,7 +117,8 @@ class RedisStreamSpout(BaseRichSpout):
         self._under_way: dict[bytes, list[Any]] = {}
         self._retries: Retries[bytes] = Retries(self._retry)
         self._done: list[bytes] = []
-        self._mine_from: bytes | None = b"0"  # where to continue reading own old entries; None: all read
+        # where to continue reading this task's old entries; None: all read
+        self._mine_from: bytes | None = b"0"
         self._taken_over_at = time.monotonic()
         self._others_from: bytes = b"0-0"
         self._prepared = False
@@ -124,7 +128,7 @@ class RedisStreamSpout(BaseRichSpout):
         self._renewal.start()
 
     def next_tuple(self) -> None:
-        """Emit one entry: one that is due for a retry, else the next one."""
+        """Emit one entry: one that is due for a retry, or else the next one."""
         try:
             self._prepare()
             self._acknowledge()
@@ -148,7 +152,7 @@ class RedisStreamSpout(BaseRichSpout):
             self._mine_from = b"0"  # a lost answer may have assigned entries to this task
 
     def caught_up(self) -> bool:
-        """Whether this task has read everything that it can get now, and no entry waits for a
+        """Whether this task has read all entries that it can get now, and no entry waits for a
         retry."""
         waits = self._buffer or len(self._retries) or self._mine_from is not None
         return not (waits or self._trouble)
@@ -197,8 +201,8 @@ class RedisStreamSpout(BaseRichSpout):
             self._done.clear()
 
     def _read(self) -> None:
-        """Fill the buffer: with entries that this task got before it was opened; from time to time,
-        with idle entries of others; and with new entries. Call it only with an empty buffer."""
+        """Fill the buffer with entries that this task got before it was opened; at intervals, with
+        idle entries of others; and with new entries. Call it only with an empty buffer."""
         room = min(CHUNK_ENTRIES, self._unacknowledged_max - len(self._under_way))
         if room <= 0:
             return
@@ -224,19 +228,19 @@ class RedisStreamSpout(BaseRichSpout):
             ) from error
 
     def _renew(self) -> None:
-        """Keep what this task has from being idle, until it is closed. In a thread of its own,
-        since the task may not be asked for entries for long."""
+        """Keep this task's entries from becoming idle, until the task is closed. In a thread of its
+        own, because the task may not be called for long."""
         idle_ms = self._take_over_after_ms // _RENEWALS
         while not self._closing.wait(max(idle_ms / 1000, _RENEW_MIN_S)):
-            with contextlib.suppress(redis.RedisError):  # ``next_tuple`` reports what it meets
+            with contextlib.suppress(redis.RedisError):  # ``next_tuple`` reports such errors
                 after = "-"
                 while entries := self._idle(after, idle_ms):
-                    # What another task has taken meanwhile is not idle, and stays there.
+                    # Entries that another task has taken meanwhile are not idle, and stay there.
                     self._client.xclaim(self._stream, self._group, self._consumer, idle_ms, entries, justid=True)
                     after = f"({entries[-1].decode()}"
 
     def _idle(self, after: str, idle_ms: int) -> list[bytes]:
-        """Entries of this task that nothing was heard of for a time."""
+        """Entries of this task whose claim was not renewed for a time."""
         found = self._client.xpending_range(
             self._stream, self._group, after, "+", CHUNK_ENTRIES, consumername=self._consumer, idle=idle_ms
         )

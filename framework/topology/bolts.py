@@ -1,4 +1,4 @@
-"""The bolts of a transactional topology: what a user subclasses.
+"""The base classes for bolts of a transactional topology.
 
 Life of a bolt, per batch and task (all of it in a Spark task)::
 
@@ -10,7 +10,7 @@ Life of a bolt, per batch and task (all of it in a Spark task)::
                         └─ BaseBasicBolt: once per tuple
                            ArrowBolt: execute_arrow, once per record batch
 
-A replay of the batch starts from a new copy. No batch sees anything of another.
+A replay of the batch starts from a new copy. Batches share no data through a bolt.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from framework.topology.tuples import Tuple
 from framework.topology.written_topics import ReadTopics, WrittenTopic
 
 DEFAULT_STREAM = "default"
-#: What becomes of a record that is refused.
+#: The treatment of a refused record.
 OnBadRecord = Literal["fail", "skip", "dead_letter"]
 
 
 class OutputCollector(Protocol):
-    """Where a bolt puts what it emits. The framework stamps the attempt."""
+    """Receives a bolt's output. The framework stamps the attempt."""
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit the declared values, in their order."""
@@ -54,8 +54,8 @@ class OutputCollector(Protocol):
         bolt."""
 
 
-#: The columns that rows of core topologies have beside the declared fields: the edge that a row
-#: travels on, and the roots of the trees that it is part of.
+#: The columns of rows in core topologies in addition to the declared fields: the edge of the row,
+#: and the roots of the trees that it is part of.
 OWN_COLUMNS = ("__edge", "__roots")
 
 
@@ -73,7 +73,7 @@ class OutputFieldsDeclarer:
         """Declare a stream. ``direct``: the sender names the receiving task, with ``emit_direct``.
 
         Raises ``TopologyError`` when ``fields`` is not a ``Fields``, or names none, when the stream
-        was declared before, and, in core topologies, when a field is called as one of
+        was declared before, and, in core topologies, when a field has the name of one of
         ``OWN_COLUMNS``.
         """
         if not isinstance(fields, Fields):
@@ -107,8 +107,8 @@ class Input:
     grouping: Grouping
 
     def require(self, component_id: str, names: Iterable[str]) -> None:
-        """Raise ``TopologyError`` naming the first field that this stream lacks and the committer
-        ``component_id`` needs."""
+        """Raise ``TopologyError`` naming the first field that the committer ``component_id`` needs
+        and this stream lacks."""
         for name in names:
             if name not in self.fields:
                 raise TopologyError(
@@ -118,8 +118,7 @@ class Input:
 
 
 class Combiner(ABC):
-    """Folds tuples together before they travel to the bolt that it belongs to, like a combiner in
-    MapReduce.
+    """Folds tuples before they are sent to the combiner's bolt, like a combiner in MapReduce.
 
     Called in the tasks of the upstream component, for one edge. Must be pure: the rows that
     ``finish`` returns replace all the batches added. One instance per batch and task.
@@ -148,13 +147,13 @@ class Bolt(ABC):
     commits_on_driver: bool = False
 
     #: For a committer that does not write to states. True promises that a later attempt at a txid
-    #: replaces everything that earlier attempts at it wrote, including what the later one does not
-    #: write again. Without this promise, a batch whose commit was opened cannot be planned anew
-    #: when its source data is lost for good (C8).
+    #: replaces everything that earlier attempts at it wrote, including rows that the later one does
+    #: not write again. Without this promise, a batch whose commit was opened cannot be planned
+    #: again when its source data is permanently lost (C8).
     can_undo: bool = False
 
     #: For a committer that does not write to states. False says that a replay of a batch may write
-    #: it again. The builder accepts such a committer only with ``at_least_once=True``.
+    #: its rows again. The builder accepts such a committer only with ``at_least_once=True``.
     exactly_once: bool = True
 
     #: True says that the tasks of this committer commit one by one, and that a replay skips the
@@ -162,13 +161,13 @@ class Bolt(ABC):
     #: that each task sees the same rows again (C11).
     needs_deterministic_input: bool = False
 
-    #: In a transactional topology: what becomes of a record whose value this bolt refuses by a
-    #: ``BadRecordError``. "skip": it is left out and counted. "dead_letter": it goes to the
+    #: In a transactional topology: the treatment of a record whose value this bolt refuses by a
+    #: ``BadRecordError``. "skip": leave the record out and count it. "dead_letter": send it to the
     #: ``dead_letters`` of the spout. "fail": the ``on_bad_record`` of the spout decides.
     on_bad_record: OnBadRecord = "fail"
 
     #: In a core topology: seconds from one tick to the next. Each task gets ticks among its other
-    #: tuples, and also when no other tuple comes; ``tup.is_tick`` tells them apart. None: use
+    #: tuples, even if no other tuple arrives; ``tup.is_tick`` tells them apart. None: use
     #: ``topology.tick.tuple.freq.secs``.
     tick_s: float | None = None
 
@@ -189,14 +188,14 @@ class Bolt(ABC):
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit``, on the driver, before anything starts.
 
-        Raise ``ConfigError`` for anything that would fail in the first batch, such as a missing
+        Raise ``ConfigError`` for any problem that would fail the first batch, such as a missing
         topic.
         """
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
-        """Called before a topology starts, by ``ratchet check`` and ``ratchet run``. Find out
-        whether what is written is there, and change nothing. Raise ``ConfigError`` naming what is
-        missing, and ``RetryableError`` when nobody answers."""
+        """Called before a topology starts, by ``ratchet check`` and ``ratchet run``. Check that the
+        targets exist, and change nothing. Raise ``ConfigError`` naming a missing target, and
+        ``RetryableError`` when a server does not answer."""
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
         """For a committer that does not write to states, and remembers at its target which
@@ -210,27 +209,27 @@ class Bolt(ABC):
         """Called by ``reset --everything``, on the driver, for the same committers as
         ``check_written``.
 
-        Keep what was written. Start the memory of it anew, under the incarnation of ``standing``.
+        Keep the written data. Reset the memory of transactions, under the incarnation of
+        ``standing``.
         """
 
     def written_topics(self, topology_id: str) -> Sequence[WrittenTopic]:
-        """Return the topics that this bolt writes, those for its own use included. Called on the
+        """Return the topics that this bolt writes, including those for its own use. Called on the
         driver. The spout of the topology refuses to read them."""
         return ()
 
     def bind_read_topics(self, read: ReadTopics | None) -> None:
         """Called once, on the driver, by the builder, with the topics that the spout of the
-        topology reads. A bolt that learns only from its rows which topics it writes must not write
-        these."""
+        topology reads. A bolt whose rows name the topics to write must refuse these."""
 
     def combiner(self) -> Combiner | None:
         """Return a combiner for the edges into this bolt, or None. Called in tasks."""
         return None
 
     def states(self) -> Sequence[FencedState]:
-        """Return the states that this bolt writes to when it commits: the same objects at each
-        call, of which a copy of the bolt has copies. ``verify`` and ``replay``, which give the
-        states of a copy another place, refuse other bolts.
+        """Return the states that this bolt writes to when it commits. Each call must return the
+        same objects, and a copy of the bolt must have copies of them. ``verify`` and ``replay``,
+        which redirect the states of a copy, refuse other bolts.
 
         The default is every ``FencedState`` among its attributes.
         """
@@ -240,8 +239,8 @@ class Bolt(ABC):
 class BaseBasicBolt(Bolt):
     """One tuple in, any number out. For both kinds of topology.
 
-    In a core topology, ``prepare`` is called once per task, with None as ``batch_id``. What the
-    bolt emits is anchored to the tuple, and the tuple is acked when ``execute`` returns.
+    In a core topology, ``prepare`` is called once per task, with None as ``batch_id``. Emitted
+    tuples are anchored to the input tuple, which is acked when ``execute`` returns.
 
     >>> class Split(BaseBasicBolt):
     ...     deterministic = True
@@ -286,7 +285,7 @@ class BaseBatchBolt(Bolt):
 
     @abstractmethod
     def finish_batch(self) -> None:
-        """Called once, after the last tuple of the batch for this task, and also when there was no
+        """Called once, after the last tuple of the batch for this task, even if there was no
         tuple."""
 
 
@@ -306,37 +305,36 @@ class Committer:
     """Marks a batch bolt whose ``finish_batch`` belongs to the commit phase: strictly in txid
     order, one at a time.
 
-    Between its last ``execute`` and its ``finish_batch`` it is pickled, with everything that it
-    holds. A committer of which ``finish_batch`` needs little may say what: that costs less.
+    Between its last ``execute`` and its ``finish_batch`` it is pickled with all its attributes. If
+    ``finish_batch`` needs only a part of them, implement ``keep_for_commit``, which costs less.
 
     Source: ``org.apache.storm.transactional.ICommitter``.
     """
 
-    #: How many records of the transaction came too late for it, as ``ratchet_late_records`` counts
-    #: them.
+    #: The number of records of the transaction that came too late, as counted by
+    #: ``ratchet_late_records``.
     late_records = 0
 
     def keep_for_commit(self) -> bytes | None:
-        """Called in the task after the last ``execute``. Return all that ``finish_batch`` needs
-        beside the attributes that a new copy of the component has after ``prepare``. None, the
-        default: pickle the committer as it is."""
+        """Called in the task after the last ``execute``. Return everything that ``finish_batch``
+        needs besides the attributes that a new copy of the component has after ``prepare``. None,
+        the default: pickle the whole committer."""
         return None
 
     def take_for_commit(self, kept: bytes) -> None:
         """Called in the commit phase on a new copy, after its ``prepare`` and before its
-        ``finish_batch``, with what ``keep_for_commit`` returned."""
+        ``finish_batch``, with the result of ``keep_for_commit``."""
         raise NotImplementedError(f"{type(self).__name__} says what is kept of it, and does not take it back")
 
     def state_settings(self) -> Mapping[str, Any]:
-        """Options by which rows were written that the next transactions read, by name; JSON-able.
-        A topology that starts with others is refused, as one of another shape is. Called on the
-        driver."""
+        """Options on which the stored rows depend, by name; JSON-able. A topology that starts with
+        other options is refused, like one of another shape. Called on the driver."""
         return {}
 
     def commits_in_one_step(self) -> bool:
-        """Whether ``finish_batch`` makes one atomic step of the commit where it is asked to: where
-        the fence of its attempt has ``opens_from``, it raises the header, writes all rows, and sets
-        ``done``, also for a batch without rows. Called on the driver."""
+        """Whether ``finish_batch`` can commit in one atomic step. If so, and the fence of its
+        attempt has ``opens_from``, it raises the header, writes all rows, and sets ``done`` in one
+        step, even for a batch without rows. Called on the driver."""
         return False
 
 
@@ -356,7 +354,7 @@ class ArrowBolt(Bolt):
 
     @abstractmethod
     def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:
-        """Called for each record batch. Its columns are the fields of the stream it came from.
+        """Called for each record batch. Its columns are the fields of its stream.
 
         Batches that it yields go to the default stream. For other streams, use the collector given
         to ``prepare``.
@@ -368,7 +366,7 @@ class ArrowBolt(Bolt):
 
 
 class DataFrameBolt(Bolt):
-    """Hands a whole batch to Spark SQL: a ``pyspark.sql.DataFrame`` in, one out.
+    """Processes a whole batch in Spark SQL: a ``pyspark.sql.DataFrame`` in, one out.
 
     >>> class PerWord(DataFrameBolt):
     ...     def execute_dataframe(self, frame):

@@ -28,7 +28,7 @@ from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spout_wrappers import unwrapped
 from framework.topology.spouts import Spout
 
-#: Above this, a parallelism is taken for a mistake of units.
+#: A higher parallelism is probably a mistake of units.
 PARALLELISM_MAX = 10_000
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 
@@ -86,7 +86,7 @@ class Graph:
         return {each.id: each.parallelism for each in self.components}
 
     def shape(self) -> dict[str, list[dict[str, Any]]]:
-        """Components and the edges between them, JSON-able, for whoever draws them."""
+        """Components and the edges between them, JSON-able, for drawing."""
         return {
             "components": [
                 {
@@ -132,16 +132,18 @@ class BoltDeclarer:
         return self
 
     def shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """An equal share of the tuples to every task. ``local_or_shuffle_grouping`` costs less."""
+        """An equal share of the tuples goes to every task. ``local_or_shuffle_grouping`` costs
+        less.
+        """
         return self.grouping(component_id, ShuffleGrouping(), stream)
 
     def local_or_shuffle_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Tuples stay in their task when both sides have equally many tasks; otherwise as
+        """Tuples stay in their task when both sides have the same number of tasks; otherwise as
         ``shuffle_grouping``."""
         return self.grouping(component_id, LocalOrShuffleGrouping(), stream)
 
     def none_grouping(self, component_id: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """You do not care which task gets a tuple. The same as ``shuffle_grouping``."""
+        """Any task may get a tuple. The same as ``shuffle_grouping``."""
         return self.grouping(component_id, ShuffleGrouping(), stream)
 
     def fields_grouping(self, component_id: str, fields: Fields, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
@@ -292,8 +294,8 @@ def _topological(components: Mapping[str, Component]) -> list[Component]:
 
 
 def _bound(component: Component, components: Mapping[str, Component], *, attempts: bool) -> Component:
-    """Check a bolt's inputs and let the bolt learn their types. Then ask it again which streams it
-    declares, because they may depend on those types."""
+    """Check a bolt's inputs and let the bolt learn their types. Then call its declaration again,
+    because its streams may depend on those types."""
     bolt = component.instance
     if not isinstance(bolt, Bolt):
         return component

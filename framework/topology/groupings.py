@@ -22,13 +22,13 @@ from framework.topology.hashing import hash_rows, hash_values
 class Grouping(ABC):
     """Divides the rows of a stream among tasks. Called in tasks of the sending component."""
 
-    #: True says that rows may stay in their task when both sides have equally many tasks.
+    #: True says that rows may stay in their task when both sides have the same number of tasks.
     keeps_rows_local: bool = False
 
     @abstractmethod
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (target task, rows). ``turn`` starts at the sending task's own index and rises with
-        every batch that the task splits. It keeps the shares balanced without chance, so that a
+        every batch that the task splits. It balances the shares without randomness, so that a
         replay is identical."""
 
     def key_fields(self) -> Fields | None:
@@ -59,13 +59,13 @@ class ShuffleGrouping(Grouping):
 
 @dataclass(frozen=True)
 class LocalOrShuffleGrouping(ShuffleGrouping):
-    """Rows stay in their task when both sides have equally many tasks; otherwise as
+    """Rows stay in their task when both sides have the same number of tasks; otherwise as
     ``ShuffleGrouping``."""
 
     keeps_rows_local = True
 
     def outline(self) -> str:
-        return ShuffleGrouping().outline()  # no state depends on which of the two it is
+        return ShuffleGrouping().outline()  # no state depends on the difference
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class FieldsGrouping(Grouping):
 
     @staticmethod
     def task_of(values: Sequence[Any], task_count: int) -> int:
-        """The task that rows with these values of the grouping fields go to."""
+        """The task to which rows with these values of the grouping fields go."""
         return 0 if task_count == 1 else hash_values(values) % task_count
 
     def key_fields(self) -> Fields | None:
@@ -111,7 +111,7 @@ class PartialKeyGrouping(Grouping):
 
 @dataclass(frozen=True)
 class GlobalGrouping(Grouping):
-    """Everything goes to task 0."""
+    """All rows go to task 0."""
 
     def split(self, batch: pa.RecordBatch, task_count: int, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield 0, batch

@@ -1,8 +1,8 @@
-"""What the tools look for in states and bolts, beside what a topology needs of them.
+"""Capabilities of states and bolts for the tools, beyond the needs of a topology.
 
-The capability is one: a state gives its rows as of a transaction, and becomes a scratch copy.
-``verify``, ``explain``, ``replay``, ``rebuild`` and ``read`` stand on it. It is optional: the tools
-name a state that lacks it in one line, and leave it alone. A topology runs without it.
+The central capability: a state returns its rows as of a transaction, and can become a scratch copy.
+``verify``, ``explain``, ``replay``, ``rebuild`` and ``read`` depend on it. It is optional: the
+tools report a state that lacks it in one line, and skip it. A topology runs without it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
     from framework.topology.bolts import Bolt
 
-#: The places next to a state: of the rows that ``rebuild`` makes, and of those from before it.
+#: The locations next to a state: for the rows that ``rebuild`` makes, and for the rows that they
+#: replaced.
 REBUILT, FORMER = "rebuilt", "former"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose value differs from what the source gives. ``found`` None: the sink has no row.
-    ``expected`` None: there should be no row."""
+    """A key whose value differs from the value recomputed from the source. ``found`` None: the sink
+    has no row. ``expected`` None: there should be no row."""
 
     key: Any
     found: Any
@@ -44,12 +45,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a replayed transaction makes of a key, and what the sink holds.
+    """The effect of a replayed transaction on a key, compared with the sink.
 
-    ``before``: the value that it started from. ``after``: the value that it gives. ``held``: the
-    value that the sink had after that transaction. None: no value. ``agrees``: whether ``held`` is
-    right; None where the sink does not tell any more, because a later transaction has changed the
-    key, or another one that this value depends on: ``before`` and ``held`` are None then, too.
+    * ``before``: the value before the transaction.
+    * ``after``: the value that the replay gives.
+    * ``held``: the value that the sink had after that transaction.
+
+    None: no value. ``agrees``: whether ``held`` is right. ``agrees`` is None when the sink no
+    longer knows, because a later transaction has changed the key, or another key on which this
+    value depends; then ``before`` and ``held`` are None, too.
     """
 
     key: Any
@@ -61,9 +65,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """How far the event time of a topology has come. ``watermark``: microseconds since 1970; None:
-    it has not begun. ``held_up_by``: the source partition that is the furthest behind of those that
-    count, by its fields; None: none counts."""
+    """The event time of a topology. ``watermark``: microseconds since 1970; None: it has not begun.
+    ``held_up_by``: the source partition that is furthest behind among those that count, by its
+    fields; None: none counts."""
 
     watermark: int | None
     held_up_by: str | None
@@ -74,20 +78,20 @@ class TimedBolt(Protocol):
     """A committer that keeps the event time of its topology."""
 
     def event_time(self) -> EventTime | None:
-        """As of the last transaction; None before the first one."""
+        """The event time as of the last transaction; None before the first one."""
 
 
 class InspectableState(FencedState):
-    """A state that gives its rows as of a transaction, and can become a scratch copy.
+    """A state that returns its rows as of a transaction, and can become a scratch copy.
 
     All methods are called in the process of a tool, on a copy of the state.
     """
 
     @abstractmethod
     def reading(self, topology_id: str | None = None) -> AbstractContextManager[StateReading]:
-        """The state, opened to be read whole as of one transaction; a driver may write meanwhile.
-        ``topology_id``: of the owner that it must have; None: any. Raises ``ConfigError``, which
-        says why, where a state cannot be read so, and where there is nothing yet."""
+        """Open the state for reading all rows as of one transaction; a driver may write meanwhile.
+        ``topology_id``: of the required owner; None: any. Raises ``ConfigError`` with the reason
+        when a state cannot be read in this way, or does not exist yet."""
 
     @abstractmethod
     def become_scratch(self, folder: Path) -> None:
@@ -97,15 +101,14 @@ class InspectableState(FencedState):
     @abstractmethod
     def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
         """Turn this copy of the state into one in which transaction ``txid`` is committed again: it
-        reads what the state held before that transaction, as far as the state still tells, and
-        writes into ``folder``, which does not exist yet. A place with nothing in it yet counts as
-        empty. Raises ``ConfigError`` when the place belongs to another topology or has other
-        columns."""
+        reads the values before that transaction, as far as the state still has them, and writes
+        into ``folder``, which does not exist yet. A target that is still empty is accepted. Raises
+        ``ConfigError`` when the target belongs to another topology or has other columns."""
 
     @abstractmethod
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
-        """What transaction ``txid`` wrote into ``replayed``, a copy that has become a replay of it,
-        and what this state holds of it."""
+        """The rows that transaction ``txid`` wrote into ``replayed``, a copy that has become a
+        replay of it, compared with this state."""
 
     @abstractmethod
     def pages(self, scratch: FencedState) -> Iterator[Sequence[Any]]:
@@ -113,12 +116,12 @@ class InspectableState(FencedState):
 
     @abstractmethod
     def held(self, keys: Sequence[Any], txid: int) -> Mapping[Any, Any]:
-        """What the state held of these keys after ``txid``. Without the keys of which that is no
-        longer known, because later transactions have changed them."""
+        """The values of these keys after ``txid``. Keys that later transactions have changed, so
+        that the value is no longer known, are missing."""
 
     @abstractmethod
     def compare(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
-        """Compare what ``held`` returned with ``scratch``, which has been brought to the same txid.
+        """Compare the result of ``held`` with ``scratch``, which has been brought to the same txid.
         Calls ``differs`` for each difference. Returns the number of keys compared."""
 
 
@@ -127,9 +130,9 @@ class RebuildableState(InspectableState):
 
     @abstractmethod
     def become_beside(self, place: str) -> None:
-        """Turn this copy of the state into the one of the same shape next to it, in the same store.
-        ``place``: ``REBUILT`` or ``FORMER``. Raises ``ConfigError`` when the state cannot exchange
-        its content with another one."""
+        """Turn this copy of the state into the state of the same shape next to it, in the same
+        store. ``place``: ``REBUILT`` or ``FORMER``. Raises ``ConfigError`` when the state cannot
+        exchange its content."""
 
     @abstractmethod
     def check_exchange(self, topology_id: str) -> None:
@@ -137,27 +140,29 @@ class RebuildableState(InspectableState):
 
     @abstractmethod
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        """Give the rows in ``REBUILT`` the place of this state's own, in one atomic step. Its own
-        go to ``FORMER``; what was there is removed, and nothing stays in ``REBUILT``. The header
-        ``expected`` becomes ``new``. The header in ``FORMER`` is ``expected`` with the incarnation
-        of ``rebuilt``, so that everybody can see which rows have taken the place. Raises
+        """Replace this state's rows by those in ``REBUILT``, in one atomic step. The replaced rows
+        go to ``FORMER``, whose old content is removed; ``REBUILT`` becomes empty.
+
+        The header ``expected`` becomes ``new``. The header in ``FORMER`` is ``expected`` with the
+        incarnation of ``rebuilt``, which shows which rows replaced these. Raises
         ``StaleWriterError`` when the header is not ``expected``, or that in ``REBUILT`` is not
-        ``rebuilt``, and ``ConfigError`` as ``check_exchange``; nothing is changed then."""
+        ``rebuilt``, and ``ConfigError`` as ``check_exchange``; then nothing is changed."""
 
     @abstractmethod
     def remove(self, topology_id: str) -> bool:
-        """Remove rows, header, and what holds them. Called on what stands next to a state. Returns
-        whether there was anything. Raises ``ConfigError`` when it is somebody else's."""
+        """Remove rows, header, and their containers. Called on a state next to the original.
+        Returns whether there was anything to remove. Raises ``ConfigError`` when it belongs to
+        another topology."""
 
 
 class KeyedState(InspectableState):
-    """A state that holds one value per key, as ``explain`` sees it. A key is a tuple, and so is a
+    """A state that holds one value per key, as ``explain`` uses it. A key is a tuple, and so is a
     value."""
 
     @abstractmethod
     def key_of(self, text: str) -> tuple[Any, ...]:
-        """The key that a person has written: the text of it, or a JSON array where a key has
-        several columns. Raises ``ConfigError``, which says what is wrong with it."""
+        """Parse a key that a user has typed: plain text, or a JSON array if a key has several
+        columns. Raises ``ConfigError`` with the problem."""
 
     @abstractmethod
     def by_column(self, value: tuple[Any, ...] | None) -> Mapping[str, Any] | None:
@@ -169,7 +174,7 @@ class KeyedState(InspectableState):
 
     @abstractmethod
     def recomputed(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """As a scratch copy: the value that a sink should hold; None: no value."""
+        """The value that a sink should hold, in a scratch copy; None: no value."""
 
 
 def inspectable(state: FencedState, *, purpose: str) -> InspectableState:
@@ -190,13 +195,12 @@ def rebuildable(state: FencedState) -> RebuildableState:
 
 @runtime_checkable
 class RecountedBolt(Protocol):
-    """A bolt that says which bolt recomputes it. One that shares less code with the original finds
-    more of its faults."""
+    """A bolt that names another bolt to recompute it. The less code both share, the more faults are
+    found."""
 
     def recounting(self, folder: Path) -> Bolt:
-        """Called on the driver, on a copy of this bolt. Return the bolt that computes the content
-        of this bolt's states once more, in an empty ``folder``. Raises ``ConfigError`` when it
-        cannot."""
+        """Called on the driver, on a copy of this bolt. Return the bolt that recomputes the content
+        of this bolt's states, in an empty ``folder``. Raises ``ConfigError`` when it cannot."""
 
 
 @runtime_checkable
@@ -204,30 +208,30 @@ class NarrowedBolt(Protocol):
     """A recomputing bolt that can leave out the rows of other keys."""
 
     def narrow(self, key: tuple[Any, ...]) -> None:
-        """Called by ``explain``, on the driver: only this key of the state is of interest."""
+        """Called by ``explain``, on the driver: only this key of the state is needed."""
 
 
 @runtime_checkable
 class SubstitutedBolt(Protocol):
-    """A committer that writes to a place without a scratch copy, such as a table of a database or a
-    topic. It says what stands for it in a test."""
+    """A committer whose target has no scratch copy, such as a table of a database or a topic. It
+    provides a substitute for tests."""
 
     def substitute(self, folder: Path) -> Bolt:
-        """Called on a copy of this bolt, which is bound to its inputs. Return the committer of the
-        test, which writes into ``folder``, which does not exist yet, and nowhere else. Raises
-        ``ConfigError`` where nothing can stand for the place."""
+        """Called on a copy of this bolt, which is bound to its inputs. Return a committer for the
+        test, which writes only into ``folder``, which does not exist yet. Raises ``ConfigError``
+        when there is no substitute for the target."""
 
 
 @runtime_checkable
 class WrittenRows(Protocol):
-    """A state that a test reads whole."""
+    """A state whose rows a test can read."""
 
     def rows_written(self) -> pa.Table:
         """The rows, in the order in which they were written."""
 
 
 def with_scratch_states(bolt: Bolt, folder: Path) -> Bolt:
-    """The bolt, a copy, with states in ``folder`` that start empty. Raises ``ConfigError`` where a
+    """A copy of the bolt with states in ``folder`` that start empty. Raises ``ConfigError`` when a
     state has no scratch copy."""
     for number, state in enumerate(bolt.states()):
         inspectable(state, purpose="be recomputed").become_scratch(folder / str(number))

@@ -6,10 +6,10 @@ Life of a component (all of it in one place, for as long as the topology runs)::
     spout:  open ── next_tuple*, and ack or fail for each message id that was emitted ── close
     bolt:   prepare ── execute* ── cleanup
 
-An instance lives from round to round, and keeps its attributes. When its process is lost, a new
-copy starts afresh. The tuples that were pending there time out, and their spouts may emit them
-again. When the loss cost a round, too, the framework emits them again by itself, without a call of
-``fail``.
+An instance lives across rounds, and keeps its attributes. When its process is lost, a new copy is
+made from the original. The tuples that were pending there time out, and their spouts may emit them
+again. If a round was lost with the process, the framework itself emits them again, without a call
+of ``fail``.
 
 Source: *Guaranteed message processing*.
 """
@@ -30,16 +30,18 @@ Anchors = Union[Tuple, Iterable[Tuple], None]
 
 
 class SpoutOutputCollector(Protocol):
-    """Where a spout puts what it emits, from within its own methods: not in a thread of its own."""
+    """Receives a spout's output. Call it only from within the spout's own methods, not from another
+    thread.
+    """
 
     def emit(
         self, values: Sequence[Any], message_id: Any = None, stream: str = DEFAULT_STREAM, *, partition: str = ""
     ) -> None:
         """Emit the declared values, in their order.
 
-        With a message id, of any type, the tuple is tracked: ``ack`` or ``fail`` tells the spout
-        the result, with that id. Without one, the tuple is not tracked. ``partition``: the one of
-        ``unread`` that it was read from.
+        With a message id, of any type, the tuple is tracked: the framework calls ``ack`` or
+        ``fail`` with that id. Without one, the tuple is not tracked. ``partition``: the partition
+        in ``unread`` from which it was read.
         """
 
     def emit_direct(
@@ -65,19 +67,18 @@ class SpoutOutputCollector(Protocol):
         less than a call per row. Emit no more rows than ``next_tuples`` was asked for."""
 
     def report_error(self, error: BaseException) -> None:
-        """Show an error in the status of the run, and go on."""
+        """Show an error in the status of the run, and continue."""
 
 
 class RichOutputCollector(Protocol):
-    """Where a rich bolt puts what it emits, and says what became of what it received. Threads of
-    the bolt may call it."""
+    """Receives a rich bolt's output, its acks and its failures. Threads of the bolt may call it."""
 
     def emit(self, values: Sequence[Any], anchors: Anchors = None, stream: str = DEFAULT_STREAM) -> None:
         """Emit the declared values, in their order.
 
-        ``anchors``: the tuple, or the tuples, that the new tuple was made of. They are fully
-        processed only when the new one is, too. Without anchors, no spout learns when the new tuple
-        fails.
+        ``anchors``: the input tuple, or the tuples, from which the new tuple was made. They are
+        fully processed only when the new one is, too. Without anchors, no spout is informed when
+        the new tuple fails.
         """
 
     def emit_direct(
@@ -86,18 +87,18 @@ class RichOutputCollector(Protocol):
         """Emit on a direct stream, to one task of each bolt that subscribes."""
 
     def ack(self, tup: Tuple) -> None:
-        """Report that this bolt is done with a tuple. Ack or fail each tuple, once; a second call
-        is ignored."""
+        """Report that this bolt has finished with a tuple. Ack or fail each tuple, once; a second
+        call is ignored."""
 
     def fail(self, tup: Tuple) -> None:
-        """Fail the trees that this tuple belongs to. Their spouts learn of it at once, not at the
+        """Fail the trees of this tuple. Their spouts are informed immediately, not at the
         timeout."""
 
     def reset_timeout(self, tup: Tuple) -> None:
         """Restart the timeout of the trees that this tuple belongs to."""
 
     def report_error(self, error: BaseException) -> None:
-        """Show an error in the status of the run, and go on."""
+        """Show an error in the status of the run, and continue."""
 
 
 class BaseRichSpout(ABC):
@@ -126,14 +127,13 @@ class BaseRichSpout(ABC):
 
     @abstractmethod
     def next_tuple(self) -> None:
-        """Called again and again. Emit what there is, usually one tuple, through the collector.
-        Return without emitting when there is nothing. Must not block: acks and fails wait
-        meanwhile."""
+        """Called repeatedly. Emit pending input, usually one tuple, through the collector. Return
+        without emitting when there is none. Must not block: acks and fails wait meanwhile."""
 
     def next_tuples(self, most: int) -> None:
-        """Called again and again, in the place of ``next_tuple``, which it calls by default. Emit
-        up to ``most`` tuples: there is no room for more. For spouts that can give many at once,
-        with ``emit_arrow``."""
+        """Called repeatedly, in place of ``next_tuple``, which it calls by default. Emit up to
+        ``most`` tuples: there is no room for more. For spouts that can emit many in one call, with
+        ``emit_arrow``."""
         self.next_tuple()
 
     def ack(self, message_id: Any) -> None:
@@ -141,8 +141,8 @@ class BaseRichSpout(ABC):
 
     def ack_all(self, message_ids: Sequence[Any]) -> None:
         """The tuples that were emitted with these ids have been fully processed. By default, calls
-        ``ack`` for each. When they were emitted by ``emit_arrow``, ``message_ids`` is a slice of
-        what was given there."""
+        ``ack`` for each. If they were emitted by ``emit_arrow``, ``message_ids`` is a slice of its
+        argument."""
         for each in message_ids:
             self.ack(each)
 
@@ -151,17 +151,17 @@ class BaseRichSpout(ABC):
         Called once. The spout decides whether to emit it again."""
 
     def caught_up(self) -> bool:
-        """Return whether the spout, as far as it knows, has nothing more to give. Return False
-        while it waits for data that is on its way. A caller that waits for a topology to be idle
-        waits until this is True."""
+        """Return whether the spout, as far as it knows, has no more input. Return False while it
+        waits for data that is on its way. A caller that waits for a topology to be idle waits until
+        this is True."""
         return True
 
     def unread(self) -> Mapping[str, str | None] | None:
         """Return the partitions of its source that this task has not read to their ends, each with
-        the stream that it is read into (None: any); None while it does not know them. What is read
-        of one partition is in its order; ``emit`` says of which it is. Bolts that go by the time
-        of their tuples wait for these. By default, everything that the task reads is one partition,
-        and is read to its end when the task has ``caught_up``."""
+        the stream on which it is emitted (None: any); None while the task does not know them. Each
+        partition is read in its order; ``emit`` names the partition of a tuple. Bolts that go by
+        event time wait for these. By default, the whole input of the task is one partition, and is
+        read to its end when the task has ``caught_up``."""
         return {} if self.caught_up() else {"": None}
 
     @abstractmethod
@@ -170,12 +170,12 @@ class BaseRichSpout(ABC):
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit``, on the driver, before anything starts. Raise ``ConfigError`` for
-        anything that would fail at once."""
+        any problem that would fail immediately."""
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
-        """Called before a topology starts, by ``ratchet check`` and ``ratchet run``. Find out
-        whether what is read is there, and change nothing. Raise ``ConfigError`` naming what is
-        missing, and ``RetryableError`` when nobody answers."""
+        """Called before a topology starts, by ``ratchet check`` and ``ratchet run``. Check that the
+        source exists, and change nothing. Raise ``ConfigError`` naming a missing part, and
+        ``RetryableError`` when a server does not answer."""
 
 
 class BaseRichBolt(Bolt):

@@ -1,4 +1,4 @@
-"""What a state gives to somebody who reads it whole, as of one transaction."""
+"""A state, opened for reading all rows as of one transaction."""
 
 from __future__ import annotations
 
@@ -28,30 +28,29 @@ class HeldFile:
 
 
 class StateReading(ABC):
-    """A state that is opened to be read. Made by ``InspectableState.reading``, and used by one
+    """A state that is open for reading. Made by ``InspectableState.reading``, and used by one
     thread."""
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns: of a map the key, then the value. Raises ``ConfigError`` where they have no
+        """The columns: of a map the key, then the value. Raises ``ConfigError`` if they have no
         types."""
 
     @abstractmethod
     def header(self) -> Header:
-        """The header as the reading sees it: of the moment when it was opened, where the store can
-        do that."""
+        """The header of the reading: as of its opening, if the store supports that."""
 
     @abstractmethod
     def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows as transaction ``txid`` left them, in any order. ``keys``: only these, as
         ``KeyedState.key_of`` takes them; a key without a value has no row.
 
-        Raises ``MovedOnError``, perhaps at the very end, when the state does not tell that any
-        more: do not use any row before that."""
+        Raises ``MovedOnError``, possibly at the very end, when the state no longer holds them: so
+        use no row before the end."""
 
     def files(self, txid: int) -> list[HeldFile] | None:
-        """The files that hold the rows as of ``txid``; None where the state is no table of files.
+        """The files that hold the rows as of ``txid``; None if the state is no table of files.
         Raises as ``rows``."""
         return None
 

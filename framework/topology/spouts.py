@@ -1,18 +1,18 @@
 """Transactional spouts: plan a batch on the driver, read it in tasks.
 
 On the driver, ``plan`` decides what each partition contributes, quickly and in txid order. In Spark
-tasks, ``read`` then delivers exactly that, as often as it is asked. A plan is persisted before it
-is read, so that a replay reads the same.
+tasks, ``read`` then delivers exactly the planned records, however often it is called. A plan is
+persisted before it is read, so that a replay reads the same records.
 
 There are three kinds. They are separate types because their guarantees differ:
 
-* ``TransactionalSpout``, the general one: a coordinator on the driver makes up any metadata for a
+* ``TransactionalSpout``, the general one: a coordinator on the driver chooses any metadata for a
   batch. All emitters, in any number of tasks, get that metadata, and emit the same tuples for it
   every time.
-* ``PartitionedTransactionalSpout``: a plan never changes. An unavailable partition holds its
-  transaction up.
+* ``PartitionedTransactionalSpout``: a plan never changes. An unavailable partition delays its
+  transaction.
 * ``OpaquePartitionedTransactionalSpout``: a failed batch whose commit was not opened is planned
-  afresh, from the end of the preceding batch. An unavailable partition contributes nothing
+  again, from the end of the preceding batch. An unavailable partition contributes nothing
   meanwhile.
 """
 
@@ -38,11 +38,13 @@ from framework.topology.written_topics import ReadTopics, WrittenTopic
 #: The hidden stream for records that a spout cannot decode, when the user asked for dead letters.
 DEAD_LETTER_STREAM = "dead_letters"
 
-#: A dead letter: the record's coordinates, the error, and its raw bytes. ``topic_id`` tells a topic
-#: from an earlier one of the same name. ``key``, ``value`` and the values of ``headers`` are as the
-#: source holds them. ``attempts``: how often it was replayed and came back. ``settled``: null for a
-#: letter; else the row ends the letter of these coordinates, and says how. ``kept_in``: the
-#: partition of a topic of letters that has the letter already; null for a new one.
+#: A dead letter: the record's coordinates, the error, and its raw bytes.
+#:
+#: ``topic_id`` tells a topic from an earlier one of the same name. ``key``, ``value`` and the
+#: values of ``headers`` are unchanged from the source. ``attempts``: how often the letter was
+#: replayed and refused again. ``settled``: null for a letter; otherwise the row ends the letter
+#: with these coordinates, and says how. ``kept_in``: the partition of a topic of letters that has
+#: the letter already; null for a new one.
 DEAD_LETTER_FIELDS = Fields.of(
     {
         "topic_id": pa.string(),
@@ -59,19 +61,23 @@ DEAD_LETTER_FIELDS = Fields.of(
         "kept_in": pa.int32(),
     }
 )
-#: How a letter ends.
+#: The ways in which a letter ends.
 REPLAYED, DROPPED = "replayed", "dropped"
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What was read for a batch. ``records`` includes those that could not be decoded. ``bytes``:
-    of keys and values, as the source holds them. ``bad_records``: those that could not be
-    decoded. ``oldest_ms`` and ``newest_ms``: the times of the oldest and the newest record, in
-    milliseconds since the Unix epoch, as far as the reader looked at them; None when it did not.
-    ``streams``: stream -> its records and those of them that could not be decoded, where the reader
-    says so. ``absent``: stream -> the declared fields that none of its records has, where the
-    reader looked."""
+    """The counts of the records read for a batch.
+
+    * ``records``: includes those that could not be decoded.
+    * ``bytes``: of keys and values, in the source's form.
+    * ``bad_records``: those that could not be decoded.
+    * ``oldest_ms``, ``newest_ms``: the times of the oldest and the newest record, in milliseconds
+      since the Unix epoch, as far as the reader checked them; None when it did not.
+    * ``streams``: stream -> its records and those of them that could not be decoded, if the reader
+      counts them.
+    * ``absent``: stream -> the declared fields that none of its records has, if the reader checked.
+    """
 
     records: int = 0
     bytes: int = 0
@@ -94,30 +100,31 @@ class ReadCounts:
             self.without(stream, fields)
 
     def without(self, stream: str, fields: frozenset[str]) -> None:
-        """Take in that some records of a stream have none of these fields, and all others."""
+        """Note that some records of a stream lack these fields, and have all others."""
         self.absent[stream] = self.absent.get(stream, fields) & fields
 
     def on_stream(self, stream: str, records: int, bad_records: int) -> None:
-        """Count records of one stream, which ``records`` and ``bad_records`` count already."""
+        """Count records of one stream, which ``records`` and ``bad_records`` already include."""
         known = self.streams.get(stream, (0, 0))
         self.streams[stream] = known[0] + records, known[1] + bad_records
 
     def sampled(self, oldest_ms: int, newest_ms: int) -> None:
-        """Take in the times of some of the records."""
+        """Add the times of some of the records."""
         self.oldest_ms = oldest_ms if self.oldest_ms is None else min(self.oldest_ms, oldest_ms)
         self.newest_ms = newest_ms if self.newest_ms is None else max(self.newest_ms, newest_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """How far one partition has been processed. An offset is that of the next record.
+    """The progress of one partition. An offset is that of the next record.
 
-    ``end_offset``: the end that the source last reported, or None when it has not reported one.
-    ``committed_offset``: the end of the last committed transaction. ``in_flight``: number of
-    offsets that are planned and not committed. ``lost_records``: number of offsets, since the
-    positions began, that were gone before they were read and were skipped. ``open_records``: number
-    of offsets after ``end_offset`` that nobody may read yet, because a kafka_txn of their producer
-    is open.
+    * ``end_offset``: the end that the source last reported, or None when it has not reported one.
+    * ``committed_offset``: the end of the last committed transaction.
+    * ``in_flight``: number of offsets that are planned and not committed.
+    * ``lost_records``: number of offsets, since the positions began, that the source lost before
+      they were read, and that were skipped.
+    * ``open_records``: number of offsets after ``end_offset`` that no consumer may read yet,
+      because a kafka_txn of their producer is open.
     """
 
     end_offset: int | None
@@ -128,8 +135,8 @@ class PartitionProgress:
 
     @property
     def lag(self) -> int | None:
-        """The number of offsets between the committed one and the end, those that nobody may read
-        yet included; None when the end is unknown."""
+        """The number of offsets between the committed one and the end, including those that no
+        consumer may read yet; None when the end is unknown."""
         return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0) + self.open_records
 
 
@@ -152,7 +159,7 @@ class Spout(ABC):
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
         """Called by ``submit`` before anything starts. Raises ``ConfigError`` for a configuration
-        that this spout cannot run with."""
+        with which this spout cannot run."""
 
     def check_written_topics(self, conf: Mapping[str, Any], written: Sequence[WrittenTopic]) -> None:
         """Called by ``submit`` before anything starts, with the topics that the topology writes.
@@ -174,13 +181,13 @@ class Spout(ABC):
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether records that this spout cannot decode become dead letters. False where those of
-        ``dead_letters()`` are of bolts alone, which say so by their ``on_bad_record``."""
+        """Whether records that this spout cannot decode become dead letters. False if only bolts
+        use ``dead_letters()``, by their ``on_bad_record``."""
         return self.dead_letters() is not None
 
     def release(self) -> None:
-        """Called in the driver's process when a run has ended. Close what readers in this process
-        have kept open."""
+        """Called in the driver's process when a run has ended. Close resources that readers in this
+        process have kept open."""
 
 
 class TransactionalSpoutCoordinator(ABC):
@@ -189,7 +196,7 @@ class TransactionalSpoutCoordinator(ABC):
     @abstractmethod
     def initialize_transaction(self, txid: int, previous_metadata: Any) -> Any:
         """Return the metadata of batch ``txid``: anything JSON-able. It is persisted before the
-        batch is first emitted, and every replay gets the same.
+        batch is first emitted, and every replay gets the same metadata.
 
         ``previous_metadata`` is that of ``txid - 1``, or None for the first. Called once per txid,
         unless the driver ends before the metadata is persisted. Raises ``RetryableError`` when the
@@ -197,8 +204,8 @@ class TransactionalSpoutCoordinator(ABC):
         """
 
     def is_ready(self) -> bool:
-        """Return False to hold the next batch back; the framework asks again soon. A run counts as
-        caught up when this is False and nothing is in flight."""
+        """Return False to delay the next batch; the framework asks again soon. A run counts as
+        caught up when this is False and no batch is in flight."""
         return True
 
     def record_count(self, metadata: Any) -> int | None:
@@ -217,12 +224,12 @@ class TransactionalSpoutEmitter(ABC):
     @abstractmethod
     def emit_batch(self, attempt: TransactionAttempt, metadata: Any, collector: OutputCollector) -> None:
         """Emit this task's part of the batch: for the same ``metadata``, the same tuples in the
-        same order, whatever the attempt. The context given to ``emitter`` tells which part that is:
+        same order, whatever the attempt. The context given to ``emitter`` identifies the part:
         ``task_index`` of ``task_count``."""
 
     def cleanup_before(self, txid: int) -> None:
-        """Forget what was kept, outside of this object, for batches below ``txid``: they are
-        committed and will not be asked for again. Called once per attempt and task, before
+        """Delete data that was stored outside of this object for batches below ``txid``: they are
+        committed and will not be emitted again. Called once per attempt and task, before
         ``emit_batch``; best effort."""
 
     def close(self) -> None:
@@ -265,33 +272,33 @@ class TransactionalSpout(Spout):
         """Called in tasks, on an unpickled copy of the spout."""
 
 
-#: In an entry of a plan: the offsets of records that are left out, ascending: because ``undo`` was
-#: told so, or because their values were refused.
+#: In an entry of a plan: the offsets of records that are left out, ascending, because of an
+#: ``undo``, or because their values were refused.
 LEFT_OUT = "left_out"
-#: In an entry of a plan: offset, as text, -> reason, of those records of its own range whose values
-#: were refused. Not carried to the next plan.
+#: In an entry of a plan: offset, as text, -> reason, for those records of its own range whose
+#: values were refused. Not copied to the next plan.
 REFUSED = "refused"
 #: In an entry of a plan with ``REFUSED``: the ``on_bad_record`` of the bolt that refused them, if
-#: that is not "fail". Without it, that of the spout counts.
+#: that is not "fail". Without it, that of the spout applies.
 ON_REFUSED = "on_refused"
-#: In an entry of a plan of a bounded source, beside ``next_offset``: where reading ends.
+#: In an entry of a plan of a bounded source, in addition to ``next_offset``: where reading ends.
 END_OFFSET = "end_offset"
 
 
 def is_read_to_end(meta: Meta) -> bool:
-    """Whether an entry of a plan says that nothing is read after it."""
+    """Whether an entry of a plan is the last one of its partition."""
     return END_OFFSET in meta and int(meta["next_offset"]) >= int(meta[END_OFFSET])
 
 
 def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
-    """``meta``, with what ``other`` leaves out, an entry of the same partition before or after it.
-    What ``other`` leaves out holds what ``meta`` does."""
+    """``meta``, extended by the records that ``other``, an entry of the same partition before or
+    after it, leaves out. The records that ``meta`` leaves out must be among them."""
     left_out = other.get(LEFT_OUT) if other is not None else None
     return {**meta, LEFT_OUT: left_out} if left_out else meta
 
 
 class Backlog(NamedTuple):
-    """What a source holds unread. ``size_bytes``: an estimate; None when unknown."""
+    """The unread records of a source. ``size_bytes``: an estimate; None when unknown."""
 
     records: int
     size_bytes: int | None = None
@@ -300,11 +307,11 @@ class Backlog(NamedTuple):
 class PartitionPlanner(ABC):
     """Plans batches. Lives on the driver, one at a time, used from one thread."""
 
-    #: Whether plans share entries with the plans before them. Then neither a plan nor an entry may
-    #: be changed once it was returned. If not, the framework keeps copies, and gives copies.
+    #: Whether plans share entries with earlier plans. Then neither a plan nor an entry may be
+    #: changed after it was returned. Otherwise, the framework copies plans in both directions.
     shares_entries = False
     #: The most records that the next plan may have; None: no limit. The framework sets it before
-    #: each ``plan``. A planner that does not heed it is slowed down afterwards.
+    #: each ``plan``. If a planner exceeds it, later plans are delayed.
     records_max: int | None = None
 
     @abstractmethod
@@ -312,18 +319,17 @@ class PartitionPlanner(ABC):
         """The ids of all partitions known now. The list may grow."""
 
     def is_ready(self) -> bool:
-        """Return False to hold the next batch back."""
+        """Return False to delay the next batch."""
         return True
 
     def resume(self, plan: Mapping[str, Meta]) -> None:
-        """Called before the first ``plan`` when a former leader has made a plan of the transaction
-        that is next to commit. That plan may be replayed, or be planned afresh: a planner that
-        fixes something in the first plan of a topology takes it from there. No I/O."""
+        """Called before the first ``plan`` when a former leader has made a plan of the next
+        transaction to commit. That plan may be replayed, or be planned again: a planner that fixes
+        settings in the first plan of a topology takes them from it. No I/O."""
 
     def finished(self, plan: Mapping[str, Meta]) -> bool:
-        """Return True when nothing is ever planned after ``plan``: the source is bounded, and is
-        read to its end. The topology ends when such a plan is committed. No I/O. Called from any
-        thread."""
+        """Return True when no plan follows ``plan``: the source is bounded, and is read to its end.
+        The topology ends when such a plan is committed. No I/O. Called from any thread."""
         return False
 
     @abstractmethod
@@ -331,10 +337,10 @@ class PartitionPlanner(ABC):
         """Decide what each partition contributes to the batch after ``previous``.
 
         ``previous`` has an entry for each partition ever planned; it is empty for the first batch
-        of a topology. The plan must have an entry for each of those too, with an empty range where
-        a partition contributes nothing, and may have new ones. None says that there is nothing new;
-        the framework asks again. Raises ``RetryableError`` when the source does not answer, and
-        ``DataLossError`` when it is no longer the source that ``previous`` was planned from.
+        of a topology. The plan must have an entry for each of those partitions too, with an empty
+        range if a partition contributes nothing, and may have new ones. Return None when there are
+        no new records; the framework asks again. Raises ``RetryableError`` when the source does not
+        answer, and ``DataLossError`` when it is no longer the source of ``previous``.
         """
 
     def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
@@ -343,23 +349,23 @@ class PartitionPlanner(ABC):
         return self.plan(previous)
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
-        """Return the batch after ``previous`` in which no partition contributes anything, or None
-        when this source cannot make one. For topologies that want a batch even when the source is
-        idle."""
+        """Return the batch after ``previous`` in which no partition contributes any records, or
+        None when this source cannot make one. For topologies that need a batch even when the source
+        is idle."""
         return None
 
     def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog | None:
-        """Look how much a plan after ``previous`` could hold. None, the default, when this source
-        cannot say. Raises ``RetryableError`` when the source does not answer. Called while a plan
-        waits for ``topology.commit.records.min`` or ``bytes.min``."""
+        """Estimate how much a plan after ``previous`` could contain. None, the default, when this
+        source cannot tell. Raises ``RetryableError`` when the source does not answer. Called while
+        a plan waits for ``topology.commit.records.min`` or ``bytes.min``."""
         return None
 
     def watch(self, arrived: Callable[[], None]) -> bool:
-        """Called again and again while ``plan`` returns None. Arrange that ``arrived`` is called
-        once, from any thread, soon after there may be more than ``plan`` has seen, and return True
-        at once: the framework then asks more seldom. While it is so arranged, do nothing more. A
-        call of ``arrived`` for nothing only costs a ``plan``. The default returns False: it cannot
-        be arranged."""
+        """Called repeatedly while ``plan`` returns None. Arrange that ``arrived`` is called once,
+        from any thread, soon after there may be more than ``plan`` has seen, and return True
+        immediately: the framework then asks less often. While a call is already arranged, do
+        nothing more. A needless call of ``arrived`` only costs a ``plan``. The default returns
+        False: not supported."""
         return False
 
     @property
@@ -370,7 +376,7 @@ class PartitionPlanner(ABC):
 
     def avoid(self, written: Sequence[WrittenTopic], conf: Mapping[str, Any]) -> None:
         """Called once, before the first plan, with the topics that the topology writes. From then
-        on, raise ``ConfigError`` instead of planning one of them, also one that appears later. No
+        on, raise ``ConfigError`` instead of planning one of them, even one that appears later. No
         I/O."""
 
     def mutable(self, partitions: Collection[str]) -> Mapping[str, str]:
@@ -384,12 +390,12 @@ class PartitionPlanner(ABC):
 
     def confirm(self, plan: Mapping[str, Meta]) -> None:
         """Called after a batch was read and before it may commit, in a thread of its own. Check
-        that what was read is what was planned, when the reader cannot tell. Raises
-        ``DataLossError`` when it is not."""
+        that the records read are those of the plan, if the reader cannot tell. Raises
+        ``DataLossError`` when they are not."""
 
     def lost(self, plan: Mapping[str, Meta]) -> None:
         """Called when reading ``plan`` has failed with a ``DataLossError``, before it is planned
-        afresh. What the planner has cached about the source may be outdated. No I/O."""
+        again. Cached data about the source may be outdated. No I/O."""
 
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
         """Called after a processing phase has succeeded, before its commit, so that the planner can
@@ -412,14 +418,14 @@ class PartitionPlanner(ABC):
     def progress(
         self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
     ) -> Mapping[str, PartitionProgress]:
-        """How far each partition has been processed, by what the source last reported. Empty when
-        this source cannot say. No I/O. Called from any thread."""
+        """The progress of each partition, by the source's last report. Empty when this source
+        cannot tell. No I/O. Called from any thread."""
         return {}
 
     @property
     def ranges(self) -> SourceRanges:
-        """What this source knows of its ranges. The default knows nothing: single records of a
-        batch cannot be left out, and tools look at whole batches."""
+        """This source's knowledge about its ranges. The default has none: then single records of a
+        batch cannot be left out, and tools handle whole batches."""
         return SourceRanges()
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
@@ -428,38 +434,38 @@ class PartitionPlanner(ABC):
         return None
 
     def for_reading(self, partition: str, meta: Meta) -> Meta:
-        """Return what the reader gets for ``meta``. The default is ``meta`` itself. An in-memory
+        """Return the reader's input for ``meta``. The default is ``meta`` itself. An in-memory
         source adds its rows."""
         return meta
 
     def for_transaction(self, txid: int, partition: str, meta: Meta) -> Meta:
-        """As ``for_reading``, for an attempt at a txid, for what differs with it. The default is
-        ``for_reading``."""
+        """As ``for_reading``, for an attempt at a txid, if the input depends on the txid. The
+        default is ``for_reading``."""
         return self.for_reading(partition, meta)
 
     def check(self) -> None:
-        """Find out whether the source is there and may be read. Raises ``ConfigError`` naming what
-        is missing, and ``RetryableError`` when nobody answers. Called before a topology starts, by
-        ``ratchet check`` and ``ratchet run``."""
+        """Check that the source exists and may be read. Raises ``ConfigError`` naming a missing
+        part, and ``RetryableError`` when a server does not answer. Called before a topology starts,
+        by ``ratchet check`` and ``ratchet run``."""
 
     def source_identity(self) -> Mapping[str, Any]:
-        """What must not change while a topology's state exists; JSON-able. Compared at every
-        start."""
+        """Return the properties of the source that must not change while a topology's state exists;
+        JSON-able. Compared at every start."""
         return {}
 
     def end(self) -> Mapping[str, Meta] | None:
-        """A plan that would contain everything the source holds now, to decide when a run has
-        caught up. None when this source cannot say."""
+        """A plan that would contain all records that the source holds now, to decide when a run has
+        caught up. None when this source cannot tell."""
         return None
 
     def hidden(self) -> Mapping[str, Meta]:
-        """The ranges that the source holds and that nobody may read yet, as of the last call of
-        ``end``: partition -> a range, such as the records behind an open kafka_txn. No I/O."""
+        """The ranges in the source that no consumer may read yet, as of the last call of ``end``:
+        partition -> a range, such as the records behind an open kafka_txn. No I/O."""
         return {}
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
-        """Whether a topology that committed ``plan`` has seen everything in ``goal`` (an answer of
-        ``end``)."""
+        """Whether a topology that committed ``plan`` has processed everything in ``goal`` (a result
+        of ``end``)."""
         return False
 
     def close(self) -> None:
@@ -473,12 +479,12 @@ class OnStream(NamedTuple):
     batch: pa.RecordBatch
 
 
-#: What a reader yields: rows for the default stream, or for another.
+#: A reader's output: rows for the default stream, or for another.
 Rows = Union[pa.RecordBatch, OnStream]
 
 
 def on_stream(rows: Rows) -> OnStream:
-    """What a reader has yielded, with the name of its stream."""
+    """A reader's output, with the name of its stream."""
     return rows if isinstance(rows, OnStream) else OnStream(DEFAULT_STREAM, rows)
 
 
@@ -486,9 +492,9 @@ class PartitionReader(ABC):
     """Reads planned ranges. Lives in a task; one per attempt and task."""
 
     def check_alive(self) -> None:
-        """Call this now and then while nothing comes: it raises when the attempt was cancelled, and
-        the error must be let through. The framework puts its own in this place; on Spark, a
-        cancelled task is killed."""
+        """Call this regularly while no data arrives: it raises when the attempt was cancelled; let
+        that error pass. The framework replaces this method; on Spark, a cancelled task is killed.
+        """
 
     @abstractmethod
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
@@ -497,8 +503,8 @@ class PartitionReader(ABC):
 
     @property
     def counts(self) -> ReadCounts:
-        """What was read so far. The default counts nothing; the rows emitted then count as the
-        records read."""
+        """The counts so far. The default counts nothing; then the emitted rows count as the records
+        read."""
         return ReadCounts()
 
     def read_all(self, attempt: TransactionAttempt, ranges: Mapping[str, Meta]) -> Iterator[Rows]:
@@ -508,14 +514,14 @@ class PartitionReader(ABC):
             yield from self.read(attempt, partition, meta)
 
     def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
-        """Yield the rows of records that were taken out once, as ``read_all`` does for records of
-        the source; those that cannot be decoded on ``DEAD_LETTER_STREAM``, whatever the user says
-        about bad records. Called where the spout says ``replays_letters``."""
+        """Yield the rows of dead letters, as ``read_all`` does for records of the source. Records
+        that cannot be decoded go to ``DEAD_LETTER_STREAM``, whatever the policy for bad records.
+        Called if the spout's ``replays_letters`` is True."""
         raise NotImplementedError(f"{type(self).__name__} reads no dead letters")
 
     def warm_up(self) -> None:
-        """Called in workers before the first batch. Connect, and load what decoding needs. A
-        failure has no consequence."""
+        """Called in workers before the first batch. Connect, and load the code and data for
+        decoding. A failure has no consequence."""
 
     def close(self) -> None:
         """Called at the end of the attempt's read."""
@@ -526,14 +532,14 @@ class PartitionedSpout(Spout):
 
     @property
     def is_shared(self) -> bool:
-        """True promises that ``reader`` changes nothing in the spout, and that readers leave behind
-        nothing that changes what later ones read. Then one copy serves all batches of a thread. By
-        default each batch and task has a copy of its own."""
+        """True promises that ``reader`` changes nothing in the spout, and that readers leave no
+        data that affects later ones. Then one copy serves all batches of a thread. By default each
+        batch and task has a copy of its own."""
         return False
 
     @property
     def replays_letters(self) -> bool:
-        """Whether the readers can read dead letters, and the planner makes ``empty_plan``."""
+        """Whether the readers can read dead letters, and the planner supports ``empty_plan``."""
         return False
 
     @abstractmethod

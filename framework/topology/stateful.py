@@ -29,7 +29,7 @@ from framework.topology.rich_components import BaseRichBolt, BaseRichSpout
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: What ``grouping_key`` returns for a key that every task has. Its value must be comparable, such
+#: The result of ``grouping_key`` for a key that every task has. Its value must be comparable, such
 #: as a number or a time: when the number of tasks changes, each new task gets the greatest of the
 #: values.
 EVERY_TASK: Sequence[Any] = ("every task",)
@@ -37,8 +37,8 @@ EVERY_TASK: Sequence[Any] = ("every task",)
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """How large a state is. ``keys``: in all. ``changed`` and ``changed_bytes``: keys that the last
-    checkpoint changed, and bytes of these keys and their values as they are stored."""
+    """The size of a state. ``keys``: in total. ``changed``, ``changed_bytes``: number of keys that
+    the last checkpoint changed, and bytes of these keys and their values in stored form."""
 
     keys: int = 0
     changed: int = 0
@@ -49,9 +49,9 @@ class StateSize:
 
 
 class State(ABC):
-    """What a bolt keeps from checkpoint to checkpoint. One object serves one task, from one thread.
+    """The durable data of a bolt. One object serves one task, from one thread.
 
-    Invariant: what was prepared or committed survives a crash; the rest does not.
+    Invariant: prepared and committed changes survive a crash; other changes do not.
     """
 
     @property
@@ -62,31 +62,31 @@ class State(ABC):
 
     @property
     def size(self) -> StateSize | None:
-        """As of the last commit; None when the state does not know. Asked after each checkpoint, so
-        it must be cheap; an error says nothing."""
+        """The size as of the last commit; None when the state does not know. Called after each
+        checkpoint, so it must be cheap; an error is ignored."""
         return None
 
     @abstractmethod
     def prepare_commit(self, txid: int) -> None:
-        """Save what has changed, so that ``commit`` can no longer fail for missing data. Checkpoint
-        ids rise."""
+        """Save the changes, so that ``commit`` can no longer fail for missing data. Checkpoint ids
+        rise."""
 
     @abstractmethod
     def commit(self, txid: int | None = None) -> None:
-        """Make what was prepared under ``txid`` the committed state, in one step. Does nothing when
-        that has been done before. Without an id: commit all changes at once, for callers that
-        manage a state on their own."""
+        """Make the changes prepared under ``txid`` the committed state, in one step. Does nothing
+        when that has been done before. Without an id: commit all changes immediately, for callers
+        that manage a state on their own."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """Forget everything that is not committed, whether prepared or not."""
+        """Discard everything that is not committed, whether prepared or not."""
 
     def recover(self, txid: int, *, prepared: bool, upto: int) -> None:
         """Called on a new state before ``init_state``. Go to the state of checkpoint ``txid``.
 
         ``prepared``: every task has prepared this checkpoint, and perhaps not committed it; commit
-        it. Forget what was prepared beyond it, up to the id ``upto``. Anything prepared under a
-        higher id belongs to a later driver.
+        it. Discard changes prepared under later ids, up to ``upto``. Changes prepared under higher
+        ids belong to a later driver.
         """
         if prepared:
             self.commit(txid)
@@ -94,12 +94,11 @@ class State(ABC):
             self.rollback()
 
     def close(self) -> None:
-        """Release what was opened. Commit nothing."""
+        """Release resources. Commit nothing."""
 
 
 class KeyValueState(State, Generic[K, V]):
-    """A mapping. ``put`` takes a value as it is at that moment; later changes to the object have no
-    effect."""
+    """A mapping. ``put`` stores a copy of the value; later changes to the object have no effect."""
 
     @abstractmethod
     def get(self, key: K, default: V | None = None) -> V | None:
@@ -107,8 +106,8 @@ class KeyValueState(State, Generic[K, V]):
 
     @abstractmethod
     def put(self, key: K, value: V) -> None:
-        """Set the value of a key. Raises ``BadRecordError`` when the serializer cannot take the key
-        or the value."""
+        """Set the value of a key. Raises ``BadRecordError`` when the serializer does not support
+        the key or the value."""
 
     @abstractmethod
     def delete(self, key: K) -> None:
@@ -120,15 +119,15 @@ class KeyValueState(State, Generic[K, V]):
         to meanwhile; the iteration may or may not show changes made after the call."""
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
-        """Return several values at once, with None for keys that do not exist."""
+        """Return several values in one call, with None for keys that do not exist."""
         return [self.get(key) for key in keys]
 
-    #: Whether ``read_ahead`` saves anything: for states that are far away.
+    #: Whether ``read_ahead`` saves time, as for remote states.
     reads_ahead: bool = False
 
     def read_ahead(self, keys: Iterable[K]) -> None:
-        """Called before tuples are executed, with the keys that their bolt will probably ask for,
-        when ``reads_ahead`` is True. A state that is far away reads them all at once."""
+        """Called before tuples are executed, with the keys that their bolt will probably read, when
+        ``reads_ahead`` is True. A remote state reads them in one request."""
 
     def __contains__(self, key: K) -> bool:
         missing: Any = _MISSING
@@ -139,13 +138,13 @@ class KeyValueState(State, Generic[K, V]):
 
     def committed_items(self) -> tuple[int, Iterator[tuple[K, V]]]:
         """For readers outside the topology. Return the last committed checkpoint and an iterator
-        over everything that it holds. When the state is not ``frozen``, the items may include later
-        changes."""
+        over all its entries. When the state is not ``frozen``, the items may include later changes.
+        """
         return self.txid or 0, self.items()
 
     def sweep(self, unwanted: Callable[[V], bool], most: int) -> None:
-        """Delete keys whose values are ``unwanted``. Look at up to ``most`` committed keys,
-        starting where the last call ended. The default looks at all keys."""
+        """Delete keys whose values are ``unwanted``. Check up to ``most`` committed keys, starting
+        where the last call ended. The default checks all keys."""
         for key in [key for key, value in self.items() if unwanted(value)]:
             self.delete(key)
 
@@ -167,19 +166,19 @@ class StateProvider(ABC):
     Source: ``org.apache.storm.state.StateProvider``.
     """
 
-    #: Whether the states survive their process. If not, a topology begins anew when one of its
+    #: Whether the states survive their process. If not, a topology starts over when one of its
     #: processes is lost.
     durable: ClassVar[bool] = True
 
     @abstractmethod
     def new_state(self, namespace: str, conf: Mapping[str, Any], context: TopologyContext | None) -> State:
-        """Return the state of a namespace as last committed. ``namespace``:
-        ``topology/component/layout/task``, made of letters, digits and ``._-``. Nobody else writes
-        to it. ``context``: None when the caller is not a task."""
+        """Return the last committed state of a namespace. ``namespace``:
+        ``topology/component/layout/task``, made of letters, digits and ``._-``. It has no other
+        writer. ``context``: None when the caller is not a task."""
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        """Called by ``submit`` before anything starts. Raise ``ConfigError`` for anything that
-        would fail at once."""
+        """Called by ``submit`` before anything starts. Raise ``ConfigError`` for any problem that
+        would fail immediately."""
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Any, Any] | None:
         """Return the serializers of keys and of values, for snapshots; each has ``dumps`` and
@@ -191,10 +190,10 @@ class StateProvider(ABC):
         return True
 
     def drop(self, namespace: str, conf: Mapping[str, Any]) -> None:
-        """Remove a namespace that nobody uses any more."""
+        """Remove a namespace that is no longer used."""
 
     def close(self) -> None:
-        """Release what the states share."""
+        """Release resources that the states share."""
 
 
 class BaseStatefulBolt(BaseRichBolt):
@@ -237,52 +236,52 @@ class BaseStatefulBolt(BaseRichBolt):
     #: ``KeyValueState``. None: keys stay.
     state_ttl_s: float | None = None
 
-    #: Set while ``execute`` works for more than its tuple: what fails then is not the fault of the
-    #: record that the tuple was made of.
+    #: Set while ``execute`` works for more than its tuple: then a failure is not the fault of the
+    #: tuple's source record.
     serves_several = False
 
-    #: Whether what it emits is made of many tuples that it has gathered, and has a time of its own.
+    #: Whether its output combines many tuples that it has collected, and has a time of its own.
     gathers = False
 
-    #: For bolts that follow the sources: the inputs of which ``hear_reading`` tells, each with
+    #: For bolts that follow the sources: the inputs that ``hear_reading`` reports, each with
     #: whether its rows keep the order of their source partition. Set before ``init_state``.
     follows: Mapping[Source, bool] = MappingProxyType({})
 
-    #: Stands for the source partition of the tuple that is executed; None where there is none.
+    #: Identifies the source partition of the present tuple; None if there is none.
     origin: int | None = None
 
     @property
     def follows_sources(self) -> bool:
-        """Whether this bolt needs to know what of the source partitions is still to be read,
-        because it goes by the time of its tuples."""
+        """Whether this bolt needs to know which parts of the source partitions are still to be
+        read, because it goes by event time."""
         return False
 
     def hear_reading(self, reading: Reading) -> None:
-        """Called before the rows of each round, where this bolt follows the sources."""
+        """Called before the rows of each round, if this bolt follows the sources."""
 
     def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
-        """Return the newest time of each origin, by input, that was seen since the last call."""
+        """Return the newest time of each origin, by input, since the last call."""
         return {}
 
-    #: Tuples that have come too late for what this bolt gathers. The framework shows them in the
-    #: status and in the metrics, writes a line to the log, and sets this to 0.
+    #: Tuples that have come too late for a window or session of this bolt. The framework shows the
+    #: number in the status and in the metrics, logs it, and resets it to 0.
     late_tuples = 0
 
     def tick_in_s(self) -> float | None:
-        """Seconds until this task wants a tick, in addition to those of ``tick_s``. 0 or less: at
-        once. None: no such tick for now. Asked again in each round.
+        """Seconds until this task wants a tick, in addition to those of ``tick_s``. 0 or less:
+        immediately. None: no such tick for now. Called again in each round.
 
-        Where state is exactly-once, a tick is the root of a tree: when a tuple anchored to the tick
-        fails, everything goes back to a checkpoint before the tick.
+        Under exactly-once, a tick is the root of a tree: when a tuple anchored to the tick fails,
+        the whole topology goes back to a checkpoint before the tick.
         """
         return None
 
     def pre_prepare(self, txid: int) -> None:
-        """Called before the state is prepared for a checkpoint. Put whatever the checkpoint must
-        still contain.
+        """Called before the state is prepared for a checkpoint. Put the remaining values that the
+        checkpoint must contain.
 
-        Where state is exactly-once, every tuple emitted here must be acked in the same round, so
-        the bolts that receive it must not hold it. Otherwise the checkpoint is not prepared.
+        Under exactly-once, every tuple emitted here must be acked in the same round, so the
+        receiving bolts must not hold it. Otherwise the checkpoint is not prepared.
         """
 
     def pre_commit(self, txid: int) -> None:
@@ -293,13 +292,13 @@ class BaseStatefulBolt(BaseRichBolt):
         """Called before the state is rolled back, on the instance that is then discarded."""
 
     def grouping_key(self, key: Any) -> Sequence[Any] | None:
-        """Return, for a key of the state, the values of the fields that the input is grouped by.
-        When the number of tasks changes, the key moves to the task that gets its tuples.
+        """Return, for a key of the state, the values of the input's grouping fields. When the
+        number of tasks changes, the key moves to the task that gets its tuples.
 
-        The default returns the key itself, or its parts when it is a tuple. An empty sequence says
-        that the key belongs to the task as a whole; the number of tasks then cannot change. None
-        says that the key concerns the old task only; it is forgotten when the number of tasks
-        changes. ``EVERY_TASK`` says that every task has the key.
+        The default returns the key itself, or its parts when it is a tuple. An empty sequence: the
+        key belongs to the task as a whole; then the number of tasks cannot change. None: the key
+        concerns the old task only, and is deleted when the number of tasks changes. ``EVERY_TASK``:
+        every task has the key.
         """
         return key if isinstance(key, tuple) else (key,)
 
@@ -309,13 +308,12 @@ class BaseStatefulBolt(BaseRichBolt):
 
 
 class ReplayableSpout(BaseRichSpout):
-    """A spout that can go back to a position. State is exactly-once only when all spouts are of
-    this kind.
+    """A spout that can go back to a position. State is exactly-once only if all spouts are of this
+    kind.
 
-    Checkpoints hold the positions. When anything fails, all states go back to the last checkpoint,
-    and new instances of the spouts to its positions; ``fail`` is not called. A record that fails
-    again and again ends the topology, unless the spout says what becomes of it: ``retries_max`` and
-    ``give_up``.
+    Checkpoints hold the positions. After a failure, all states go back to the last checkpoint, and
+    new instances of the spouts to its positions; ``fail`` is not called. A record that fails
+    repeatedly ends the topology, unless the spout implements ``retries_max`` and ``give_up``.
 
     Life, before the first ``next_tuple``::
 
@@ -326,16 +324,16 @@ class ReplayableSpout(BaseRichSpout):
     """
 
     def follow_checkpoints(self) -> None:
-        """Called when only checkpoints hold the positions. The framework asks ``position`` before
+        """Called when only checkpoints hold the positions. The framework calls ``position`` before
         the first ``next_tuple`` and records where this spout begins. Positions that the spout
-        stores elsewhere are for others to read, and must never be ahead of the last call of
+        stores elsewhere serve other readers only, and must never be ahead of the last call of
         ``committed``."""
 
     def begin_anew(self) -> None:
-        """Called when the user has had the positions of this topology forgotten. Begin where an
-        unknown spout would begin, whatever is stored elsewhere. Where the state is at-least-once,
-        new instances are called so until ``position`` has returned in every task: it must raise
-        ``RetryableError`` as long as positions from before are stored anywhere."""
+        """Called when the user has had the positions of this topology forgotten. Begin where a new
+        spout would begin, whatever positions are stored elsewhere. Under at-least-once, new
+        instances get this call until ``position`` has returned in every task: it must raise
+        ``RetryableError`` as long as old positions are stored anywhere."""
 
     def committed(self, position: Any) -> None:
         """A checkpoint with this task's ``position`` is committed, and will survive this
@@ -343,25 +341,25 @@ class ReplayableSpout(BaseRichSpout):
 
     @property
     def retries_max(self) -> int | None:
-        """How often a record is tried again before it is given up. None: no record is given up, and
-        one that fails ``topology.max.attempts`` times ends the topology. The message id of a record
-        must be JSON-able then, in 500 characters, the same whenever the record is read, and of no
-        other record of the spout, whichever task reads it. Asked on the driver too."""
+        """How often a record is retried before it is given up. None: no record is given up, and one
+        that fails ``topology.max.attempts`` times ends the topology. Otherwise a record's message
+        id must be JSON-able, in 500 characters, the same whenever and in whichever task the record
+        is read, and unique in the spout. Also called on the driver."""
         return None
 
     def give_up(self, message_id: Any) -> None:
-        """Called while the spout emits a record that has failed too often: in the place of its
-        tuple, which goes nowhere. Emit the record on another stream, without a message id, or
-        report that it is dropped. Called again for the same record whenever it is read again."""
+        """Called instead of sending a record's tuple when the record has failed too often, from
+        within the spout's emit. Emit the record on another stream, without a message id, or report
+        that it is dropped. Called again for the same record whenever it is read again."""
         raise NotImplementedError(f"{type(self).__name__} has retries_max, and no give_up")
 
     @abstractmethod
     def position(self) -> Any:
-        """Return the position after what this task has emitted so far, and nothing beyond;
+        """Return the position after the tuples that this task has emitted so far, and not beyond;
         JSON-able. Called between two calls of ``next_tuple``."""
 
     @abstractmethod
     def seek(self, positions: Sequence[Any]) -> None:
         """Continue from the positions of a checkpoint. Called after ``open`` and before the first
-        ``next_tuple``. ``positions`` holds what each task of this spout returned then, one entry
-        per task at that time. Raises ``DataLossError`` when that input no longer exists."""
+        ``next_tuple``. ``positions`` holds the earlier results of ``position``, one entry per task
+        at that time. Raises ``DataLossError`` when that input no longer exists."""

@@ -63,16 +63,19 @@ class MessageId(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A record that is emitted again, or its dead letter."""
+    """A record to emit again, or its dead letter."""
 
     values: Sequence[Any]
     stream: str
 
 
 class _Records:
-    """Records of one partition that follow each other. ``epochs``: their leader epochs; below 0 for
-    unknown. ``rows``: None for records that are left out. ``chunk``: what they were decoded from,
-    kept if they may become dead letters; they begin at its row ``first``."""
+    """Consecutive records of one partition.
+
+    * ``epochs``: their leader epochs; negative for unknown.
+    * ``rows``: None for records that are left out.
+    * ``chunk``: their raw records, kept if they may become dead letters; they begin at its row
+      ``first``."""
 
     def __init__(
         self,
@@ -108,8 +111,8 @@ class _Records:
         return _Row(next(rows_of(self.rows.slice(at, 1))), self.stream)
 
     def letter(self, at: int, reason: str, topic_ids: Mapping[str, str | None]) -> _Row | None:
-        """The dead letter of a record; None if they are not wanted. ``topic_ids``: of its topic, at
-        least."""
+        """The dead letter of a record; None if dead letters are off. ``topic_ids``: of its topic,
+        at least."""
         if self.chunk is None:
             return None
         letter = dead_letters("value", self.chunk.take([self.first + at]), [reason], topic_ids)
@@ -117,8 +120,8 @@ class _Records:
 
 
 class _Ids(Sequence[MessageId]):
-    """The ids of records that were emitted at once, where checkpoints track them. ``places``: which
-    of ``records`` they are of; a slice names a part of them. ``topic_id``: as in the ids."""
+    """The ids of records emitted in one call, if checkpoints track them. ``places``: the indices in
+    ``records``; slicing selects a part. ``topic_id``: as in the ids."""
 
     def __init__(self, tp: TopicPartition, topic_id: str | None, records: _Records) -> None:
         self.tp = tp
@@ -142,8 +145,8 @@ class _Ids(Sequence[MessageId]):
 
 
 class _RowIds(_Ids):
-    """The same where acks track them: a part is done by one call. ``emitted``: what ``partition``
-    knows of them."""
+    """The same if acks track them: one call marks a whole part as done. ``emitted``: the entries in
+    ``partition``."""
 
     def __init__(self, tp: TopicPartition, partition: _Partition, emitted: Slice[_Records]) -> None:
         super().__init__(tp, partition.topic_id, emitted.what)
@@ -154,49 +157,50 @@ class _RowIds(_Ids):
 class KafkaSpout(ReplayableSpout):
     """Reads topics in the tasks of a core topology. Records do not pass through the driver.
 
-    **Which records, which rows.** ``topics`` or ``pattern``, ``codec``, ``key_codec``,
-    ``header_codecs`` and ``metadata``, or ``streams``: as for ``KafkaTransactionalSpout``. One task
-    reads each partition: the same task as long as the parallelism stays the same.
+    **Input and output.** ``topics`` or ``pattern``, ``codec``, ``key_codec``, ``header_codecs`` and
+    ``metadata``, or ``streams``: as for ``KafkaTransactionalSpout``. One task reads each partition:
+    the same task as long as the parallelism stays the same.
 
-    **Where it continues.** The positions are those of the consumer group ``group``, by default
-    ``ratchet-<topology id>``. They carry the ids of the topics. ``start``: where to begin a
+    **Positions.** The positions are those of the consumer group ``group``, by default
+    ``ratchet-<topology id>``. They contain the ids of the topics. ``start``: where to begin a
     partition for which the group has no position: "earliest", "latest", milliseconds since 1970, or
     a ``datetime`` with a zone.
 
     **Guarantee.**
 
     * ``"at_least_once"``: an offset is committed when it and all offsets before it in its partition
-      are acked. Commits happen every ``commit_every_s`` seconds, changed or not, and at the end.
-      A record that fails is emitted again by ``retry``: by default at once the first time, then
+      are acked. Commits happen every ``commit_every_s`` seconds, changed or not, and at the end. A
+      record that fails is emitted again by ``retry``: by default immediately the first time, then
       after 2 ms, and then after twice the previous delay, up to 10 s. After ``retry.retries_max``
       retries, ``on_exhausted`` decides: "dead_letter" emits the record on the stream
       ``dead_letters``, with ``DEAD_LETTER_FIELDS``; "drop" reports and drops it.
-    * ``"at_most_once"``: offsets are committed before their records are emitted. Nothing is emitted
-      twice, and records that fail are lost.
+    * ``"at_most_once"``: offsets are committed before their records are emitted. No record is
+      emitted twice, and records that fail are lost.
     * ``"none"``: no tracking. Offsets are committed every ``commit_every_s`` seconds and at the
-      end. Records may be lost or come twice.
+      end. Records may be lost or emitted twice.
 
     **With stateful bolts.** Checkpoints hold the positions, and the spout goes back to them. The
-    state is exactly-once; ``guarantee`` has no effect. After a failure everything goes back to the
-    last checkpoint, and is read again. A record whose own tuple has failed, or timed out, more than
-    ``retry.retries_max`` times goes the way of ``on_exhausted`` then, and its other tuples nowhere.
-    The delays of ``retry`` have no effect: the topology pauses. Without ``retries_max``, a record
-    that fails ``topology.max.attempts`` times in a row ends the topology. The group only decides
-    where the spout begins when it starts for the first time. After that, its offsets tell other
-    tools how far the last committed checkpoint is, and the spout does not read them. A partition
-    that appears after the first checkpoint is read from its earliest offset.
+    state is exactly-once; ``guarantee`` has no effect. After a failure the whole topology goes back
+    to the last checkpoint, and reads its input again. When a record's own tuple has failed, or
+    timed out, more than ``retry.retries_max`` times, ``on_exhausted`` applies to the record, and
+    its tuple is not emitted. The delays of ``retry`` have no effect: the topology pauses. Without
+    ``retries_max``, a record that fails ``topology.max.attempts`` times in a row ends the topology.
+    The group only decides where the spout begins when it starts for the first time. After that, its
+    offsets show the position of the last committed checkpoint to other tools, and the spout does
+    not read them. A partition that appears after the first checkpoint is read from its earliest
+    offset.
 
-    **How far ahead.** ``topology.max.spout.pending`` bounds the pending tuples of a task.
+    **Reading ahead.** ``topology.max.spout.pending`` bounds the pending tuples of a task.
     ``uncommitted_max`` bounds, for each partition, the offsets between the committable offset and
-    the next one. So one record that always fails does not let the others run arbitrarily far ahead.
+    the next one. So the others cannot run arbitrarily far ahead of one record that always fails.
     After a restart, all records from the committed offset on are emitted again.
 
-    **What goes wrong.** ``on_bad_record``: a record that cannot be decoded fails the topology
-    ("fail"), is left out ("skip"), or is emitted on the stream ``dead_letters`` ("dead_letter").
-    So is a value of more than ``record_bytes_max`` bytes.
-    ``on_data_loss``: an offset that is gone before it was read (retention, a truncated log, or a
-    topic that was deleted and created again) fails the topology ("fail") or is skipped ("skip").
-    With "skip", a topic that was created again is read from its beginning.
+    **Errors.** ``on_bad_record``: a record that cannot be decoded fails the topology ("fail"), is
+    left out ("skip"), or is emitted on the stream ``dead_letters`` ("dead_letter"). A value of more
+    than ``record_bytes_max`` bytes counts as such a record. ``on_data_loss``: an offset that was
+    lost before it was read (by retention, a truncated log, or a topic that was deleted and created
+    again) fails the topology ("fail") or is skipped ("skip"). With "skip", a topic that was created
+    again is read from its beginning.
 
     ``bootstrap_servers`` and ``settings``: as for the transactional spouts.
     """
@@ -282,7 +286,8 @@ class KafkaSpout(ReplayableSpout):
         settings = self._settings.with_conf(conf)
         say_reader(settings)
         decoder = RecordDecoder(self._streams)
-        keeps_records = self._on_exhausted == "dead_letter"  # a dead letter has all of a record
+        # a dead letter contains the whole record
+        keeps_records = self._on_exhausted == "dead_letter"
         self._task = _Task(
             KafkaTail(
                 settings,
@@ -374,8 +379,8 @@ def _recorded(*positions: Mapping[str, Any]) -> dict[TopicPartition, Position]:
 
 
 class _Partition:
-    """One partition: which of its offsets are done, and the records that were read and wait.
-    ``asked``: the position that the group was last asked to commit."""
+    """One partition: which of its offsets are done, and the records that wait to be emitted.
+    ``asked``: the position last sent to the group."""
 
     def __init__(self, begins: Position) -> None:
         self.topic_id = begins.topic_id
@@ -389,14 +394,16 @@ class _Partition:
         return sum(map(len, self.buffer))
 
     def find(self, key: MessageId) -> Found[_Records] | None:
-        """A record that was emitted and is not done; None for any other, and of another log."""
+        """A record that was emitted and is not done; None for any other, and for records of another
+        log.
+        """
         found = self.offsets.find(key.offset) if key.topic_id == self.topic_id else None
         if found is None or found.slice.what.id_of(key.tp, self.topic_id, found.at) != key:
             return None
         return found
 
     def pass_left_out(self) -> None:
-        """Pass the records at the beginning of the buffer that are left out."""
+        """Pass left-out records at the beginning of the buffer."""
         while self.buffer and self.buffer[0].rows is None:
             gone = self._took(self.buffer.popleft())
             self.offsets.passed(int(gone.offsets[-1]))
@@ -420,7 +427,7 @@ class _Partition:
         return self._took(first.part(0, count))
 
     def _took(self, records: _Records) -> _Records:
-        """Records have left the buffer."""
+        """Note that records have left the buffer."""
         last = self._epochs[-1][1]
         if (records.epochs != (-1 if last is None else last)).any():
             for offset, epoch in zip(records.offsets.tolist(), records.epochs.tolist(), strict=True):
@@ -441,7 +448,7 @@ class _Partition:
 
 
 class _Task:
-    """One spout task: a consumer, the records it has read, and what became of them."""
+    """One spout task: a consumer, its records, and their outcomes."""
 
     def __init__(
         self,
@@ -474,13 +481,14 @@ class _Task:
             None  # the positions of the last checkpoint, if checkpoints hold the positions
         )
         self._absent = AbsentFields()
-        self._unsure: RecordChunk | None = None  # read but not decoded: at most once, they wait for the commit
+        # read but not decoded: under at-most-once, they wait for the commit
+        self._unsure: RecordChunk | None = None
         self._trouble: str | None = None
         self._emitting: _Records | None = None
         self._may_give_up = False  # whether checkpoints track the records, and may give one up
 
     def next_tuples(self, most: int) -> None:
-        """Emit a record that is due for a retry, or up to ``most`` records of some partition."""
+        """Emit a record that is due for a retry, or up to ``most`` records of one partition."""
         try:
             self._begin()
             if self._clock() - self._published_at >= self._commit_every_s:
@@ -512,7 +520,7 @@ class _Task:
         if found is None:
             return  # it was acked, or was emitted before this task was restarted
         records = found.slice.what
-        # A dead letter has no other place to go: retry it.
+        # A dead letter has no other destination: retry it.
         is_letter = key in self._letters or records.stream == DEAD_LETTER_STREAM
         if self._retries.failed(key, self._clock(), for_ever=is_letter):
             return
@@ -532,8 +540,8 @@ class _Task:
             self._collector.emit(letter.values, stream=letter.stream)
 
     def _given_up(self, key: MessageId, records: _Records, at: int) -> _Row | None:
-        """The dead letter of a record that has failed too often. None, with a report, where it is
-        dropped."""
+        """The dead letter of a record that has failed too often. None, with a report, if the record
+        is dropped."""
         letter = records.letter(at, "its tuple tree failed too often", {key.topic: key.topic_id})
         if letter is not None:
             return letter
@@ -564,8 +572,8 @@ class _Task:
         self._tail.begin_anew()
 
     def position(self) -> dict[TopicPartition, Position]:
-        """The position of each partition. Raises ``RetryableError`` while it is not known where
-        partitions begin, or whether the topics are still the ones that were read."""
+        """The position of each partition. Raises ``RetryableError`` while it is unknown where
+        partitions begin, or whether the topics are still the same."""
         if not self._tail.settled:
             self._begin()
             self._tail.settle()
@@ -584,8 +592,8 @@ class _Task:
 
     def close(self) -> None:
         try:
-            # At most once, the group already has all emitted offsets, and perhaps newer ones of
-            # another task.
+            # Under at-most-once, the group already has all emitted offsets, and perhaps newer ones
+            # of another task.
             if not self._commits_first:
                 self._publish()
         finally:
@@ -595,7 +603,8 @@ class _Task:
 
     def _begin(self) -> None:
         for tp, position in self._tail.look_up().items():
-            if tp in self._partitions:  # its records in flight are of another log: ignore their acks
+            # its records in flight belong to another log: ignore their acks
+            if tp in self._partitions:
                 for key in [each for each in (*self._letters, *self._retries.keys()) if each.tp == tp]:
                     self._forget(key)
                 self._unsure = (self._unsure.without(tp) or None) if self._unsure is not None else None
@@ -613,7 +622,7 @@ class _Task:
         return partition.find(key) if partition is not None else None
 
     def _emit_again(self) -> bool:
-        """Emit the record that is due for its next try, if one is."""
+        """Emit the record that is due for a retry, if there is one."""
         again = self._retries.due(self._clock())
         found = self._find(again) if again is not None else None
         if again is None or found is None:
@@ -636,7 +645,7 @@ class _Task:
                     ids = _RowIds(tp, partition, partition.offsets.emitted(records.offsets, records))
                 else:
                     partition.offsets.passed(int(records.offsets[-1]))
-                    # A dead letter has no other place to go: it is not given up.
+                    # A dead letter has no other destination: it is not given up.
                     if self._may_give_up and records.stream != DEAD_LETTER_STREAM:
                         ids = _Ids(tp, partition.topic_id, records)
                 self._emitting = records
@@ -670,8 +679,8 @@ class _Task:
             self._partitions[tp].buffer.extend(_in_order(found))
 
     def _by_partition(self, decoded: Decoded[RecordChunk]) -> Iterator[tuple[TopicPartition, _Records]]:
-        """The records by partition. Those of several partitions are copied: what waits for one
-        partition must not hold the memory of the others."""
+        """The records by partition. Those of several partitions are copied, so that waiting records
+        of one partition do not keep the memory of the others."""
         stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
         chunk, rows = decoded.chunk, decoded.rows
         offsets, epochs = chunk.metadata("offset").to_numpy(), chunk.epochs
@@ -694,8 +703,8 @@ class _Task:
             )
 
     def _commit_first(self, chunk: RecordChunk) -> None:
-        """Ask the group to commit the offsets after the records that were read. They are emitted
-        when the group has them."""
+        """Commit the offsets after the read records to the group. The records are emitted when the
+        group has these offsets."""
         offsets, epochs = chunk.metadata("offset"), chunk.epochs
         for tp, place in chunk.places():
             its, last = self._partitions[tp], place[-1]
@@ -703,9 +712,9 @@ class _Task:
         self._tail.publish(self._asked())
 
     def _may_emit(self) -> bool:
-        """At most once: whether the group has the offsets after the records that were read, and
-        whether these are surely of the topics that are read: a topic that was created again is read
-        from its beginning, and its records would come twice."""
+        """Whether records may be emitted under at-most-once. The group must have the offsets after
+        them, and they must certainly be of the present topics: a topic that was created again is
+        read from its beginning, and its records would be emitted twice."""
         if not self._tail.published(self._asked()):
             return False
         try:
@@ -718,7 +727,7 @@ class _Task:
         return {tp: each.asked for tp, each in self._partitions.items()}
 
     def _publish(self) -> None:
-        """Commit to the group how far each partition is done."""
+        """Commit the done position of each partition to the group."""
         self._published_at = self._clock()
         if self._checkpointed is not None:
             self._tail.publish(self._checkpointed)

@@ -1,2 +1,2 @@
-"""Consumers of Kafka: exact ranges for transactional spouts, and partitions up to their ends for
-the spout of core topologies."""
+"""Kafka consumers: of exact ranges, for transactional spouts, and of partitions up to their ends,
+for the spout of core topologies."""

@@ -1,8 +1,8 @@
-"""Starts reading partitions: without a delay, and only in the expected log.
+"""Starts reading partitions without delay, and only in the expected log.
 
-librdkafka accepts a partition of an unknown topic, and looks unknown topics up once a second. The
-first record would be up to a second late, at each start, recovery and new topic. So topics are
-looked up first.
+librdkafka accepts an assignment of an unknown topic, and looks unknown topics up once a second. So
+the first record would be up to a second late, at each start, recovery and new topic. To avoid that,
+topics are looked up first.
 
 librdkafka asks the broker whether an offset is still in the log of a leader epoch when it learns a
 leader's epoch, and at a seek. It does not ask when it assigns a partition whose leader it knows. So
@@ -40,7 +40,7 @@ class Assignment:
         self._known: dict[str, set[int]] = {}
 
     def look_up(self, topic: str | None = None) -> None:
-        """Ask for the partitions of one topic, or of all topics. Raises ``KafkaException`` if no
+        """Request the partitions of one topic, or of all topics. Raises ``KafkaException`` if no
         broker answers."""
         for name, found in self._consumer.list_topics(topic, timeout=_LOOK_UP_S).topics.items():
             self._known[name] = set(found.partitions)
@@ -61,8 +61,8 @@ class Assignment:
             raise
 
     def _seek(self, position: ClientPartition) -> None:
-        """Seek, again and again for a while: a partition that was just assigned may not have
-        started yet, and cannot be sought before."""
+        """Seek, with retries for a limited time: a partition that was just assigned cannot be
+        sought before librdkafka has started it."""
         deadline = time.monotonic() + _BEGIN_S
         while True:
             try:
@@ -74,8 +74,8 @@ class Assignment:
             time.sleep(_AGAIN_AFTER_S)
 
     def _look_up_unknown(self, wanted: Iterable[TopicPartition]) -> None:
-        """Look up topics that are not known. If no broker answers, continue: librdkafka looks them
-        up itself, later."""
+        """Look up unknown topics. If no broker answers, continue: librdkafka looks them up itself,
+        later."""
         unknown = {topic for topic, number in wanted if number not in self._known.get(topic, ())}
         if unknown:
             try:

@@ -1,8 +1,8 @@
-"""Chunks of records, as the readers of Kafka hand them on: as Arrow columns, or as the messages of
+"""Chunks of records, as returned by the Kafka readers: as Arrow columns, or as the messages of
 confluent-kafka.
 
-Invariant: both kinds show the same records alike. A null is a null and not empty, headers are in
-order, and rows are in the order of their partitions.
+Invariant: both kinds represent the same records in the same way. A null is a null and not empty,
+headers are in order, and rows are in the order of their partitions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from spouts.kafka.record_format import METADATA_TYPES
 
 #: The values and keys of this many bytes are decoded together: Arrow's offsets have 32 bits.
 PART_BYTES_MAX = 512 << 20
-#: In place of the name of a header that is not UTF-8.
+#: Replaces the name of a header that is not UTF-8.
 _NO_TEXT = "\ufffd"
-#: Python's own call of a method may not notice that it has raised and returned something, too.
+#: A plain method call in Python might miss an error that comes together with a return value.
 _HEADERS = operator.methodcaller("headers")
 
 Epochs = np.ndarray[Any, np.dtype[np.int32]]
@@ -36,7 +36,7 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Run(NamedTuple):
-    """Rows of a chunk that follow each other and are of one partition."""
+    """Consecutive rows of a chunk from one partition."""
 
     topic: str
     partition: int
@@ -56,23 +56,23 @@ class RecordChunk(ABC):
     @property
     @abstractmethod
     def value_bytes(self) -> int:
-        """The bytes of all values."""
+        """The total bytes of all values."""
 
     @abstractmethod
     def larger_than(self, size: int) -> list[int]:
-        """The rows whose values have more bytes."""
+        """The rows whose values have more bytes than this."""
 
     @property
     @abstractmethod
     def sampled_ms(self) -> tuple[int, int] | None:
-        """The times of the oldest and the newest of a few of the records: the first and the last
-        of each partition are among them. None when they have no time. Milliseconds since the Unix
-        epoch."""
+        """The times of the oldest and the newest of a sample of the records, which includes the
+        first and the last of each partition. In milliseconds since the Unix epoch; None if they
+        have no time."""
 
     @abstractmethod
     def raw(self, what: str) -> Values | pa.BinaryArray:
-        """The bytes that a codec decodes: of "value", of "key", or of "header NAME" (the last
-        header of this name)."""
+        """The bytes for a codec: of "value", of "key", or of "header NAME" (the last header of this
+        name)."""
 
     @abstractmethod
     def metadata(self, name: str) -> pa.Array:
@@ -81,14 +81,14 @@ class RecordChunk(ABC):
     @property
     @abstractmethod
     def epochs(self) -> Epochs:
-        """The leader epoch of each record; below 0 for an unknown one."""
+        """The leader epoch of each record; negative if unknown."""
 
     @abstractmethod
     def runs(self) -> list[Run]:
         """The rows in order, by partition."""
 
     def places(self) -> Iterator[tuple[TopicPartition, range]]:
-        """The partition of each run, and which rows these are."""
+        """The partition of each run, and the rows of the run."""
         end = 0
         for run in self.runs():
             begin, end = end, end + run.rows
@@ -96,7 +96,7 @@ class RecordChunk(ABC):
 
     @abstractmethod
     def take(self, rows: Sequence[int] | Rows) -> Self:
-        """These rows, in memory of their own."""
+        """A copy of these rows."""
 
     def without(self, tp: TopicPartition) -> Self:
         """The records of the other partitions."""
@@ -104,7 +104,7 @@ class RecordChunk(ABC):
         return self.take(np.flatnonzero(np.repeat([run.tp != tp for run in runs], [run.rows for run in runs])))
 
     def parts(self) -> Iterator[Self]:
-        """The records, in order, in chunks whose columns are not too long for Arrow."""
+        """The records, in order, in chunks whose columns fit into Arrow's offsets."""
         yield self
 
     def by_topic(self) -> Iterator[tuple[str, Self]]:
@@ -120,7 +120,7 @@ class RecordChunk(ABC):
 
     @abstractmethod
     def _topics(self) -> tuple[list[str], Any]:
-        """The topics, and for each row the number of its topic, as an array."""
+        """The topics, and for each row the index of its topic, as an array."""
 
 
 class MessageChunk(RecordChunk):
@@ -151,8 +151,8 @@ class MessageChunk(RecordChunk):
 
     @property
     def sampled_ms(self) -> tuple[int, int] | None:
-        """Of the first and the last record of each partition. The messages of a partition follow
-        each other."""
+        """The sample is the first and the last record of each partition, whose messages are
+        consecutive."""
         stamps, at = [], 0
         while at < len(self.messages):
             last = bisect_right(self.messages, partition_of(self.messages[at]), lo=at, key=partition_of) - 1
@@ -215,13 +215,14 @@ class MessageChunk(RecordChunk):
 def _headers_of(message: Message) -> Sequence[tuple[str, Any]]:
     """The headers of a message. A name that is not UTF-8 becomes U+FFFD.
 
-    confluent-kafka raises ``SystemError`` for such a name, once, and then returns tuples that lack
-    the name. Reading one ends the process, so what they hold comes from the garbage collector."""
+    confluent-kafka raises ``SystemError`` for such a name, once, and then returns tuples without
+    the name. Reading one would end the process, so their contents are read through the garbage
+    collector."""
     try:
         return _HEADERS(message) or ()
     except SystemError as error:
         cause: BaseException | None = error
-        while isinstance(cause, SystemError):  # one for each name
+        while isinstance(cause, SystemError):  # one error for each name
             cause = cause.__cause__
         if not isinstance(cause, UnicodeDecodeError):
             raise
@@ -237,8 +238,8 @@ def _whole(parts: Sequence[Any]) -> tuple[str, Any]:
 
 
 class ColumnChunk(RecordChunk):
-    """Arrow columns. ``keys``, ``headers``, ``timestamps`` and ``epochs`` are None if they were not
-    asked for."""
+    """Records as Arrow columns. ``keys``, ``headers``, ``timestamps`` and ``epochs`` are None if
+    they were not requested."""
 
     def __init__(
         self,
@@ -263,7 +264,7 @@ class ColumnChunk(RecordChunk):
         self._timestamps = timestamps
         self._epochs = epochs
         self._sampled_ms = sampled_ms
-        self._run_of = run_of  # the run of each row; None while rows are where their runs say
+        self._run_of = run_of  # the run of each row; None while rows are in the order of the runs
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -359,7 +360,7 @@ def partition_of(message: Message) -> TopicPartition:
 
 
 def known_epoch(epoch: int) -> int | None:
-    """A leader epoch of a chunk; None for an unknown one."""
+    """A record's leader epoch; None if unknown."""
     return epoch if epoch >= 0 else None
 
 

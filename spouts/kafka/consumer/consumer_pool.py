@@ -1,7 +1,7 @@
-"""The sessions that a process keeps, and the choice between the two readers of Kafka.
+"""The consumer sessions of a process, and the choice between the two Kafka readers.
 
 The native reader makes no Python object per record. The Python reader does the same through
-confluent-kafka's consumer. ``kafka.reader`` says which: "auto" (native where it can), "native" (or
+confluent-kafka's consumer. ``kafka.reader`` selects one: "auto" (native if possible), "native" (or
 a ``ConfigError``), "python".
 """
 
@@ -28,17 +28,17 @@ from spouts.kafka.record_format import Parts
 
 _log = get_logger()
 
-#: Idle consumers to keep per process: one per spout task that this worker has served lately.
+#: The most idle consumers per process: one per spout task that this worker has served recently.
 SESSIONS_MAX = 8
-#: An idle consumer goes on fetching: records that may never be wanted, and up to fifty times a
-#: second where there are none, with the names of all its partitions. After this time it rests: it
-#: keeps its connections, and no partition. ...
+#: An idle consumer continues to fetch: records that may never be needed, and up to fifty requests
+#: per second if there are none, with the names of all its partitions. After this time it rests: it
+#: keeps its connections, but no partitions. ...
 REST_AFTER_S = 5.0
 #: ... After this time it is closed.
 CLOSE_AFTER_S = 300.0
 _COST = "reading takes two to five times as much processor time as with the native reader"
 
-#: The reasons for a choice that were logged.
+#: The reasons for the choice that were logged.
 _said: set[str | None] = set()
 
 
@@ -49,14 +49,14 @@ class Session(Protocol):
         self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None] = ...
     ) -> Iterator[RecordChunk]:
         """The records of all ranges, in chunks, with at least these parts. ``check_alive``: called
-        while nothing comes; when it raises, partitions of which nothing was taken keep their place,
-        so that the next read goes on where this one was."""
+        while no records arrive. If it raises, partitions without delivered records keep their
+        position, so that the next read continues there."""
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""
 
     def rest(self) -> None:
-        """Fetch nothing until the next read, which begins anew."""
+        """Stop fetching until the next read, which assigns its partitions again."""
 
     def close(self) -> None: ...
 
@@ -76,7 +76,7 @@ def reader_of(settings: KafkaSettings) -> tuple[str, str | None]:
 
 
 def say_reader(settings: KafkaSettings) -> None:
-    """Log one line per process: which reader tasks use, and what that costs."""
+    """Log one line per process: the reader that tasks use, and its cost."""
     name, reason = reader_of(settings)
     if reason in _said:
         return
@@ -88,8 +88,8 @@ def say_reader(settings: KafkaSettings) -> None:
 
 
 def say_fallback(settings: KafkaSettings) -> None:
-    """Log one warning per process if it reads in Python what the driver would read natively. The
-    driver cannot know: its own line names the native reader."""
+    """Log one warning per process that reads in Python although the driver would read natively. The
+    driver cannot know this: its own line names the native reader."""
     reason = why_not_native()
     if reason is None or reason in _said or settings.reader != "auto" or not_carried(settings) is not None:
         return
@@ -105,7 +105,7 @@ def _made(settings: KafkaSettings, group: str) -> Session:
 @dataclass(frozen=True, slots=True)
 class SessionKey:
     """Sessions with equal keys are interchangeable. ``slot``: the spout task, so that each task
-    finds its own positions."""
+    gets its own positions."""
 
     group: str
     fingerprint: str
@@ -121,9 +121,10 @@ class _Idle:
 
 class KafkaSessions:
     """The idle sessions of this process. In a Spark worker, tasks run one after the other. In the
-    in-process executor, several attempts read at once, and a cancelled one may still be reading.
+    in-process executor, several attempts read concurrently, and a cancelled one may still be
+    reading.
 
-    A thread of its own lets them rest, and closes them, while there are any."""
+    While there are sessions, a separate thread lets them rest, and closes them."""
 
     def __init__(self, rest_after_s: float = REST_AFTER_S, close_after_s: float = CLOSE_AFTER_S) -> None:
         self._rest_after_s, self._close_after_s = rest_after_s, close_after_s
@@ -134,7 +135,7 @@ class KafkaSessions:
 
     @contextmanager
     def lend(self, settings: KafkaSettings, group: str, slot: int) -> Iterator[Session]:
-        """A session for exclusive use until the block ends. Raises ``ConfigError`` if it cannot be
+        """A session for exclusive use within the block. Raises ``ConfigError`` if it cannot be
         created."""
         key = SessionKey(group, settings.fingerprint(), slot)
         self._forget_inherited()
@@ -177,11 +178,12 @@ class KafkaSessions:
                 each.close()
             if wait_s is None:
                 return
-            time.sleep(min(wait_s, self._rest_after_s))  # what becomes idle meanwhile is due then at the earliest
+            # sessions that become idle meanwhile are not due earlier
+            time.sleep(min(wait_s, self._rest_after_s))
 
     def _looked_after(self, now_s: float) -> tuple[list[Session], float | None]:
-        """Let sessions rest that are due for it. Returns those to close, and for how long there is
-        nothing to do; None if none is left."""
+        """Let due sessions rest. Returns those to close, and the seconds until the next one is due;
+        None if none is left."""
         closing = []
         for key, idle in list(self._idle.items()):
             age_s = now_s - idle.since_s
@@ -201,9 +203,9 @@ class KafkaSessions:
         return closing, min(left) if left else None
 
     def _forget_inherited(self) -> None:
-        """Begin anew after a fork, in which there is one thread. The parent's sessions must not be
-        used here, because librdkafka's threads exist only in the parent; and its lock may have been
-        held by a thread that does not exist here."""
+        """Start over after a fork. The child must not use the parent's sessions, because
+        librdkafka's threads exist only in the parent; and it needs a new lock, because the old one
+        may have been held by a thread that does not exist in the child."""
         if self._process != os.getpid():
             self._process, self._lock, self._keeper = os.getpid(), threading.Lock(), None
             self._idle = {}

@@ -1,8 +1,8 @@
-"""Finds damaged batches in the logs of brokers, so that reading can go on after them.
+"""Finds damaged batches in brokers' logs, so that reading can continue after them.
 
-librdkafka names the first offset of a damaged batch, and not its last, and what it reports
-afterwards is of no meaning. So the next offset that can be read is searched for: a position inside
-the batch gives the batch again.
+librdkafka reports the first offset of a damaged batch, but not the last, and its later reports are
+meaningless. A position inside the batch returns the batch again. So the next readable offset is
+found by a search.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _TAKEN = 10_000
 
 
 class Damage(NamedTuple):
-    """Damaged batches that follow each other: the first offset, and the first offset after them
-    that can be read."""
+    """Consecutive damaged batches: the first offset, and the first readable offset after them."""
 
     first: int
     next: int
@@ -40,9 +39,8 @@ class Damage(NamedTuple):
 def find_damage(
     settings: KafkaSettings, group: str, ranges: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[Damage, ...]]:
-    """Partition -> what is damaged in its range of offsets, which is half-open, in order. Leaves
-    out partitions that can be read. Reads all ranges. Raises ``RetryableError`` when a broker does
-    not answer."""
+    """Partition -> the damages in its half-open range of offsets, in order. Leaves out readable
+    partitions. Reads all ranges. Raises ``RetryableError`` when a broker does not answer."""
     found = {}
     with _prober(settings, group) as prober:
         for partition, (first, end) in ranges.items():
@@ -59,8 +57,8 @@ def find_damage(
 
 
 def after_damage(settings: KafkaSettings, group: str, tp: TopicPartition, offset: int) -> int:
-    """The first offset from ``offset`` on that can be read: ``offset`` itself when the batch that
-    holds it is sound. Raises as ``find_damage``."""
+    """The first readable offset from ``offset`` on: ``offset`` itself when its batch is intact.
+    Raises as ``find_damage``."""
     with _prober(settings, group) as prober:
         while (batch := prober.damaged_batch(tp, offset, offset + 1)) is not None:
             offset = prober.after(tp, batch, offset)
@@ -93,8 +91,8 @@ class _Prober:
         self._consumer.close()
 
     def damaged_batch(self, tp: TopicPartition, first: int, end: int) -> int | None:
-        """The first offset of the first damaged batch: below ``first`` where that is inside the
-        batch. None if everything up to ``end``, or to the end of the log, can be read."""
+        """The first offset of the first damaged batch; below ``first`` if that is inside the batch.
+        None if every batch up to ``end``, or to the end of the log, can be read."""
         self._assignment.begin([ClientPartition(*tp, first)])
         try:
             position, heard_at = first, time.monotonic()
@@ -125,7 +123,7 @@ class _Prober:
             self._consumer.incremental_unassign([ClientPartition(*tp)])
 
     def after(self, tp: TopicPartition, batch: int, inside: int) -> int:
-        """The first offset after the damaged batch that begins at ``batch`` and holds
+        """The first offset after the damaged batch that begins at ``batch`` and contains
         ``inside``."""
         _, end = self._consumer.get_watermark_offsets(ClientPartition(*tp), _ANSWER_S)
         low, step = inside, 1

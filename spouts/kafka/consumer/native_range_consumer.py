@@ -1,15 +1,14 @@
-"""Sessions that read into columns, by the compiled part of the spouts. They do what
-``spouts.kafka.consumer.range_consumer`` does, with the same invariants and the same errors.
+"""Sessions that read into Arrow columns, by the compiled part of the spouts. They implement
+``spouts.kafka.consumer.range_consumer``, with the same invariants and errors.
 
-What differs: in librdkafka every partition has a queue of its own. So a record beyond a range stays
-in its queue for the next range (invariant 3), and partitions that are read one after the other are
-all fetched meanwhile.
+The difference: every partition has a queue of its own in librdkafka. So a record beyond a range
+stays in its queue for the next range (invariant 3), and partitions that are read one after the
+other are all fetched meanwhile.
 
-Memory: what is fetched ahead has a bound for each queue, which is smaller the more queues there
-are (``KafkaSettings.consumer``), and there are at most ``QUEUES_MAX`` of them: more partitions are
-read group by group. So the whole does not grow with the number of partitions. A chunk
-has up to ``CHUNK_RECORDS`` records and ``CHUNK_BYTES`` bytes; one larger record is a chunk of its
-own.
+Memory: each queue has a limit for fetching ahead, which is smaller the more queues there are
+(``KafkaSettings.consumer``), and there are at most ``QUEUES_MAX`` queues: more partitions are read
+group by group. So the total does not grow with the number of partitions. A chunk has up to
+``CHUNK_RECORDS`` records and ``CHUNK_BYTES`` bytes; a single larger record is a chunk of its own.
 """
 
 from __future__ import annotations
@@ -50,21 +49,20 @@ from spouts.kafka.consumer.range_consumer import (
 from spouts.kafka.partitions import TopicPartition, partition_id
 from spouts.kafka.record_format import METADATA_TYPES, Parts
 
-#: Bytes of values, keys and headers in one chunk.
+#: The most bytes of values, keys and headers in one chunk.
 CHUNK_BYTES = 32 << 20
-#: Up to so many partitions are fetched at once when there is much to read, so that each has room
-#: for much that is fetched ahead.
+#: The most partitions fetched concurrently when there is much to read, so that each can fetch far
+#: ahead.
 FETCHED_TOGETHER_MAX = 8
-#: A consumer is made for at least so many partitions. For more it is made anew.
+#: The least number of queues for which a consumer is made. For more partitions it is replaced.
 QUEUES_MIN = 8
 _WAIT_MS = 50
 _SEEK_MS = 5_000
-#: The version of the compiled part that this module works with: ``INTERFACE`` in
-#: ``spouts/native/src/reader.rs``.
+#: The required version of the compiled part: ``INTERFACE`` in ``spouts/native/src/reader.rs``.
 _INTERFACE = 2
-#: How long a new consumer may take to ask for its first token.
+#: How long a new consumer may take to request its first token.
 _TOKEN_S = 1.0
-#: Settings that only confluent-kafka's own consumer can carry out.
+#: Settings that only confluent-kafka's own consumer supports.
 _NOT_CARRIED = frozenset({"logger", "stats_cb", "throttle_cb", "plugin.library.paths", "default.topic.config"})
 
 
@@ -88,7 +86,7 @@ def why_not_native() -> str | None:
 
 
 def not_carried(settings: KafkaSettings) -> str | None:
-    """The first setting that only the Python reader can carry out; None if there is none."""
+    """The first setting that only the Python reader supports; None if there is none."""
     for name, value in settings.consumer("").items():
         plain = value is None or isinstance(value, (str, int, float))
         if name in _NOT_CARRIED or not (plain or (name == "oauth_cb" and callable(value))):
@@ -97,7 +95,7 @@ def not_carried(settings: KafkaSettings) -> str | None:
 
 
 def librdkafka() -> str | None:
-    """The file of the librdkafka that confluent-kafka has loaded."""
+    """The path of the librdkafka that confluent-kafka has loaded."""
     package = Path(confluent_kafka.__file__).parent
     maps = Path("/proc/self/maps")
     if maps.exists():
@@ -109,8 +107,8 @@ def librdkafka() -> str | None:
 
 
 class NativeConsumer:
-    """A consumer of librdkafka with the methods of confluent-kafka's that ``Assignment`` needs.
-    Raises ``KafkaException`` as that does."""
+    """A librdkafka consumer with those methods of confluent-kafka's that ``Assignment`` needs.
+    Raises ``KafkaException`` in the same cases."""
 
     def __init__(self, settings: Mapping[str, Any], heard: Callable[[KafkaError], None]) -> None:
         plain = {name: value for name, value in settings.items() if name not in ("oauth_cb", "stats_cb")}
@@ -124,8 +122,8 @@ class NativeConsumer:
             time.sleep(0.001)
 
     def poll(self) -> tuple[list[tuple[KafkaError, str | None, int]], bool]:
-        """Take what librdkafka reports: (events that belong to no partition that is read, as error,
-        topic and partition; whether a token was wanted)."""
+        """Take librdkafka's reports: (events that belong to no read partition, as error, topic and
+        partition; whether a token was requested)."""
         events, errors, wanted, *reports = self.raw.serve()
         if self._report is not None and reports and reports[0] is not None:
             self._report(reports[0])
@@ -154,8 +152,8 @@ class NativeConsumer:
 
     def _give_token(self, config: str) -> None:
         """Call ``oauth_cb`` of the settings, as confluent-kafka does: with
-        ``sasl.oauthbearer.config``, or None. It returns (token, seconds since 1970 until which it
-        is valid), or these with the principal and a dict of extensions, all text."""
+        ``sasl.oauthbearer.config``, or None. It returns (token, its expiry in seconds since 1970),
+        or these with the principal and a dict of extensions, all text."""
         try:
             token, expires_at_s, *more = self._oauth(config or None)  # type: ignore[misc]
             principal = more[0] if more else ""
@@ -168,16 +166,19 @@ class NativeConsumer:
 
 
 def queues_for(partitions: int) -> int:
-    """For how many queues a consumer of so many partitions is made: a power of two, as
-    ``QUEUES_MAX`` is."""
+    """The number of queues for which a consumer of these partitions is made: a power of two, like
+    ``QUEUES_MAX``."""
     return max(QUEUES_MIN, 1 << (partitions - 1).bit_length())
 
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
-    from this offset on is still to come. ``is_fresh``: it was assigned in this read.
-    ``placed_again``: how often this read has placed the consumer anew."""
+    """A partition of a consumer.
+
+    * ``wanted``: the current or last range.
+    * ``resume``: every record from this offset on is still to come.
+    * ``is_fresh``: it was assigned in this read.
+    * ``placed_again``: how often this read has repositioned the consumer."""
 
     resume: int
     wanted: Range
@@ -202,7 +203,7 @@ class NativeSession:
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._pace = FetchPace()
         self._check_alive: Callable[[], None] = lambda: None
-        self._kept: set[TopicPartition] = set()  # they keep their place although the read failed
+        self._kept: set[TopicPartition] = set()  # keep their position although the read failed
         self._open(QUEUES_MIN)
 
     def read(
@@ -231,7 +232,7 @@ class NativeSession:
             raise self._errors.explain(error) from error
 
     def rest(self) -> None:
-        """Fetch nothing until the next read, which begins anew."""
+        """Stop fetching until the next read, which assigns its partitions again."""
         self._unassign(list(self._assigned))
 
     def close(self) -> None:
@@ -245,7 +246,8 @@ class NativeSession:
         made = {**traffic.settings(conf), **conf}
         self._consumer = self._errors.made(lambda: NativeConsumer(made, self._errors.on_error))
         self._traffic = traffic
-        self._queues = queues  # not before: without a new consumer, the former goes on with its own
+        # set only now: if no new consumer can be made, the old one continues with its own
+        self._queues = queues
         self._assignment = Assignment(self._consumer)
 
     def _open_anew(self, queues: int) -> None:
@@ -257,8 +259,8 @@ class NativeSession:
     def _read(
         self, ranges: Mapping[TopicPartition, Range], parts: Parts
     ) -> Generator[ColumnChunk, None, dict[TopicPartition, Range]]:
-        """Read until the ranges are complete, or the consumer is to be replaced. Returns what is
-        left."""
+        """Read until the ranges are complete, or the consumer must be replaced. Returns the
+        remaining ranges."""
         try:
             self._serve()
             self._make_room(ranges)
@@ -288,8 +290,8 @@ class NativeSession:
             order = [*rest, *order[together:]]
 
     def _make_room(self, ranges: Mapping[TopicPartition, Range]) -> None:
-        """Have queues for all ranges. Forgets other partitions when they take too much room, and
-        makes the consumer anew when the ranges are too many."""
+        """Provide queues for all ranges. Unassigns other partitions when they take too much room,
+        and replaces the consumer when the ranges are too many."""
         others = [tp for tp in self._assigned if tp not in ranges]
         if len(ranges) + len(others) > self._queues:
             self._unassign(others)
@@ -316,7 +318,8 @@ class NativeSession:
                     yield full
                     del full
                     chunk = ChunkBuilder(self._consumer.raw, parts, left, limits.CHUNK_RECORDS)
-                    last_heard = time.monotonic()  # what the caller took to decode is nobody's silence
+                    # the caller's decoding time is not the broker's silence
+                    last_heard = time.monotonic()
                 elif how == "event":
                     self._event(tp, position, event_error(number, text), offset)
                     last_heard = time.monotonic()
@@ -342,7 +345,7 @@ class NativeSession:
         return {}
 
     def _check(self, ranges: Mapping[TopicPartition, Range], current: TopicPartition, position: int) -> None:
-        """Let the caller end the read. Partitions of which nothing was taken keep their place."""
+        """Let the caller end the read. Partitions without delivered records keep their position."""
         try:
             self._check_alive()
         except BaseException:
@@ -355,13 +358,13 @@ class NativeSession:
         return position >= assigned.wanted.end or assigned.end_seen >= assigned.wanted.end
 
     def _serve(self) -> None:
-        """Handle what belongs to no partition. Raises its error."""
+        """Handle events that belong to no partition. Raises their error."""
         for error, topic, number in self._consumer.poll()[0]:
             if error.code() != KafkaError._PARTITION_EOF:
                 raise kafka_error(error, f"partition {topic}/{number}")
 
     def _event(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> None:
-        """Handle an event of a partition that has been read to ``position``."""
+        """Handle an event of a partition that has been read up to ``position``."""
         assigned = self._assigned[tp]
         if error.code() == KafkaError._PARTITION_EOF:
             assigned.end_seen = max(assigned.end_seen, offset)
@@ -369,12 +372,14 @@ class NativeSession:
         if error.code() in DAMAGED:
             if assigned.damaged_read >= limits.DAMAGED_READ_MAX - 1:
                 raise damaged(tp, max(position, offset), error)
-            self._assign({tp: assigned.wanted.rest(position)})  # it may have been damaged on its way only
+            # the batch may have been damaged only in transit
+            self._assign({tp: assigned.wanted.rest(position)})
             self._assigned[tp].damaged_read = assigned.damaged_read + 1
             return
         is_elsewhere = error.code() in NOT_IN_LOG and 0 <= offset != position
         if is_elsewhere or not assigned.is_fresh:
-            # The consumer was elsewhere, or the event has waited since an earlier read: ask again.
+            # The consumer had another position, or the event stems from an earlier read: position
+            # it again.
             if assigned.placed_again == limits.PLACED_AGAIN_MAX:
                 raise elsewhere(tp, position, offset)
             self._assign({tp: assigned.wanted.rest(position)})
@@ -398,7 +403,7 @@ class NativeSession:
             self._assign(unplaced)
 
     def _assign(self, ranges: Mapping[TopicPartition, Range]) -> None:
-        """Start at the ranges' first offsets. Drops everything that was fetched before."""
+        """Start at the ranges' first offsets. Drops all records fetched before."""
         self._unassign(list(ranges))
         try:
             self._assignment.begin([placed(tp, each.first, each.leader_epoch) for tp, each in ranges.items()])
@@ -416,7 +421,7 @@ class NativeSession:
 
 
 class ChunkBuilder:
-    """A chunk that is being filled. ``expected``: room is made for so many records."""
+    """A chunk under construction. ``expected``: the number of records to allocate for."""
 
     def __init__(self, raw: Any, parts: Parts, expected: int, rows_max: int) -> None:
         self._raw = raw

@@ -1,15 +1,15 @@
-"""A consumer that follows partitions to their ends and commits positions to its group, for spouts
-whose tuples are acked one by one.
+"""A consumer that follows partitions to their ends and commits positions to its consumer group, for
+spouts whose tuples are acked one by one.
 
-Partitions are assigned manually: their names and numbers alone decide which spout task reads which.
-So tasks need not talk to each other, and a task does not lose its partitions when another is slow.
+Partitions are assigned manually: only their names and numbers decide which spout task reads which.
+So tasks need no coordination, and a task does not lose its partitions when another task is slow.
 
 Invariants:
 
 1. A position belongs to a topic id (C37). A position of a topic that was deleted and created again
    is lost data: reading never continues from it.
-2. A partition without a known position gives no records before the group has the position at which
-   it begins. If checkpoints hold the positions, the checkpoint has it first.
+2. A partition without a known position delivers no records before the group has a start position
+   for it. If checkpoints hold the positions, the checkpoint has it first.
 3. No record that the consumer has returned is dropped because of an error that came with it.
 """
 
@@ -37,27 +37,32 @@ from spouts.kafka.record_format import EVERYTHING, Parts
 
 _log = get_logger()
 
-#: How often topics are looked up again. New topics and partitions are found this late.
+#: How often topics are looked up again: the longest delay until new topics and partitions are
+#: found.
 LOOK_UP_EVERY_S = 5.0
-#: The same after a look-up that failed, or was incomplete.
+#: The same after a failed or incomplete look-up.
 AGAIN_AFTER_S = 0.25
 _REQUEST_S = 5.0
 _DECIDE = "say on_data_loss='skip' to go on with what is there"
 
 
 def task_of(topic: str, partition: int, tasks: int) -> int:
-    """The spout task that reads a partition. It does not depend on other topics or partitions."""
+    """The spout task that reads a partition. Independent of other topics and partitions."""
     return (zlib.crc32(topic.encode()) + partition) % tasks
 
 
 class KafkaTail:
-    """One consumer, and what it commits to its group. ``kafka.reader`` says how it reads.
+    """A consumer, and the offsets that it commits to its group. ``kafka.reader`` selects the
+    reader.
 
-    ``parts``: the parts of a record to read, beside its value, offset and leader epoch. ``start``:
-    where to begin a partition for which the group has no position: "earliest", "latest", or
-    milliseconds since 1970. ``skip_lost``: if a position is no longer in the log, continue at the
-    nearest offset that exists; otherwise raise ``DataLossError``. Every method may raise
-    ``RetryableError``, after which it may be called again, and ``ConfigError``."""
+    * ``parts``: the parts of a record to read, in addition to value, offset and leader epoch.
+    * ``start``: where to begin a partition without a position in the group: "earliest", "latest",
+      or milliseconds since 1970.
+    * ``skip_lost``: if a position is no longer in the log, continue at the nearest offset that
+      exists; otherwise raise ``DataLossError``.
+
+    Every method may raise ``RetryableError``, after which it may be called again, and
+    ``ConfigError``."""
 
     def __init__(
         self,
@@ -83,17 +88,19 @@ class KafkaTail:
         self._feed: Feed
         if reader_of(settings)[0] == "native":
             self._feed = ColumnFeed(settings, group, self._errors, parts)
-        else:  # one consumer reads and commits
+        else:  # one consumer both reads and commits
             consumer = self._group.consumer()
             self._group.use(consumer)
             self._feed = MessageFeed(consumer)
-        self._assigned: dict[TopicPartition, Position] = {}  # where each began
-        self._starting: dict[TopicPartition, Position] = {}  # they begin when the group has these positions
+        self._assigned: dict[TopicPartition, Position] = {}  # start position of each
+        # begin when the group has these positions
+        self._starting: dict[TopicPartition, Position] = {}
         self._lost: dict[
             TopicPartition, tuple[int, str]
-        ] = {}  # (offset that the log does not hold, the text of the consumer's error)
-        self._damaged: dict[TopicPartition, str] = {}  # they are at a damaged batch, or were elsewhere after one
-        self._garbled: set[TopicPartition] = set()  # the consumer may go on at an offset that a damaged batch holds
+        ] = {}  # (offset that is not in the log, the text of the consumer's error)
+        self._damaged: dict[TopicPartition, str] = {}  # at a damaged batch, or misplaced after one
+        # the consumer may continue at an offset inside a damaged batch
+        self._garbled: set[TopicPartition] = set()
         self._problem: Exception | None = None
         self._looked_up: float | None = None
         self._missing: frozenset[str] = frozenset()
@@ -101,19 +108,19 @@ class KafkaTail:
         self._unconfirmed = False
         self._follows = False
         self._anew = False
-        #: Whether partitions that appear from now on begin at their earliest offsets.
+        #: Whether partitions that appear later begin at their earliest offsets.
         self.settled = False
-        #: Positions from a checkpoint, of partitions that have not begun yet.
+        #: Positions from a checkpoint, for partitions that have not begun yet.
         self.sought: dict[TopicPartition, Position] = {}
 
     # --- before the first look_up -----------------------------------------------------------------
 
     def follow_checkpoints(self) -> None:
-        """Checkpoints hold the positions: nobody continues from those of the group."""
+        """Note that checkpoints hold the positions: those of the group are not used."""
         self._follows = True
 
     def begin_anew(self) -> None:
-        """Begin where ``start`` says, whatever position the group has."""
+        """Begin where ``start`` says, ignoring the group's positions."""
         self._anew = True
 
     def seek(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -125,16 +132,17 @@ class KafkaTail:
     # --- while it runs ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """From now on, begin new partitions at their earliest offsets, whatever the group has.
-        Raises ``RetryableError`` while it is unknown which partitions exist or where they begin."""
+        """From now on, begin new partitions at their earliest offsets, ignoring the group's
+        positions. Raises ``RetryableError`` while it is unknown which partitions exist or where
+        they begin."""
         if not self._complete or self._starting:
             raise RetryableError(f"Kafka at {self._where} has not told yet where all partitions begin")
         self.settled = True
 
     def confirm(self) -> None:
-        """Check that everything was read from the expected topics. If not, records since the last
+        """Check that all records came from the expected topics. If not, records since the last
         check may be of another topic: raises ``FailedException`` with ``skip_lost``, otherwise
-        ``DataLossError``. Topics are looked up at once then."""
+        ``DataLossError``, and the next look-up is due immediately."""
         if not self._unconfirmed:
             return
         try:
@@ -146,11 +154,12 @@ class KafkaTail:
 
     def look_up(self) -> dict[TopicPartition, Position]:
         """Assign partitions that are new, or that must begin again because their next records are
-        lost. Returns where each of them begins. Cheap if it was called recently."""
+        lost. Returns the start position of each. Cheap if it was called recently."""
         now = time.monotonic()
         begins = {}
         if self._looked_up is None or now - self._looked_up >= LOOK_UP_EVERY_S:
-            # If it fails, retry soon, but not in every round, and do not delay assigned partitions.
+            # After a failure, retry soon, but not in every round, and do not delay assigned
+            # partitions.
             self._looked_up = now if self._assigned else _soon(now)
             try:
                 begins = self._found()
@@ -197,7 +206,7 @@ class KafkaTail:
         return None
 
     def hear(self) -> None:
-        """Process what has arrived, but keep records for the next ``poll``."""
+        """Process arrived events and records; keep the records for the next ``poll``."""
         try:
             self._process(self._feed.hear())
         except KafkaException as error:
@@ -211,12 +220,12 @@ class KafkaTail:
             raise kafka_error(error, f"Kafka at {self._where}") from error
 
     def topic_id(self, tp: TopicPartition) -> str | None:
-        """The id of the topic that an assigned partition is read from."""
+        """The id of the topic from which an assigned partition is read."""
         return self._assigned[tp].topic_id
 
     def publish(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Commit these positions to the group; returns at once. Commits all of them, changed or
-        not, because Kafka forgets offsets that have not been committed for long."""
+        """Commit these positions to the group, without waiting. Commits all of them, changed or
+        not, because Kafka deletes offsets that have not been committed for long."""
         offsets = {partition_id(*tp): at for tp, at in positions.items() if tp in self._assigned}
         self._group.publish(offsets, again=True)
 
@@ -233,7 +242,9 @@ class KafkaTail:
             raise self._errors.explain(problem) from problem
 
     def close(self, *, publish: bool = True) -> None:
-        """Publish what waits, within a few seconds, if the cluster answers. Close the clients."""
+        """Publish pending positions, within a few seconds, if the cluster answers. Close the
+        clients.
+        """
         self._group.close(publish=publish)
         self._feed.close()
         self._metadata.close()
@@ -241,8 +252,8 @@ class KafkaTail:
     # --- inside -----------------------------------------------------------------------------------
 
     def _found(self) -> dict[TopicPartition, Position]:
-        """Look topics up. Returns where partitions begin, except those whose position must first be
-        committed to the group."""
+        """Look topics up. Returns the start positions of partitions, except for those that must
+        first be committed to the group."""
         self._metadata.refresh()
         topics = self._metadata.topics()
         self._errors.connected = True
@@ -267,8 +278,8 @@ class KafkaTail:
         self._missing = missing
 
     def _begins(self, new: list[TopicPartition], topics: KafkaTopics) -> dict[TopicPartition, Position]:
-        """Where partitions begin: at the position of a checkpoint; else at the committed position
-        of the group; else where ``start`` says."""
+        """Where partitions begin: at the position in a checkpoint; else at the group's committed
+        position; else where ``start`` says."""
         known = {tp: self.sought[tp] for tp in new if tp in self.sought}
         if not self.settled and not self._anew:
             known.update(self._group.stored([tp for tp in new if tp not in known], _REQUEST_S))
@@ -285,8 +296,8 @@ class KafkaTail:
         begins.update(self._starts([tp for tp in new if tp not in known], start, topics))
         if self._follows:
             return begins
-        # First commit the positions that the group lacks: if this process dies, the next one starts
-        # at the same positions.
+        # First commit positions that the group lacks: if this process dies, the next one starts at
+        # the same positions.
         said = {tp for tp in known if tp not in self.sought and tp not in replaced}
         unsaid = {tp: at for tp, at in begins.items() if tp not in said}
         self._group.publish({partition_id(*tp): at for tp, at in unsaid.items()}, again=True)
@@ -307,7 +318,8 @@ class KafkaTail:
             found = self._metadata.ends(names, patient=False)
         else:
             found = self._metadata.at_timestamp(names, int(start), patient=False)
-            late = [name for name, each in found.items() if each.offset < 0]  # no later record: the end
+            # no later record: start at the end
+            late = [name for name, each in found.items() if each.offset < 0]
             ends = self._metadata.ends(late, patient=False) if late else {}
             found = {**{name: each for name, each in found.items() if each.offset >= 0}, **ends}
         return {
@@ -316,9 +328,9 @@ class KafkaTail:
         }
 
     def _placed_again(self, topics: KafkaTopics) -> dict[TopicPartition, Position]:
-        """Where partitions begin again because their topic was replaced or their log was cut at the
-        end. Partitions that only continue at a later offset, because retention removed the next
-        records, are moved there directly."""
+        """Start positions of partitions that begin again, because their topic was replaced or their
+        log was truncated. Partitions that only continue at a later offset, because retention
+        removed the next records, are repositioned directly."""
         replaced = []
         for tp, position in self._assigned.items():
             current = topics.topic_ids.get(tp[0])
@@ -346,8 +358,8 @@ class KafkaTail:
         return begins
 
     def _after_damage(self, topics: KafkaTopics) -> dict[TopicPartition, Position]:
-        """Where partitions go on of which a batch is damaged. A batch that was damaged on its way
-        only is read again."""
+        """Where partitions with a damaged batch continue. A batch that was damaged only in transit
+        is read again."""
         placed = {}
         for tp, text in self._damaged.items():
             offset = self._feed.position(tp)
@@ -363,7 +375,7 @@ class KafkaTail:
         return placed
 
     def _assign(self, begins: Mapping[TopicPartition, Position]) -> None:
-        """Read partitions from these positions on."""
+        """Read partitions starting at these positions."""
         if not begins:
             return
         try:
@@ -378,22 +390,23 @@ class KafkaTail:
             self._damaged.pop(tp, None)
 
     def _process(self, events: Iterable[Event]) -> None:
-        """Process all events, and answers of the group. Keeps the first error for ``poll``."""
+        """Process all events, and the group's answers. Keeps the first error for ``poll``."""
         self._group.advance()
         for tp, error, offset in events:
             if tp in self._damaged:
-                continue  # of no meaning after a damaged batch
+                continue  # meaningless after a damaged batch
             if error.code() in DAMAGED and tp in self._assigned:
                 self._damaged[tp] = error.str()
                 self._garbled.add(tp)
                 self._looked_up = None
             elif error.code() in NOT_IN_LOG and tp in self._garbled and offset != self._feed.position(tp):
-                # Not where it was placed: place it there again; a loss is reported for that offset.
+                # The consumer has another position than assigned: assign it again; a loss is then
+                # reported for that offset.
                 self._damaged[tp] = error.str()
                 self._looked_up = None
             elif error.code() in NOT_IN_LOG and tp in self._assigned:
                 self._lost[tp] = offset if offset is not None else self._assigned[tp].offset, error.str()
-                self._looked_up = None  # look up at once what has happened to it
+                self._looked_up = None  # look up immediately why
             elif error.fatal() or not error.retriable():
                 self._problem = self._problem or kafka_error(error, f"Kafka at {self._where}")
 
@@ -404,7 +417,7 @@ class KafkaTail:
 
 
 def _soon(now: float) -> float:
-    """The time of the last look-up to pretend, so that the next is due in ``AGAIN_AFTER_S``."""
+    """A time of the last look-up such that the next is due in ``AGAIN_AFTER_S``."""
     return now - LOOK_UP_EVERY_S + AGAIN_AFTER_S
 
 

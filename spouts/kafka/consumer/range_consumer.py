@@ -1,7 +1,7 @@
 """Consumers that read exact ranges, message by message.
 
-Consumers are kept per worker process, configuration and spout task, positioned at the end of the
-last range. So the records of the next batch may already be fetched.
+Each consumer is kept for a worker process, configuration and spout task, positioned at the end of
+the last range. So the records of the next batch may already be fetched.
 
 Invariants:
 
@@ -10,8 +10,8 @@ Invariants:
    the end of a range do not block it.
 2. Every record of the range that a ``read_committed`` reader may see is delivered once, in the
    order of its partition.
-3. A record that belongs to no range of this read is kept for the next read, never dropped. Nothing
-   has been dropped from offset ``resume`` on.
+3. A record that belongs to no range of this read is kept for the next read, never dropped. From
+   offset ``resume`` on, no record has been dropped.
 4. A session is used by one read at a time.
 5. Records that were fetched from one log are never returned for another (C26). If the plan has
    another topic id or leader epoch than the last read, a kept consumer is positioned again, and the
@@ -42,35 +42,37 @@ from spouts.kafka.record_format import EVERYTHING, Parts
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000
-#: Up to this many records in all, a task reads its partitions in parallel; above, one after the
+#: Up to this many records in total, a task reads its partitions concurrently; above, one after the
 #: other.
 SIDE_BY_SIDE_RECORDS_MAX = 20_000
-#: A consumer reads and drops up to this many records before a range; for more, a seek is cheaper.
+#: Up to this many records before a range are read and dropped; for more, a seek is cheaper.
 SKIP_RECORDS_MAX = 5_000
-#: A partition that does not get on for this long fails the attempt. The replay waits again, for
-#: longer and for less at a time (``FetchPace``).
+#: A partition without progress for this long fails the attempt. The replay waits longer, and
+#: fetches less per request (``FetchPace``).
 SILENCE_MAX_S = 10.0
-#: After so long without a record, the statistics of the client tell whether it gets on.
+#: After this long without a record, the client's statistics decide whether it makes progress.
 QUIET_S = 0.5
-#: In one read, a partition whose consumer turns out to be elsewhere is placed anew so many times.
+#: How often one read repositions a partition whose consumer turns out to have another position.
 PLACED_AGAIN_MAX = 5
 _POLL_S = 0.05
 #: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-#: A consumer's errors for a batch that does not fit its checksum, or cannot be decompressed. What
-#: the consumer says of this partition afterwards is of no meaning.
+#: A consumer's errors for a batch that does not match its checksum, or cannot be decompressed. The
+#: consumer's later reports about this partition are meaningless.
 DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
-#: How often a damaged batch is read, since it may have been damaged on its way only.
+#: How often a damaged batch is read, since it may have been damaged only in transit.
 DAMAGED_READ_MAX = 2
 
 
 class Range(NamedTuple):
     """A half-open range of offsets.
 
-    ``leader_epoch``: the epoch in which ``first`` was in the log. With it, the broker reports if
-    the log was truncated and has grown again. ``end_epoch``: the same for ``end``. Every record of
-    the range was written in this epoch or before. ``topic_id``: the planned topic. Records that a
-    consumer has fetched from another topic of this name are useless."""
+    * ``leader_epoch``: the epoch in which ``first`` was in the log. With it, the broker reports if
+      the log was truncated and has grown again.
+    * ``end_epoch``: the same for ``end``. Every record of the range was written in this epoch or
+      before.
+    * ``topic_id``: the planned topic. Records fetched from another topic of this name must not be
+      used."""
 
     first: int
     end: int
@@ -79,13 +81,13 @@ class Range(NamedTuple):
     end_epoch: int | None = None
 
     def of_same_log(self, other: Range) -> bool:
-        """Whether records that were fetched for ``other`` can serve this range. An unknown end
-        epoch is trusted."""
+        """Whether records fetched for ``other`` can serve this range. An unknown end epoch is
+        accepted."""
         return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
 
     def follows(self, former: Range, resume: int) -> bool:
-        """Whether a consumer that has read ``former``, and from which every record from ``resume``
-        on is still to be had, can go on to this range. Otherwise a seek is needed, or cheaper."""
+        """Whether a consumer that has read ``former``, and can still deliver every record from
+        ``resume`` on, can continue with this range. Otherwise a seek is needed, or cheaper."""
         return resume <= self.first <= resume + SKIP_RECORDS_MAX and self.of_same_log(former)
 
     def rest(self, position: int) -> Range:
@@ -96,9 +98,11 @@ class Range(NamedTuple):
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition of a consumer. ``wanted``: the current or last range. ``resume``: every record
-    from this offset on is in ``ahead`` or still to come. ``placed_again``: how often this read has
-    placed the consumer anew."""
+    """A partition of a consumer.
+
+    * ``wanted``: the current or last range.
+    * ``resume``: every record from this offset on is in ``ahead`` or still to come.
+    * ``placed_again``: how often this read has repositioned the consumer."""
 
     resume: int
     wanted: Range
@@ -109,7 +113,7 @@ class _Assigned:
     end_seen: int = -1
 
 
-#: The chunks of a read; in the end, the ranges that are left.
+#: Yields the chunks of a read; returns the remaining ranges.
 _Reading = Generator[MessageChunk, None, dict[TopicPartition, Range]]
 
 
@@ -122,7 +126,7 @@ class KafkaSession:
         self._errors = ConnectionErrors(self._where)
         self._pace = FetchPace()
         self._check_alive: Callable[[], None] = lambda: None
-        self._kept: set[TopicPartition] = set()  # they keep their place although the read failed
+        self._kept: set[TopicPartition] = set()  # keep their position although the read failed
         self._open()
         self._assigned: dict[TopicPartition, _Assigned] = {}
 
@@ -187,7 +191,7 @@ class KafkaSession:
             raise self._errors.explain(error) from error
 
     def rest(self) -> None:
-        """Fetch nothing until the next read, which begins anew."""
+        """Stop fetching until the next read, which assigns its partitions again."""
         self._unassign(list(self._assigned))
 
     def close(self) -> None:
@@ -200,8 +204,8 @@ class KafkaSession:
         former.close()
 
     def _read(self, ranges: Mapping[TopicPartition, Range], *, at_once: bool) -> _Reading:
-        """Read until the ranges are complete, or the consumer is to be replaced. Returns what is
-        left."""
+        """Read until the ranges are complete, or the consumer must be replaced. Returns the
+        remaining ranges."""
         try:
             return (yield from self._until_complete(ranges, at_once))
         except BaseException:
@@ -210,8 +214,8 @@ class KafkaSession:
             raise
 
     def _consume(self, most: int, at_once: bool) -> list[Message]:
-        """Up to ``most`` records and events. ``at_once``: take what is there, or the first that
-        comes. Otherwise wait a little for full chunks, which cost less per record."""
+        """Up to ``most`` records and events. ``at_once``: return those available, or the first to
+        arrive. Otherwise wait briefly for full chunks, which cost less per record."""
         try:
             if at_once:
                 heard: list[Message] = self._consumer.consume(most, 0) or self._consumer.consume(1, _POLL_S)
@@ -254,7 +258,7 @@ class KafkaSession:
                 tp = next(iter(open_ranges))
                 raise silent(tp, position[tp], open_ranges[tp], self._errors.reason())
             records = self._sorted_out(heard, open_ranges, position)
-            del heard  # what was decompressed is freed when the caller is done with it
+            del heard  # frees the decompressed records when the caller has finished with them
             chunk = MessageChunk(records)
             self._pace.has_seen(piece=chunk.value_bytes, ahead=self._traffic.ahead_bytes(shared=True))
             if records:
@@ -262,7 +266,7 @@ class KafkaSession:
             del records, chunk
 
     def _check(self, ranges: Mapping[TopicPartition, Range], position: Mapping[TopicPartition, int]) -> None:
-        """Let the caller end the read. Partitions of which nothing was taken keep their place."""
+        """Let the caller end the read. Partitions without delivered records keep their position."""
         try:
             self._check_alive()
         except BaseException:
@@ -274,7 +278,8 @@ class KafkaSession:
         self, heard: list[Message], open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
     ) -> list[Message]:
         """The records of open ranges. Handles events, and keeps records of later ranges."""
-        eventful = any(map(Message.error, heard))  # errors are truthy; a third faster than a loop over the messages
+        # errors are truthy; a third faster than a loop over the messages
+        eventful = any(map(Message.error, heard))
         before = self._assigned
         if eventful:
             before = dict(self._assigned)
@@ -283,9 +288,9 @@ class KafkaSession:
             return heard
         if (
             len(self._assigned) == 1 and not eventful
-        ):  # an event may have unassigned the partition of other messages here
-            # One partition, and never more records than its range can hold: check the two ends
-            # only.
+        ):  # an event may unassign the partition of later messages in this loop
+            # With one partition, and never more records than its range can hold, check only both
+            # ends.
             tp, only = next(iter(open_ranges.items()))
             if heard[0].offset() >= position[tp] and heard[-1].offset() < only.end:
                 position[tp] = heard[-1].offset() + 1
@@ -299,11 +304,12 @@ class KafkaSession:
             wanted = open_ranges.get(tp)
             if wanted is None or offset >= wanted.end:
                 assigned = self._assigned.get(tp)
-                # If an event has placed the partition anew, the record comes again.
+                # If an event has repositioned the partition, the record is delivered again.
                 if assigned is not None and assigned is before.get(tp) and offset >= assigned.resume:
                     assigned.ahead.append(message)
                     if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
-                        self._unassign([tp])  # nobody wants them: another worker reads the partition
+                        # not needed any more: another worker reads the partition
+                        self._unassign([tp])
             elif offset >= position[tp]:
                 records.append(message)
                 of_range[tp].append(message)
@@ -313,9 +319,9 @@ class KafkaSession:
         return records
 
     def _handled(self, heard: list[Message], position: Mapping[TopicPartition, int]) -> list[Message]:
-        """Handle the events. Returns the records, without those that followed an event which placed
-        their partition elsewhere: they are of the former place, and behind a damaged batch they may
-        be no records at all."""
+        """Handle the events. Returns the records, without those after an event that repositioned
+        their partition: these belong to the old position, and after a damaged batch they may not be
+        valid records."""
         records, elsewhere = [], set()
         for message in heard:
             tp = (message.topic(), message.partition())
@@ -345,7 +351,9 @@ class KafkaSession:
             raise kafka_error(error, f"partition {partition_id(*tp)}")
 
     def _damaged(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
-        """A batch is damaged. Reads it once more. Raises ``DataLossError`` if it still is."""
+        """Handle a damaged batch: read it once more. Raises ``DataLossError`` if it still is
+        damaged.
+        """
         assigned = self._assigned.get(tp)
         if tp not in position or assigned is None:
             self._unassign([tp])
@@ -356,10 +364,11 @@ class KafkaSession:
         self._assigned[tp].damaged_read = assigned.damaged_read + 1
 
     def _out_of_range(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
-        """An offset is not in the log. Raises ``DataLossError`` if it is the wanted offset.
+        """Handle an offset that is not in the log. Raises ``DataLossError`` if it is the wanted
+        offset.
 
-        The consumer may also have been elsewhere: ahead of what is read, or at the end of an
-        earlier range. librdkafka reports that late."""
+        Otherwise the consumer had another position: ahead of the range, or at the end of an earlier
+        range. librdkafka reports that late."""
         assigned, offset = self._assigned.get(tp), message.offset()
         if tp not in position or assigned is None:
             self._unassign([tp])
@@ -381,7 +390,7 @@ class KafkaSession:
             self._assign(tp, wanted)
 
     def _assign(self, tp: TopicPartition, wanted: Range) -> None:
-        """Start at the range's first offset. Drops everything that was fetched before."""
+        """Start at the range's first offset. Drops all records fetched before."""
         self._unassign([tp])
         first = wanted.first
         try:
@@ -423,7 +432,7 @@ def _check_epochs(tp: TopicPartition, wanted: Range, records: list[Message]) -> 
 
 
 def silent(tp: TopicPartition, position: int, wanted: Range, reason: str) -> RetryableError:
-    """A partition did not get on for ``SILENCE_MAX_S``, or longer."""
+    """The error for a partition without progress for ``SILENCE_MAX_S``, or longer."""
     return RetryableError(
         f"partition {partition_id(*tp)} delivered nothing for {SILENCE_MAX_S:g} s or more, at offset {position} of a range to "
         f"{wanted.end}{reason}"
@@ -431,7 +440,7 @@ def silent(tp: TopicPartition, position: int, wanted: Range, reason: str) -> Ret
 
 
 def elsewhere(tp: TopicPartition, position: int, offset: int) -> RetryableError:
-    """A consumer was placed anew again and again, and is not where it was placed."""
+    """The error for a consumer that is not at its position after several assignments."""
     return RetryableError(
         f"partition {partition_id(*tp)}: the consumer was placed at offset {position} {PLACED_AGAIN_MAX} times, and says of "
         f"offset {offset} that it is not in the log; the next attempt begins with another position"
@@ -439,7 +448,7 @@ def elsewhere(tp: TopicPartition, position: int, offset: int) -> RetryableError:
 
 
 def not_in_log(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
-    """The wanted offset is not in the log."""
+    """The error for a wanted offset that is not in the log."""
     return DataLossError(
         f"partition {partition_id(*tp)} no longer holds offset {position} as it was: {error.str()}. "
         "Retention removed it, the log was truncated, or the topic was created again"
@@ -447,7 +456,7 @@ def not_in_log(tp: TopicPartition, position: int, error: KafkaError) -> DataLoss
 
 
 def damaged(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
-    """The batch at the wanted offset is damaged in the log of its leader."""
+    """The error for a damaged batch at the wanted offset in its leader's log."""
     return DataLossError(
         f"partition {partition_id(*tp)}: the batch that holds offset {position} is damaged in the broker's log: "
         f"{error.str()}. Restore it from another replica, by another leader; or give an opaque spout on_data_loss='skip', "
@@ -456,7 +465,7 @@ def damaged(tp: TopicPartition, position: int, error: KafkaError) -> DataLossErr
 
 
 def replaced(tp: TopicPartition, wanted: Range, offset: int, leader_epoch: int) -> DataLossError:
-    """The record at ``offset`` was written after the range was planned."""
+    """The error for a record at ``offset`` that was written after the range was planned."""
     return DataLossError(
         f"partition {partition_id(*tp)} holds another record at offset {offset} than when it was planned (of leader "
         f"epoch {leader_epoch}, and the plan is of {wanted.end_epoch}): the log was truncated and has grown again"

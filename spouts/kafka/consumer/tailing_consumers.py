@@ -1,16 +1,16 @@
 """Consumers that follow partitions for ``KafkaTail``: as Arrow columns, by the compiled part of the
 spouts, or message by message, by confluent-kafka's consumer.
 
-What they share is how partitions are read on and on. What an event means, and where a partition
-begins, is decided in ``KafkaTail``.
+They only read partitions continuously. ``KafkaTail`` interprets events, and decides where a
+partition begins.
 
 Invariants:
 
-1. A record is handed out once, in the order of its partition, also if an event or an error came
-   with it.
-2. Nothing that was fetched before ``begin`` is handed out for a partition that began there.
-3. Behind a damaged batch nothing of its partition is handed out until it begins again: librdkafka
-   goes on to read somewhere behind it.
+1. A record is returned once, in the order of its partition, even if an event or an error came with
+   it.
+2. A partition that began at a position returns no record fetched before that ``begin``.
+3. After a damaged batch, no record of its partition is returned until the partition begins again:
+   librdkafka continues at an undefined position behind the batch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from spouts.kafka.record_format import Parts
 
 #: Records of one chunk.
 CHUNK_RECORDS = 2_000
-#: Messages to hold at most while nobody takes them.
+#: The most messages to hold while none are taken.
 EARLY_MAX = 10_000
 
 
 class Event(NamedTuple):
-    """What a consumer reports beside records. ``tp`` is of no meaning if the error is of the whole
-    consumer. ``offset``: the offset that was requested, if it is known."""
+    """A consumer's report other than a record. ``tp``: meaningless if the error concerns the whole
+    consumer. ``offset``: the requested offset, if known."""
 
     tp: TopicPartition
     error: KafkaError
@@ -56,22 +56,22 @@ class Feed(ABC):
 
     @abstractmethod
     def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Read these partitions from these positions, whether they are read already or not. If it
-        raises, none of them is read; the other partitions go on."""
+        """Read these partitions from these positions, whether they are being read or not. If it
+        raises, none of them is read; other partitions continue."""
 
     @abstractmethod
     def pause(self, wanted: Set[TopicPartition]) -> None:
-        """Take no records of these partitions, and of all others again."""
+        """Stop taking records of these partitions, and resume all others."""
 
     @abstractmethod
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset after the last record of a partition that was taken. None while more have
-        arrived that were not taken."""
+        """The offset after the last taken record of a partition. None while arrived records have
+        not been taken."""
 
     @abstractmethod
     def take(self) -> tuple[RecordChunk | None, list[Event]]:
-        """Up to about ``CHUNK_RECORDS`` records that have arrived, by partition, and the events.
-        Never waits."""
+        """Up to about ``CHUNK_RECORDS`` arrived records, by partition, and the events. Never
+        waits."""
 
     @abstractmethod
     def hear(self) -> list[Event]:
@@ -88,7 +88,7 @@ class Feed(ABC):
 
 class MessageFeed(Feed):
     """confluent-kafka's consumer. All partitions share one queue, so records that arrive while none
-    are wanted are kept here."""
+    are wanted are buffered here."""
 
     def __init__(self, consumer: Consumer) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class MessageFeed(Feed):
         self._assigned: set[TopicPartition] = set()
         self._paused: Set[TopicPartition] = set()
         self._early: list[Message] = []
-        self._next: dict[TopicPartition, int] = {}  # after what was taken
+        self._next: dict[TopicPartition, int] = {}  # offset after the taken records
 
     def begin(self, positions: Mapping[TopicPartition, Position]) -> None:
         if not self._assigned.isdisjoint(positions):
@@ -106,7 +106,7 @@ class MessageFeed(Feed):
         self._assignment.begin([placed(tp, at.offset, at.leader_epoch) for tp, at in positions.items()])
         self._assigned.update(positions)
         self._next.update({tp: at.offset for tp, at in positions.items()})
-        # librdkafka remembers a pause of a partition that was unassigned meanwhile.
+        # librdkafka remembers the pause of a partition even if it was unassigned meanwhile.
         self.pause(self._paused - positions.keys())
         self.ended -= positions.keys()
         self._damaged -= positions.keys()
@@ -124,7 +124,7 @@ class MessageFeed(Feed):
 
     def take(self) -> tuple[MessageChunk | None, list[Event]]:
         events = self.hear() if not self._early else []
-        # Stable: each partition in its order.
+        # A stable sort keeps the order within each partition.
         records, self._early = sorted(self._early, key=partition_of), []
         self._next.update({partition_of(each): each.offset() + 1 for each in records})
         return MessageChunk(records) if records else None, events
@@ -150,19 +150,20 @@ class MessageFeed(Feed):
         self._consumer.close()
 
     def _requested(self, tp: TopicPartition, message: Message) -> int | None:
-        """An event about another log does not contain the offset: it is the one after the last
-        record."""
+        """The requested offset, which an event about another log lacks: it is the one after the
+        last record."""
         if message.offset() is not None:
             return int(message.offset())
         if tp not in self._assigned:
             return None
-        after: int = self._consumer.position([ClientPartition(*tp)])[0].offset  # below 0 when nothing has come
+        # negative when no record has arrived
+        after: int = self._consumer.position([ClientPartition(*tp)])[0].offset
         return after if after >= 0 else None
 
 
 class ColumnFeed(Feed):
-    """A consumer that reads into columns. Each partition has a queue of its own: what is not wanted
-    stays there."""
+    """A consumer that reads into columns. Each partition has a queue of its own, in which unwanted
+    records stay."""
 
     def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors, parts: Parts) -> None:
         super().__init__()
@@ -170,8 +171,8 @@ class ColumnFeed(Feed):
         self._group = group
         self._errors = errors
         self._parts = parts._replace(epochs=True)
-        self._next: dict[TopicPartition, Position] = {}  # after what was taken
-        self._served: dict[TopicPartition, int] = {}  # in which call of ``take`` it was last asked
+        self._next: dict[TopicPartition, Position] = {}  # offset after the taken records
+        self._served: dict[TopicPartition, int] = {}  # the last call of ``take`` that served it
         self._calls = 0
         self._paused: Set[TopicPartition] = frozenset()
         self._consumer, self._queues = self._opened(1)
@@ -206,7 +207,7 @@ class ColumnFeed(Feed):
         self._calls += 1
         held = self._paused | self._damaged
         arrived = [tp for tp in self._consumer.raw.arrived() if tp in self._next and tp not in held]
-        for tp in sorted(arrived, key=self._served.__getitem__):  # who has waited longest comes first
+        for tp in sorted(arrived, key=self._served.__getitem__):  # the longest waiting comes first
             self._served[tp] = self._calls
             if self._fill(tp, events):
                 break
@@ -228,14 +229,14 @@ class ColumnFeed(Feed):
         self._consumer.close()
 
     def _fill(self, tp: TopicPartition, events: list[Event]) -> bool:
-        """Add to the chunk what has arrived of a partition. Returns whether the chunk is full."""
+        """Add a partition's arrived records to the chunk. Returns whether the chunk is full."""
         position = self._next[tp]
         while True:
             try:
                 rows, offset, how, at, code, text = self._chunk.fill(
                     tp, position.offset, end=None, epoch_max=None, wait_ms=0
                 )
-            except KafkaException as error:  # what was added before is handed out
+            except KafkaException as error:  # records added before are still returned
                 events.append(Event(tp, error.args[0]))
                 return False
             position.offset = offset
@@ -256,8 +257,7 @@ class ColumnFeed(Feed):
         return self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error)), queues
 
     def _open_wider(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Go on with a consumer that is made for more partitions, or with the former one if that
-        fails."""
+        """Replace the consumer by one for more partitions; keep the old one if that fails."""
         wider, queues = self._opened(len(self._next) + len(positions))
         assignment = Assignment(wider)
         try:

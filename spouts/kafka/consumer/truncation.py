@@ -15,7 +15,7 @@ from spouts.kafka.consumer.assignment import Assignment, placed
 from spouts.kafka.consumer.range_consumer import NOT_IN_LOG
 from spouts.kafka.partitions import Position, partition_id, topic_and_number
 
-#: How long all brokers together may be silent when they are asked. There may be thousands of logs.
+#: How long all brokers together may be silent. There may be thousands of logs.
 ANSWER_S = 10.0
 _POLL_S = 0.05
 #: Only the success of a fetch matters, so fetch little.
@@ -26,8 +26,8 @@ def truncated(settings: KafkaSettings, group: str, positions: Mapping[str, Posit
     """The partitions whose log was truncated below their position and may have grown again.
 
     ``positions``: with known leader epochs. A broker knows where each epoch ended in its log. When
-    it is asked to fetch from an offset with an epoch, it first says whether that epoch reached the
-    offset. Raises ``RetryableError`` if a broker does not answer."""
+    it gets a fetch request for an offset with an epoch, it first reports whether that epoch reached
+    the offset. Raises ``RetryableError`` if a broker does not answer."""
     if not positions:
         return []
     errors = ConnectionErrors(settings.bootstrap_servers)
