@@ -36,7 +36,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def check_one_writer(component_id: str, source: Input, key: Sequence[str], parallelism: int) -> None:
-    """Raise ``TopologyError`` unless each key comes to one task (C12)."""
+    """Raise ``TopologyError`` unless all rows of a key go to one task (C12)."""
     grouping = source.grouping
     narrowed = isinstance(grouping, FieldsGrouping) and set(grouping.fields) <= set(key)
     if parallelism > 1 and not narrowed and not isinstance(grouping, GlobalGrouping):
@@ -71,13 +71,13 @@ def check_no_null_key(component_id: str, key: Sequence[str], rows: pa.Table) -> 
 class StateCommitter(ArrowBolt, Committer):
     """Keeps aggregates per key in a state.
 
-    ``key``: the input fields that form the key. ``aggregates``: result column -> ``Count()``,
-    ``Sum("field")``, ``Min``, ``Max``, ``Mean``, ``First``, ``Last``, ``ApproxDistinct`` or
-    ``Reduce``.
+    * ``key``: the input fields that form the key.
+    * ``aggregates``: result column -> ``Count()``, ``Sum("field")``, ``Min``, ``Max``, ``Mean``,
+      ``First``, ``Last``, ``ApproxDistinct`` or ``Reduce``.
 
     One key must have one writer (C12). So give the committer parallelism 1, or group its input
-    globally, or by fields that are part of the key. Rows are folded before the shuffle, which
-    carries one row per key and sending task.
+    globally, or by fields that are part of the key. Rows are folded before the shuffle, so that
+    each sending task sends one row per key.
 
     In the commit phase each task merges its whole batch in one round trip, and emits each key with
     its new values.
@@ -117,7 +117,7 @@ class StateCommitter(ArrowBolt, Committer):
         self.state.bind(self._output.select(self.key), self._output.select(list(self.aggregates)))
 
     def _bound_to(self, component_id: str, source: Input, parallelism: int) -> Fields:
-        """Check the fields, types and grouping of one input; return the output fields it gives."""
+        """Check the fields, types and grouping of one input; return the output fields."""
         source.require(component_id, (*self.key, *input_fields(self.aggregates)))
         check_key_types(component_id, source, self.key)
         check_one_writer(component_id, source, self.key, parallelism)
@@ -132,7 +132,7 @@ class StateCommitter(ArrowBolt, Committer):
         return Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)
 
     def recounting(self, folder: Path) -> Bolt:
-        if type(self) is not StateCommitter:  # a subclass may do more, which verify must repeat
+        if type(self) is not StateCommitter:  # a subclass may do more, and verify must repeat that
             return with_scratch_states(self, folder)
         return Recount(folder, self.key, self.aggregates, Fields.of_schema(self._schema()))
 
@@ -154,13 +154,13 @@ class StateCommitter(ArrowBolt, Committer):
         self._prepared().add(batch)
 
     def keep_for_commit(self) -> bytes | None:
-        """The folded rows: a new copy of this committer has everything else."""
-        if self._fold is None:  # a subclass whose prepare keeps its rows elsewhere
+        """The folded rows: a new copy of this committer needs nothing else."""
+        if self._fold is None:  # in a subclass whose prepare keeps its rows elsewhere
             return None
         deltas = self._fold.finish()
         if deltas is not None:
             self.state.check_rows(pa.Table.from_batches([deltas]))
-        if type(self) is not StateCommitter:  # a subclass may hold more
+        if type(self) is not StateCommitter:  # a subclass may have more data
             return None
         return _packed(deltas) if deltas is not None else b""
 
@@ -220,7 +220,7 @@ class Fold(Combiner):
         self._partials: list[pa.RecordBatch] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        self._compact()  # a committer is pickled between the phases: keep one row per key
+        self._compact()  # a committer is pickled between the phases: keep only one row per key
         return vars(self)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -230,7 +230,7 @@ class Fold(Combiner):
             self._group()
 
     def restore(self, partials: pa.RecordBatch) -> None:
-        """Take back what ``finish`` returned."""
+        """Restore from the result of ``finish``."""
         self._partials = [partials]
 
     def finish(self) -> pa.RecordBatch | None:
@@ -249,7 +249,7 @@ class Fold(Combiner):
         self._partials.append(self._merged(rows) if self._partial_input else self._aggregated(rows))
 
     def _aggregated(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """Input rows to partial results."""
+        """Aggregate input rows to partial results."""
         used = list(dict.fromkeys([*self._key, *input_fields(self._aggregates)]))
         table = pa.Table.from_batches([batch.select(used) for batch in batches])
         table = pa.table([canonical_column(column) for column in table.columns], names=table.column_names)
@@ -257,13 +257,13 @@ class Fold(Combiner):
         return self._grouped(table, {name: each.field for name, each in self._aggregates.items()}, partial=False)
 
     def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """Partial results to fewer partial results."""
+        """Merge partial results to fewer partial results."""
         table = pa.Table.from_batches(batches)
         return self._grouped(table, {name: name for name in self._aggregates}, partial=True)
 
     def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
-        """One row per key. ``columns``: aggregate -> the column it folds. The aggregate itself
-        folds what Arrow cannot fold."""
+        """Make one row per key. ``columns``: aggregate -> the column that it folds. The aggregate
+        itself folds values that Arrow cannot fold."""
         folded = {name: each for name, each in self._aggregates.items() if not each.derived_from}
         functions = {name: each.merge_function if partial else each.partial_function for name, each in folded.items()}
         for name, function in functions.items():
@@ -278,7 +278,8 @@ class Fold(Combiner):
             for name, function in functions.items()
         ]
         grouped = table.group_by(list(self._key), use_threads=False).aggregate(specs)
-        made = dict(zip((*self._key, *folded), grouped.columns, strict=True))  # the keys first, then as specified
+        # the keys first, then in the given order
+        made = dict(zip((*self._key, *folded), grouped.columns, strict=True))
         for name, each in folded.items():
             if functions[name] == "list":
                 values = python_objects(table.column(columns[name] or places), columns[name] or "")
@@ -335,7 +336,7 @@ def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _folds(function: str, column: pa.ChunkedArray) -> bool:
-    """Whether Arrow folds such a column, and does so correctly."""
+    """Whether Arrow can fold such a column correctly."""
     kind = column.type
     if function == "count":
         return True
@@ -363,8 +364,8 @@ def _with_places(table: pa.Table) -> tuple[pa.Table, str]:
 
 def _wide_enough(table: pa.Table, name: str) -> pa.Table:
     """The table with a column ``name`` that is wide enough for the sum of all its rows, because
-    Arrow's sum overflows silently. Where needed, integers become decimals and decimals become
-    wider."""
+    Arrow's sum overflows silently. If needed, integers become decimals and decimals become wider.
+    """
     column = table.column(name)
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)) or table.num_rows == 0:
@@ -382,7 +383,7 @@ def _wide_enough(table: pa.Table, name: str) -> pa.Table:
 
 
 def _unscaled(value: Any, kind: pa.DataType) -> int:
-    """The absolute value as Arrow stores it: an integer without its decimal scale."""
+    """The absolute value in Arrow's storage: an integer without its decimal scale."""
     if value is None:
         return 0
     return abs(int(value.scaleb(kind.scale, EXACT) if pa.types.is_decimal(kind) else value))

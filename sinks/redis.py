@@ -15,8 +15,9 @@ under the header.
 
 The field of a row is its key: one text column as it is, any other single column as JSON, several
 columns as a JSON array. ``v`` is null in a tombstone. ``p`` is absent if there was no value before.
-Each script compares the count first: rows that another program has removed, or that have expired or
-were evicted, would begin again from nothing (ADR 79).
+Each script compares the count first. Otherwise rows that another program has removed, or that Redis
+has expired or evicted, would silently restart from empty values (ADR 79).
+
 Numbers are merged in Python, because all numbers of Lua are floats. A script compares stamps and
 writes, in one atomic step for up to ``ROWS_PER_STEP`` rows.
 """
@@ -61,11 +62,11 @@ try:
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
-except ImportError as error:  # an extra
+except ImportError as error:  # redis is an optional extra
     raise ConfigError("RedisBackend needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
 _ADDRESS = "the address of a RedisBackend"
-#: The keys of a state, beside its own name, and their types.
+#: The Redis keys of a state, besides its own name, and their types.
 _TYPES = {
     "header": b"string",
     "": b"hash",
@@ -75,21 +76,21 @@ _TYPES = {
     "due": b"zset",
     "count": b"hash",
 }
-#: What scripts that write rows have as their keys.
+#: The keys of scripts that write rows.
 _WRITTEN = ("header", "", "touched", "deleted", "due", "count")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
 TIMEOUT_S = 15.0
-#: So much of a damaged text is shown.
+#: The most characters of a damaged text that an error shows.
 _SHOWN = 200
-#: Numbers of stamps are smaller.
+#: The upper bound of numbers in stamps.
 _STAMP_MAX = 2**63 - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-# The beginning of scripts that write. KEYS[2] are the rows, KEYS[3] is the list of touched keys,
-# and the last two keys are the sorted set of what is due, and their count. The count has the column
-# of that set as ``order``, where there is one. ``lost``: nil if there are as many as were written,
-# else the script's answer: -4, how many were written, how many there are, and of what: a place in
+# The prologue of scripts that write. KEYS[2] are the rows, KEYS[3] is the list of touched keys, and
+# the last two keys are the sorted set of due keys, and the count. The count contains the column of
+# that set as ``order``, if there is one. ``lost``: nil if the numbers match, else the script's
+# answer: -4, the expected number, the actual number, and what was counted: an index into
 # ``_COUNTED_PARTS``, from 1.
 _COUNTED = """
 local due, counts = KEYS[#KEYS - 1], KEYS[#KEYS]
@@ -107,8 +108,9 @@ end
 """
 _COUNTED_PARTS = ("rows", "entries of the list of touched keys", "entries of the sorted set of what is due")
 
-# ``denied``: the error for the first of some commands that the user may not use, so that none of
-# them takes effect without the others. Rights may be taken away at any time. Redis 6 cannot say.
+# ``denied``: the error for the first of several commands that the user may not use, so that none of
+# them takes effect without the others. Permissions may be withdrawn at any time. Redis 6 cannot
+# tell.
 _PERMITTED = """
 local function denied(...)
   for _, command in ipairs(redis.acl_check_cmd and {...} or {}) do
@@ -120,7 +122,7 @@ local function denied(...)
 end
 """
 
-# What the server tells of itself, if the user may ask.
+# The server's own information, if the user may read it.
 _INFO = """
 local function info(section)
   local found = redis.pcall('INFO', section)
@@ -128,12 +130,12 @@ local function info(section)
 end
 """
 
-# KEYS: header, rows, touched, deleted, due, count. ARGV: header expected, number of rows, number of
-# tombstones, header under which they are written, header afterwards ("" for both: the one
-# expected); then for each row its key, the expected beginning of its stored text ("" for no row),
-# and its new text. Tombstones come first. Then, where the rows have an order, the number of each
-# row that is no tombstone. Returns 1; or 0 and the header found; or -1 and the key
-# refused. What a script has written before an error stays: so the header is opened before any row.
+# KEYS: header, rows, touched, deleted, due, count. ARGV: expected header, number of rows, number of
+# tombstones, header for the writes, header afterwards ("" for both: the expected one); then for
+# each row its key, the expected beginning of its stored text ("" for no row), and its new text.
+# Tombstones come first. Then, if the rows have an order, the number of each row that is no
+# tombstone. Returns 1; or 0 and the header found; or -1 and the refused key. Writes before an error
+# are not undone: so the header is opened before any row.
 _PUT = f"""{_COUNTED}{_PERMITTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
@@ -193,11 +195,11 @@ if ARGV[4] ~= '' then redis.call('SET', KEYS[1], ARGV[5]) end
 return {{1}}
 """
 
-# KEYS: header, rows, touched, due, count. ARGV: header expected, header new, 1 if the new header
-# opens another transaction, the identity that this server must have ("" for any). Returns as _PUT,
+# KEYS: header, rows, touched, due, count. ARGV: expected header, new header, 1 if the new header
+# opens another transaction, the required identity of this server ("" for any). Returns as _PUT,
 # with two additions: 1 comes with the identity of the server, and -2 means another server. A server
 # gets a new run id when it starts, and a new replication id when it takes the data of another
-# server or stops following one. Where the user may not ask (INFO), the identity is empty.
+# server or stops following one. If the user may not read it (INFO), the identity is empty.
 _RAISE = f"""{_COUNTED}{_PERMITTED}{_INFO}
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {{0, header}} end
@@ -236,7 +238,7 @@ counted()
 return {{1, removed}}
 """
 
-# KEYS: header, rows, touched, deleted, due, count. ARGV: header expected, header new, the column of
+# KEYS: header, rows, touched, deleted, due, count. ARGV: expected header, new header, the column of
 # the order ("" for none). Returns as _PUT.
 _CLEAR = f"""{_COUNTED}
 local header = redis.call('GET', KEYS[1])
@@ -251,10 +253,10 @@ return {{1}}
 """
 
 # KEYS: header, rows, touched, deleted; the same of the rebuilt rows and of the former ones; then
-# the columns of the three, their counts, and what is due of them. ARGV: header expected, header
-# new, header of the rebuilt rows, header of the former ones. Returns as _PUT; -2 means that the
-# rebuilt rows have another header, -3 that a part of what is exchanged is gone. Checks everything
-# first: what a script has written stays.
+# the columns of the three, their counts, and their due sets. ARGV: expected header, new header,
+# header of the rebuilt rows, header of the former ones. Returns as _PUT; -2 means that the rebuilt
+# rows have another header, -3 that a part of the exchange is missing. Checks everything first,
+# because a script's writes are not undone.
 _EXCHANGE = """
 local header = redis.call('GET', KEYS[1])
 if header ~= ARGV[1] then return {0, header} end
@@ -301,7 +303,7 @@ _COUNT = f"""{_COUNTED}
 return lost or {{1}}
 """
 
-# KEYS: a scratch key. Uses the commands of the other scripts, to check that the user may.
+# KEYS: a scratch key. Runs the commands of the other scripts, to check the user's permissions.
 _PROBE = """
 redis.call('HSET', KEYS[1], 'a', 'b')
 redis.call('HMGET', KEYS[1], 'a')
@@ -339,7 +341,8 @@ class _Clients:
                     socket_timeout=TIMEOUT_S,
                     socket_connect_timeout=TIMEOUT_S,
                     socket_keepalive=True,
-                    retry=Retry(NoBackoff(), 0),  # a write whose answer was lost must not be sent again
+                    # a write whose answer was lost must not be sent again
+                    retry=Retry(NoBackoff(), 0),
                     health_check_interval=0,
                 )
             return self._clients[key]
@@ -357,14 +360,16 @@ _clients = _Clients()
 class RedisBackend(SnapshotBackend, ExchangeBackend):
     """A hash of a Redis server, version 6 or newer.
 
-    ``url``: ``redis://user:password@host:6379/0``, or ``rediss://`` for TLS. ``${NAME}`` in it
-    stands for an environment variable. ``name``: the hash is called ``{name}``. ``key`` and
-    ``value``: the typed columns; when left out, a ``StateCommitter`` takes them from its input.
+    * ``url``: ``redis://user:password@host:6379/0``, or ``rediss://`` for TLS. ``${NAME}`` in it
+      stands for an environment variable.
+    * ``name``: the hash is called ``{name}``.
+    * ``key``, ``value``: the typed columns; by default, a ``StateCommitter`` takes them from its
+      input.
 
     Refuses a replica, and a server that may evict keys (``maxmemory`` with a policy other than
     ``noeviction``). Detects when a server has lost writes in a crash, because it has no append-only
-    file or a replica took its place: during a commit the attempt is repeated, otherwise the
-    topology stops.
+    file or a replica replaced it: during a commit the attempt is repeated, otherwise the topology
+    stops.
     """
 
     reach = Reach.NETWORK
@@ -386,7 +391,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
                 f"the name {name!r} of a RedisBackend is not usable: letters, digits, '_', '.', ':' and '-'"
             )
         self._name = name
-        self._place = ""  # beside the rows of that name
+        self._place = ""  # of a state next to the rows of that name
         self._ordered_by = ""
         self._fields: tuple[Fields, Fields] | None = None
         self._made: tuple[JsonColumns, JsonColumns] | None = None
@@ -410,7 +415,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             raise TopologyError(f"{self.location} needs at least one key column and one value column")
         self._fields = (key, value)
         self._made = None
-        _ = self._columns  # types are checked now, not in a task
+        _ = self._columns  # check the types now, not in a task
 
     @property
     def _columns(self) -> tuple[JsonColumns, JsonColumns]:
@@ -466,8 +471,8 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         return orjson.dumps([[[name, str(each.type_of(name))] for name in each] for each in self.fields])
 
     def _check_owned(self, header_text: bytes, found: bytes, topology_id: str) -> Header:
-        """The header that is there. Raises ``ConfigError`` when it is another topology's, or of
-        other columns."""
+        """Return the present header. Raises ``ConfigError`` when it belongs to another topology, or
+        has other columns."""
         header, columns = self._header_in(header_text), self._columns_text()
         if header.topology_id != topology_id:
             raise ConfigError(
@@ -482,7 +487,9 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         return header
 
     def _probe(self) -> None:
-        """Fail here, before the first batch, on what would fail in it."""
+        """Run a commit's commands before the first batch, so that missing permissions are reported
+        now.
+        """
         client = _clients.get(self._url)
         found = server_information(client)
         if found is None:
@@ -507,7 +514,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             client.zrangebyscore(self._key("probe"), 0, 1)
 
     def _other_type(self) -> str:
-        """The key that has another type than its own, if there is one."""
+        """The first key of a wrong type, if there is one."""
         client = _clients.get(self._url)
         for suffix, wanted in _TYPES.items():
             kind = client.type(self._key(suffix))
@@ -521,7 +528,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             self._may_lose_writes("the server has no append-only file", "set appendonly yes, appendfsync always")
         else:
             found = "unknown"
-            with suppress(redis.exceptions.ResponseError):  # the user may lack the right to ask
+            with suppress(redis.exceptions.ResponseError):  # the user may lack the permission
                 found = client.config_get("appendfsync").get("appendfsync", found)
             if found != "always":
                 self._may_lose_writes(f"appendfsync is {found}", "set appendfsync always")
@@ -571,7 +578,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         client, held = _clients.get(self._url), self.column(column)
         with self._named(writes=False):
             ordered = client.hget(self._key("count"), "order")
-            if ordered == column.encode():  # numbers of the set are floats: it may give a few more
+            if ordered == column.encode():  # the set's numbers are floats: it may return a few more
                 names = client.zrangebyscore(self._key("due"), float(after), float(upto))
                 names += client.lrange(self._key("touched"), 0, -1) if txid is not None else []
         if ordered != column.encode():  # the rows were written without that order
@@ -588,7 +595,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
                     yield key, row
 
     def _exchanged(self) -> bytes | None:
-        """Differs after each exchange: the header of the former rows."""
+        """The header of the former rows, which differs after each exchange."""
         with self._named(writes=False):
             found: bytes | None = _clients.get(self._url).get(f"{self._key(FORMER)}:header")
         return found
@@ -606,7 +613,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         self.raise_header(header, header.done_as_open())
 
     def _put(self, header: Header, rows: Sequence[tuple[bytes, bytes, Row]], opens_from: Header | None = None) -> None:
-        """Write rows, by ``ROWS_PER_STEP``. ``opens_from``: the one step is the whole commit."""
+        """Write rows, ``ROWS_PER_STEP`` at a time. ``opens_from``: the whole commit is one step."""
         order = self._ordered_by
         held, in_key = (self.column(order), order in self.fields[0]) if order else (None, False)
         headers = [_header_text(header), b"", b""]
@@ -641,7 +648,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         return self._restore(header, lambda row: row.stamp.txid == stamp.txid, lambda row: row.rolled_back(stamp))
 
     def _restore(self, header: Header, wanted: Callable[[Row], bool], put_back: Callable[[Row], Row]) -> int:
-        """Replace the wanted rows among those that the open transaction has touched."""
+        """Restore the wanted rows among those that the open transaction has touched."""
         with self._named():
             self._checked(self._script(_PUT, _WRITTEN, [_header_text(header), 0, 0, b"", b""]), header)
         with self._named(writes=False):
@@ -713,8 +720,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         return bool(removed)
 
     def _check_ours(self, topology_id: str) -> None:
-        """Raise ``ConfigError`` when there is something that is not Ratchet's, or another
-        topology's."""
+        """Raise ``ConfigError`` when the keys belong to another program or another topology."""
         with self._named(writes=False):
             client = _clients.get(self._url)
             there, text = client.exists(*map(self._key, _TYPES)), client.get(self._key("header"))
@@ -734,7 +740,8 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         keys = [self._key(suffix) for suffix in suffixes]
         try:
             found = client.evalsha(_SHA[source], len(keys), *keys, *arguments)
-        except redis.exceptions.NoScriptError:  # the server has not seen it yet, or was restarted
+        # the server does not know the script yet, or was restarted
+        except redis.exceptions.NoScriptError:
             found = client.eval(source, len(keys), *keys, *arguments)
         answer: list[Any] = found
         return answer
@@ -772,7 +779,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             ) from error
 
     def _names(self, keys: Sequence[Key]) -> list[bytes]:
-        """The keys as field names of the hash."""
+        """The field names of the hash for these keys."""
         columns, _ = self._columns
         single, textual = len(columns.textual) == 1, columns.textual[0]
         names = []
@@ -837,7 +844,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
 
     @contextmanager
     def _named(self, *, writes: bool = True) -> Iterator[None]:
-        """Raise the client's errors as Ratchet's, which are named by recovery."""
+        """Convert the client's errors to Ratchet's error classes by recovery."""
         try:
             yield
         except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:

@@ -1,8 +1,8 @@
 """Map states: a value type on a backend, as committers use them.
 
 In a topology the driver raises the header, sweeps, and sets ``done``. A state in a task writes
-under the header of its attempt's fence. A state used on its own, with attempts without a fence
-(scripts, tests), does all of that itself.
+under the header of its attempt's fence. A state used on its own, with attempts without a fence (in
+scripts and tests), does all of that itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _incarnations: dict[str, str] = {}
 
 
 class Expected(ABC):
-    """What ``verify`` expects a row of a sink to be."""
+    """The row that ``verify`` expects in a sink."""
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class Expected(ABC):
 
 
 class Recomputed(Expected):
-    """A value that a copy of the same committer has written again. It must be equal, except that
+    """A value that a copy of the same committer has recomputed. It must be equal, except that
     floats may have been added in another order."""
 
     def __init__(self, value: Value) -> None:
@@ -92,7 +92,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Commit:
-    """One commit in progress: what was read, what will be written."""
+    """One commit in progress: the values read, and the values to write."""
 
     def __init__(
         self, attempt: TransactionAttempt, header: Header, fence: CommitFence | None, backend: MapBackend
@@ -128,7 +128,7 @@ class MapState(KeyedState, RebuildableState):
     # --- for committers, in tasks -----------------------------------------------------------------
 
     def begin_commit(self, attempt: TransactionAttempt) -> None:
-        """Start the commit of an attempt. Discards a commit that was begun and not finished."""
+        """Start the commit of an attempt. Discards an unfinished commit."""
         fence = attempt.fence
         if fence is None:
             self._commit = _Commit(attempt, self._open_standalone(attempt), None, self.backend)
@@ -144,7 +144,7 @@ class MapState(KeyedState, RebuildableState):
         self._commit = _Commit(attempt, header, fence, self.backend)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
-        """The values that this commit sees: its own writes, else the value before its transaction.
+        """The values as seen by this commit: its own writes, else the value before its transaction.
         None for a key without a value."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
@@ -153,12 +153,12 @@ class MapState(KeyedState, RebuildableState):
 
     def multi_update(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[Any]:
         """Replace the value of each key by ``updater(value or None)``. If a key occurs several
-        times, each update sees the one before. Returns the new values."""
+        times, each update sees the previous one. Returns the new values."""
         return [value for _, value in self.multi_update_with_previous(keys, updaters)]
 
     def multi_update_with_previous(self, keys: Sequence[Any], updaters: Sequence[Updater]) -> list[tuple[Any, Any]]:
-        """As ``multi_update``, but returns (value before this transaction, new value). It does so
-        also for a key whose update is skipped because this transaction has already made it (C6)."""
+        """As ``multi_update``, but returns (value before this transaction, new value), even for a
+        key whose update is skipped because this transaction has already made it (C6)."""
         commit = self._begun()
         wanted = [self._key(key) for key in keys]
         self._load(commit, wanted)
@@ -194,12 +194,11 @@ class MapState(KeyedState, RebuildableState):
     def due(
         self, column: str, after: int, upto: int, mine: Callable[[Sequence[Key]], Sequence[bool]]
     ) -> list[tuple[Key, Value]]:
-        """The keys, with their values, of which the value before this commit's transaction has a
-        ``column`` (of integers, of the key or the value) above ``after`` and at most ``upto``. In
-        the order of that column and of the key's text. ``mine``: says of keys whether this task
-        writes them."""
+        """The keys and values whose value before this commit's transaction has a ``column`` (of
+        integers, of the key or the value) above ``after`` and at most ``upto``. Ordered by that
+        column and by the key's text. ``mine``: says whether this task writes a key."""
         commit = self._begun()
-        # A first attempt finds nothing of its own.
+        # A first attempt has no writes of its own to find.
         replayed = commit.stamp.txid if commit.stamp.attempt_id > 1 else None
         held = self.backend.column(column)
         found = []
@@ -261,8 +260,8 @@ class MapState(KeyedState, RebuildableState):
         return result
 
     def commit_unchanged(self, attempt: TransactionAttempt) -> None:
-        """Commit a transaction that has nothing for this state. Where the commit is one step of the
-        store, the header must move all the same."""
+        """Commit a transaction that changes nothing in this state. If the commit is one step of the
+        store, the header must still be updated."""
         if attempt.is_one_step:
             self.begin_commit(attempt)
             self.commit(attempt)
@@ -273,8 +272,8 @@ class MapState(KeyedState, RebuildableState):
         return self.backend.commits_in_one_step
 
     def _guessed_header(self, attempt: TransactionAttempt) -> Header | None:
-        """The header that the state has if this attempt is current and the state was not cleared.
-        Guessing saves a read; the write compares the header anyway. None: read it."""
+        """The header of the state, provided that this attempt is current and the state was not
+        cleared. Guessing saves a read; the write compares the header anyway. None: read it."""
         fence = attempt.fence
         known = _incarnations.get(self.location)
         if fence is None or known is None or fence.opens_from is not None:
@@ -285,17 +284,17 @@ class MapState(KeyedState, RebuildableState):
     # --- for readers ------------------------------------------------------------------------------
 
     def get(self, key: Any) -> Any:
-        """The value as any reader sees it now, outside a commit."""
+        """The present value, as any reader sees it outside of a commit."""
         row = self.backend.multi_get([self._key(key)])[0]
         return self._bare(row.value) if row is not None else None
 
     def read_as_of(self, keys: Sequence[Any], txid: int) -> list[Any]:
         """The values as transaction ``txid`` left them; None for a key that had no value.
 
-        Takes the previous value of a row that transaction ``txid + 1`` has changed. Raises
+        For a row that transaction ``txid + 1`` has changed, returns its previous value. Raises
         ``MovedOnError``, which names the key, for a row that a later transaction has changed, and
-        for one that may have been deleted and purged since; ``ConfigError`` for a
-        non-transactional state."""
+        for one that may have been deleted and purged since; ``ConfigError`` for a non-transactional
+        state."""
         wanted = [self._key(key) for key in keys]
         rows = self.backend.multi_get(wanted)
         for key, row, (known, _) in zip(wanted, rows, answers := self._as_of(rows, txid), strict=True):
@@ -471,25 +470,25 @@ class MapState(KeyedState, RebuildableState):
         return (key for key, row in self.backend.scan() if row.value is not None)
 
     def expected(self, keys: Sequence[Key]) -> Sequence[Expected | None]:
-        """What a sink should hold for each of these keys; None: no value."""
+        """The expected value of each of these keys in a sink; None: no value."""
         rows = self.backend.multi_get(keys)
         return [Recomputed(row.value) if row is not None and row.value is not None else None for row in rows]
 
     def close(self) -> None:
         self.backend.close()
 
-    # --- what the value types decide --------------------------------------------------------------
+    # --- decided by the value types ---------------------------------------------------------------
 
     @abstractmethod
     def _base(self, row: Row, txid: int) -> Value | None:
-        """The value that transaction ``txid`` starts from, given the stored row."""
+        """The value from which transaction ``txid`` starts, given the stored row."""
 
     @abstractmethod
     def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
         """The row that the commit's transaction writes over ``row``."""
 
     def _skips(self, row: Row | None, commit: _Commit) -> bool:
-        """Whether this transaction has updated the row before and must not do it again."""
+        """Whether this transaction has updated the row before and must not do so again."""
         return False
 
     # --- inside -----------------------------------------------------------------------------------
@@ -563,7 +562,8 @@ class MapState(KeyedState, RebuildableState):
                 values.append(row.value if row.value is not None else nothing)
             else:
                 value = merged(self._base(row, commit.stamp.txid) or nothing, change)
-                value = value if ours else self._formed(value, 1)  # a function of the user's may return anything
+                # a function of the user's may return any value
+                value = value if ours else self._formed(value, 1)
                 commit.written[key] = self._replaced(row, commit, value)
                 values.append(value)
         columns = {name: deltas.column(name) for name in names}
@@ -597,8 +597,8 @@ class MapState(KeyedState, RebuildableState):
 
 
 class NonTransactionalMapState(MapState):
-    """Applies every update, also when it is replayed: at-least-once. Keeps previous values too, in
-    case a state of another value type takes its place while a transaction is open."""
+    """Applies every update, even in a replay: at-least-once. Keeps previous values too, in case a
+    state of another value type replaces it while a transaction is open."""
 
     value_type = ValueType.NON_TRANSACTIONAL
 
@@ -658,8 +658,8 @@ def _after(row: Row | None, commit: _Commit, value: Value | None) -> Row:
 
 
 class MapReading(StateReading):
-    """The rows of a map state. A row knows its value and the one before, so a reading is as of the
-    newest transaction of the state, or of the one before it."""
+    """The rows of a map state. A row contains its value and the previous one, so a reading is as of
+    the newest transaction of the state, or of the one before it."""
 
     def __init__(self, state: MapState, backend: MapBackend) -> None:
         self._state, self._backend = state, backend
@@ -719,7 +719,9 @@ def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:
 
 
 def checked_state(committer: str, state: object) -> MapState:
-    """Raises ``TopologyError`` for what is no state, such as a backend alone."""
+    """Check that an object is a state. Raises ``TopologyError`` otherwise, for instance for a bare
+    backend.
+    """
     if not isinstance(state, MapState):
         raise TopologyError(
             f"{committer} writes to a state, not to a {type(state).__name__}: give OpaqueMapState(backend) or "

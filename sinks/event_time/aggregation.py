@@ -1,4 +1,4 @@
-"""The base of windows and sessions: folds records per key and part of time, before the shuffle and
+"""The base of windows and sessions: folds records per key and time range, before the shuffle and
 again in the commit phase."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Closed(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What the records of a transaction make of a part of a key. ``values``: the times, and the
+    """The fold of a transaction's records for a time range of a key. ``values``: the times, and the
     aggregates."""
 
     records: int
@@ -43,14 +43,15 @@ class Folded(NamedTuple):
 
 
 class AggregatingCommitter(WatermarkedCommitter):
-    """Folds records per key and part of time. ``_folding`` adds the columns of the times, whose
-    names no field can have."""
+    """Folds records per key and time range. ``_folding`` adds the columns of the times, whose names
+    no field can have."""
 
-    #: The columns of the start and of the end in the output.
+    #: The columns for start and end in the output.
     _bounds: ClassVar[tuple[str, str]]
-    #: Columns of microseconds that tell the parts of a key apart: as folded, and as in the state.
+    #: Columns of microseconds that identify the time ranges of a key: as folded, and as in the
+    #: state.
     _parts: ClassVar[Mapping[str, str]]
-    #: Columns of microseconds that are folded too, and come before the user's aggregates.
+    #: Columns of microseconds that are folded too, before the user's aggregates.
     _times: ClassVar[Mapping[str, Aggregate]] = {}
 
     def __init__(
@@ -63,7 +64,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         unit: str,
         own: Sequence[str] = (),
     ) -> None:
-        """``own``: columns of the output beside the key, the bounds and the aggregates."""
+        """``own``: columns of the output in addition to the key, the bounds and the aggregates."""
         super().__init__(state, key)
         name = type(self).__name__
         taken = {*self._bounds, *self._parts.values(), *own}
@@ -91,7 +92,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         """Bind the state. ``partial``: the columns of folded records."""
 
     def _state_key(self, partial: Fields) -> Fields:
-        """The key columns of the state: the key, and what tells its parts apart."""
+        """The key columns of the state: the key, and the columns of its time range."""
         types = {name: partial.type_of(name) for name in self.key}
         return Fields.of({**types, **dict.fromkeys(self._parts.values(), pa.int64())})
 
@@ -111,7 +112,7 @@ class AggregatingCommitter(WatermarkedCommitter):
 
     @abstractmethod
     def _folding(self, fold: Fold) -> Combiner:
-        """Adds the columns of time to records, and gives them to ``fold``."""
+        """Adds the columns of time to records, and passes them to ``fold``."""
 
     def _new_fold(self, *, partial_input: bool) -> Fold:
         aggregates = {_RECORDS: Count(), **self._times, **self.aggregates}
@@ -127,7 +128,7 @@ class AggregatingCommitter(WatermarkedCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _with_times(self, rows: pa.RecordBatch, times: Mapping[str, Any]) -> pa.RecordBatch:
-        """The columns of records that are folded, and these columns of times."""
+        """The folded columns of records, and these columns of times."""
         names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
         columns = [*(rows.column(name) for name in names), *(pa.array(each, pa.int64()) for each in times.values())]
         return pa.RecordBatch.from_arrays(columns, names=[*names, *times])
@@ -138,7 +139,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         self._fold.add(batch)
 
     def _folded(self) -> dict[Key, Folded]:
-        """The folded records of the transaction, by key and part."""
+        """The folded records of the transaction, by key and time range."""
         folded, self._fold = self._fold.finish() if self._fold is not None else None, None
         if folded is None:
             return {}
@@ -148,7 +149,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         return {row[:width]: Folded(row[width], row[width + 1 :]) for row in rows}
 
     def _batch(self, closed: Iterable[Closed]) -> pa.RecordBatch | None:
-        """The rows of a stream, in the order of their ends; None where there is none."""
+        """The rows of a stream, ordered by their ends; None if there are none."""
         ordered = sorted(closed, key=lambda each: (each.end, repr(each.key)))
         if not ordered:
             return None
@@ -161,7 +162,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         return pa.RecordBatch.from_arrays(columns, names=list(types))
 
     def _emit_folded(self, late: Iterable[Closed], records: int) -> None:
-        """Emit what is late. ``records``: how many they are."""
+        """Emit late records. ``records``: their number."""
         batch = self._batch(late)
         if batch is not None:
             self._emit_late(batch, LATE_STREAM, records)

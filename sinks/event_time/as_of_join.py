@@ -1,4 +1,4 @@
-"""Joins of each record with the row that another stream had at that time."""
+"""Joins each record with the row of another stream that was valid at the record's time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sinks.states import MapState
 _DUE = "due_at"
 _PARTS = ("join_kind", "join_txid", "join_row")
 _VALUE = Fields(at=int, due_at=int, waiting=str)
-#: Kinds of rows: the newest row of a key that the watermark has passed; and records that it has not
-#: passed, of each side.
+#: The kinds of rows: the newest row of a key before the watermark; and records after the watermark,
+#: of each side.
 _LATEST, _WAITING = 0, (1, 2)
-#: When a row is due that never is.
+#: The due time of a row that is never due.
 _NOT_DUE = (1 << 62) - 1
 
 
 class _Timed(NamedTuple):
-    """``came``: records of the same time are in the order in which they came."""
+    """A record with its time. ``came``: the order of arrival, for records of the same time."""
 
     at: int
     came: tuple[int, int]
@@ -40,20 +40,21 @@ class AsOfJoiningCommitter(PairCommitter):
     """Joins each left record with the right record of its key that was the newest one at the time
     of the left one: an order with the price that was valid then.
 
-    ``left`` and ``right``: the event time fields of the two streams, which tell them apart, as of a
-    ``JoiningCommitter``. ``within``: how old the right record may be; None: however old.
-    ``how="left"``: a left record without a right one is sent with nulls; "inner": it is not sent.
+    * ``left``, ``right``: the event time fields of the two streams, which tell them apart, as in a
+      ``JoiningCommitter``.
+    * ``within``: the maximum age of the right record; None: no limit.
+    * ``how``: "left" sends a left record without a right one, with nulls; "inner" does not send it.
 
-    Default stream: the key, the other fields of the left record, those of the right one; once, in
-    the transaction whose watermark passes the left record, since an older right one may come until
-    then. Of right records of the same time, the last one that came counts.
-    ``LATE_LEFT_STREAM`` and ``LATE_RIGHT_STREAM``: records behind the watermark. A left one is not
-    joined. A right one counts for what is sent from then on.
+    Default stream: the key, the other fields of the left record, those of the right one. A row is
+    sent once, in the transaction whose watermark passes the left record, because right records for
+    it may arrive until then. Among right records of the same time, the last to arrive counts.
+    ``LATE_LEFT_STREAM`` and ``LATE_RIGHT_STREAM``: records behind the watermark. A late left record
+    is not joined. A late right record applies to rows sent from then on.
 
     The state holds the records ahead of the watermark, and one row per key behind it.
 
-    Beside the two streams, subscribe it by ``all_grouping`` to a ``WatermarkCommitter`` that is
-    subscribed to both.
+    In addition to the two streams, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``
+    that is subscribed to both.
     """
 
     def __init__(

@@ -33,15 +33,15 @@ _WATERMARK_COLUMNS = list(WATERMARK_FIELDS)
 
 
 class Watermarks(NamedTuple):
-    """The watermark before the transaction and after it, in microseconds since 1970. A record is
-    late by the first one, and what is due is due by the second one."""
+    """The watermark before the transaction and after it, in microseconds since 1970. Lateness is
+    judged by the first, due times by the second."""
 
     before: int
     after: int
 
 
 class WatermarkedCommitter(ArrowBolt, Committer):
-    """Keeps rows per key in an opaque state, and in each transaction gets the watermark."""
+    """Keeps rows per key in an opaque state, and gets the watermark in each transaction."""
 
     deterministic = True
     commits_on_driver = True
@@ -57,7 +57,7 @@ class WatermarkedCommitter(ArrowBolt, Committer):
         self._component_id = ""
         self._fields: Fields | None = None  # of the records
         self._grouping: Grouping | None = None
-        self._tasks = (0, 1)  # this one, and how many there are
+        self._tasks = (0, 1)  # this task, and the number of tasks
         self._watermarks: Watermarks | None = None
         self._attempt: TransactionAttempt | None = None
         self._collector: Any = None
@@ -131,8 +131,8 @@ class WatermarkedCommitter(ArrowBolt, Committer):
         default stream."""
 
     def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
-        """Emit what is late, count it, and log it where nothing subscribes to it. ``records``: how
-        many records these rows are made of; None: each is one."""
+        """Emit late rows, count them, and log them if no bolt subscribes to their stream.
+        ``records``: how many records these rows represent; None: one each."""
         records = rows.num_rows if records is None else records
         self.late_records += records
         subscribed = getattr(self._collector, "subscribed", None)

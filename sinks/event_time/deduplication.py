@@ -19,16 +19,16 @@ _UNTIL = "until"
 
 
 class DeduplicatingCommitter(WatermarkedCommitter):
-    """Emits the first record of each key, and drops the later ones whose event time is less than
+    """Emits the first record of each key, and drops later records whose event time is less than
     ``within`` after it. Its opaque state holds the keys of that horizon, and deletes them when the
     watermark has passed it.
 
-    ``on``: the field with a record's event time, as of a ``WatermarkCommitter``.
+    ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
 
-    Default stream: the first records, as they came. ``LATE_STREAM``: records behind the watermark
-    whose key is not held, or not any more; they are not on the default stream.
+    Default stream: the first records, unchanged. ``LATE_STREAM``: records behind the watermark
+    whose key is not, or no longer, in the state; they are not on the default stream.
 
-    Beside the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Joins of two streams by key, within a bound of event time."""
+"""Joins two streams by key, within a bound of event time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ __all__ = ["LATE_LEFT_STREAM", "LATE_RIGHT_STREAM", "JoiningCommitter"]
 
 
 class JoiningCommitter(PairCommitter):
-    """Joins the records of two streams that have the same key, and of which the event times are no
-    further apart than ``within``. Its opaque state holds the records that may still find a partner,
-    a few in a row: a record costs the same whether its key has one record or a million, and so does
-    each pair.
+    """Joins records of two streams that have the same key, and whose event times differ by at most
+    ``within``. Its opaque state holds the records that may still find a partner, several per row: a
+    record, and each pair, costs the same whether its key has one record or a million.
 
-    ``left`` and ``right``: the event time fields of the two streams, which tell them apart: each
-    stream has its own and not the other's. Both have the fields of ``key``, with the same types,
-    and share no other field. ``how``: "inner", "left", "right" or "outer".
+    * ``left``, ``right``: the event time fields of the two streams, which tell them apart: each
+      stream has its own field, and not the other's. Both have the fields of ``key``, with the same
+      types, and share no other field.
+    * ``how``: "inner", "left", "right" or "outer".
 
     Default stream: the key, the other fields of the left record, those of the right one. A pair is
-    sent in the transaction that reads the second of the two. A record of an outer side that found
-    no partner is sent once, with nulls, when the watermark has passed the bound.
-    ``LATE_LEFT_STREAM`` and ``LATE_RIGHT_STREAM``: records behind the watermark, whose partners may
-    be gone.
+    sent in the transaction that reads the second of the two. A record of an outer side without a
+    partner is sent once, with nulls, when the watermark has passed the bound. ``LATE_LEFT_STREAM``
+    and ``LATE_RIGHT_STREAM``: records behind the watermark, whose partners may already be deleted.
 
-    Beside the two streams, subscribe it by ``all_grouping`` to a ``WatermarkCommitter`` that is
-    subscribed to both.
+    In addition to the two streams, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``
+    that is subscribed to both.
     """
 
     def __init__(

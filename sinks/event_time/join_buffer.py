@@ -1,4 +1,4 @@
-"""The records of a join that may still find a partner: rows of an opaque state."""
+"""The buffer of a join: rows of an opaque state with the records that may still find a partner."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sinks.backend import Key, Value
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
 
-#: How many records a row holds. A record that is added, or finds its first partner, writes its row.
+#: The most records per row. Adding a record, or its first partner, rewrites the row.
 ROW_RECORDS = 32
 DUE = "due_at"
-#: What tells the rows of a key apart: the side (0 is the left one), the part of time, and a number.
-#: Row 0 knows the number of the last row of its bucket.
+#: The columns that identify a row of a key: the side (0 is the left one), the time range, and a
+#: number. Row 0 contains the number of the last row of its bucket.
 PARTS = ("join_side", "join_bucket", "join_row")
 VALUE_FIELDS = Fields(due_at=int, last_row=int, waiting=str)
 
@@ -29,8 +29,8 @@ Sides = tuple[list["Waiting"], list["Waiting"]]
 
 @dataclass(slots=True)
 class Waiting:
-    """A record that may still find partners. ``row``: where it is kept, if it was there before the
-    transaction."""
+    """A record that may still find partners. ``row``: its row in the state, if it was there before
+    the transaction."""
 
     at: int
     values: Value
@@ -51,9 +51,9 @@ def key_fields(key: Fields) -> Fields:
 
 
 class WaitingRows:
-    """What one transaction reads and changes of the records that wait. ``outer``: of each side,
-    whether a record without a partner is sent. What a transaction costs is in proportion to its
-    records, to those that may be their partners, and to those that are due."""
+    """The waiting records that one transaction reads and changes. ``outer``: for each side, whether
+    a record without a partner is sent. The cost of a transaction is proportional to its records, to
+    their possible partners, and to the due records."""
 
     def __init__(
         self, state: MapState, codecs: Sequence[JsonColumns], within: int, outer: Sequence[bool], watermark: int
@@ -65,8 +65,8 @@ class WaitingRows:
         self._changed: dict[Key, None] = {}
 
     def read(self, new: Mapping[Key, Sides], mine: Callable[[Sequence[Key]], Sequence[bool]]) -> None:
-        """Read the possible partners of new records, the rows that these will be added to, and the
-        rows of which something is due."""
+        """Read the possible partners of new records, the rows to which these will be added, and the
+        rows with due records."""
         whole: set[Key] = set()
         own: set[Key] = set()
         for key, sides in new.items():
@@ -78,7 +78,8 @@ class WaitingRows:
         more = [(*first[:-1], number) for first in whole for number in range(1, self._rows[first].last + 1)]
         more += [(*first[:-1], last) for first in own - whole if (last := self._rows[first].last)]
         self._load(sorted(more, key=repr))
-        # A record that waits until ``due_at`` finds a partner of that time: it is over after it.
+        # A record that waits until ``due_at`` can still find a partner of that time, so it expires
+        # afterwards.
         for key, value in self._state.due(DUE, NEVER, self._watermark - 1, mine):
             if key not in self._rows:
                 self._take(key, value)
@@ -108,8 +109,8 @@ class WaitingRows:
         self._changed[place] = None
 
     def write(self) -> Iterator[tuple[Key, int, Waiting]]:
-        """Write the rows that have changed, without what is over. Returns, with key and side, the
-        records of outer sides that were over and had no partner."""
+        """Write the changed rows, without expired records. Returns, with key and side, the expired
+        records of outer sides that had no partner."""
         puts: dict[Key, tuple[int, int, str]] = {}
         gone = []
         for place in self._changed:
@@ -133,8 +134,8 @@ class WaitingRows:
         return each.at + self._within < self._watermark
 
     def _due(self, side: int, kept: Iterable[Waiting]) -> int | None:
-        """When something is to be done with a row: the first of its records is to be sent alone, or
-        the last one is over. None: it has no records."""
+        """When a row is due next: its first record has to be sent alone, or its last one expires.
+        None: it has no records."""
         alone = [each.at for each in kept if self._outer[side] and not each.matched]
         at = min(alone) if alone else max((each.at for each in kept), default=None)
         return at + self._within if at is not None else None

@@ -27,21 +27,20 @@ _AT_PANE, _AT_FIRST, _AT_LAST = "@pane", "@first", "@last"
 
 class SessionCommitter(AggregatingCommitter):
     """Aggregates per key and session, in an opaque state that holds the open sessions only. A
-    session ends when no record of its key has come within ``gap`` of its last one.
+    session ends when its key has no record within ``gap`` after the session's last one.
 
-    ``on``: the field with a record's event time, as of a ``WatermarkCommitter``. ``key`` and
-    ``aggregates``: as of a ``StateCommitter``.
+    * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
+    * ``key``, ``aggregates``: as in a ``StateCommitter``.
 
-    Default stream: a session when the watermark passes its end, in the transaction whose watermark
-    passes it, and then never again: the key, ``session_start`` (its first record),
-    ``session_end`` (its last record and the gap; no record of the session is there), the
-    aggregates. ``LATE_STREAM``: what belongs to no open session and would have ended before the
-    watermark, in the same columns.
+    Default stream: each session once, in the transaction whose watermark passes its end. Columns:
+    the key, ``session_start`` (the time of its first record), ``session_end`` (the time of its last
+    record plus the gap, exclusive), the aggregates. ``LATE_STREAM``: records that belong to no open
+    session, and whose session would have ended before the watermark, in the same columns.
 
-    The state has a row for each part of a session as long as the gap: a record changes one row,
-    however long its session is, and however many are open.
+    The state has one row per ``gap`` of time in a session, so a record changes one row, however
+    long its session is, and however many sessions are open.
 
-    Beside the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
 
     _bounds = (_START, _END)
@@ -94,7 +93,7 @@ class SessionCommitter(AggregatingCommitter):
                 del came[key]
         for key, value in self.state.due(_DUE, watermarks.before, watermarks.after, self._mine):
             read.panes.setdefault(key, _pane(value))
-        # What was due before, and is there, is part of a session that ends later.
+        # An existing pane that was due before is part of a session that ends later.
         over = [key for key, pane in read.panes.items() if pane and watermarks.before < pane.due <= watermarks.after]
         read.all([self._beside(key, step) for key in over for step in (1, -1)])
         last = [key for key in over if ends(read.at(key), read.panes[self._beside(key, 1)])]
@@ -108,7 +107,7 @@ class SessionCommitter(AggregatingCommitter):
         return [batch] if batch is not None else []
 
     def _merged(self, read: _Read, folded: Mapping[Key, Folded]) -> dict[Key, Pane]:
-        """The panes that the transaction's records change, as they are with them."""
+        """The panes that the transaction's records change, including these records."""
         merge = row_merger(self.aggregates)
         came: dict[Key, Pane] = {}
         for key, each in folded.items():
@@ -126,7 +125,7 @@ class SessionCommitter(AggregatingCommitter):
         return came
 
     def _behind(self, read: _Read, came: Mapping[Key, Pane], watermark: int) -> list[list[Key]]:
-        """The sessions that would have ended before the watermark, and touch no open one."""
+        """Sessions that would have ended before the watermark, and touch no open session."""
         if all(pane.due > watermark for pane in came.values()):
             return []
         by_key: dict[Key, dict[int, Pane]] = {}
@@ -148,8 +147,8 @@ class SessionCommitter(AggregatingCommitter):
         return late
 
     def _whole(self, read: _Read, last: Sequence[Key]) -> list[list[Key]]:
-        """The panes of each session that ends with one of these, the first one first. Reads twice
-        as many before them each time."""
+        """The panes of each session that ends with one of these, in ascending order. Each step
+        reads twice as many earlier panes."""
         found = {key: [key] for key in last}
         unknown, ahead = list(last), 1
         while unknown:
@@ -159,7 +158,7 @@ class SessionCommitter(AggregatingCommitter):
         return [found[key][::-1] for key in last]
 
     def _goes_on(self, read: _Read, keys: list[Key], steps: int) -> bool:
-        """Add the panes before the last of these keys, and say whether there may be more."""
+        """Add the panes before the last of these keys; return whether there may be more."""
         for _ in range(steps):
             before = self._beside(keys[-1], -1)
             pane = read.panes[before]
@@ -177,8 +176,8 @@ class SessionCommitter(AggregatingCommitter):
 
 
 class _Read:
-    """``panes``: what is known of the state's panes, None for one that is not there; with the
-    transaction's own records. ``new``: those that were not there before."""
+    """The panes of a transaction. ``panes``: the state's panes, None for one that does not exist;
+    including the transaction's own records. ``new``: panes that did not exist before."""
 
     def __init__(self, state: MapState) -> None:
         self._state = state
@@ -204,7 +203,7 @@ def _pane(value: Any) -> Pane:
 
 
 class _PaneFold(Combiner):
-    """Gives each record its pane, and folds."""
+    """Assigns a pane to each record, and folds."""
 
     def __init__(self, fold: Fold, committer: SessionCommitter) -> None:
         self._fold, self._committer = fold, committer

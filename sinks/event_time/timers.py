@@ -1,4 +1,4 @@
-"""A committer of one's own, with a value and timers per key."""
+"""A committer with user code, a value and timers per key."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
 
 _DUE = "due_at"
-#: What tells the rows of a key apart: its value and its timers, or a record that waits, by the
-#: transaction that brought it and a number.
+#: The columns that identify a row of a key: its value and timers, or a waiting record, by its
+#: transaction and a number.
 _PARTS = ("row_kind", "row_txid", "row_number")
 _VALUE = Fields(at=int, due_at=int, content=str)
 _ENTRY, _WAITING = 0, 1
-#: When a row is due that never is.
+#: The due time of a row that is never due.
 _NOT_DUE = (1 << 62) - 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -39,8 +39,8 @@ class _Waiting(NamedTuple):
 
 
 class Entry:
-    """What a ``TimerCommitter`` keeps of a key. ``value``: anything JSON can hold; None, which is
-    what a new key has, and no timer: nothing is kept."""
+    """The stored data of a key in a ``TimerCommitter``. ``value``: any JSON-able value; None for a
+    new key. A key with None and without timers is deleted."""
 
     def __init__(self, key: Key, value: Any, timers: Iterable[int]) -> None:
         self.key, self.value = key, value
@@ -48,8 +48,8 @@ class Entry:
         self._emitted: list[Mapping[str, Any]] = []
 
     def set_timer(self, at: datetime.datetime) -> None:
-        """Have ``on_timer`` called at a time after that of the record or of the timer at hand. A
-        timer that is set twice is one."""
+        """Have ``on_timer`` called at a time after that of the present record or timer. Setting a
+        timer twice has no further effect."""
         moment = _micros(at)
         if moment <= self._now:
             raise ValueError(f"key {self.key!r}: a timer at {at} is not after {_moment(self._now)}, which is now")
@@ -66,8 +66,8 @@ class Entry:
 class TimerCommitter(WatermarkedCommitter):
     """Calls ``on_record`` with the records of a key in the order of their event times, and
     ``on_timer`` at the times that were set. Both happen in the transaction whose watermark passes
-    that time, a timer before the records of its time. So what they do depends neither on batches
-    nor on tasks. Write a subclass::
+    that time, a timer before the records of its time. So the results depend neither on batches nor
+    on tasks. Write a subclass::
 
         class Unpaid(TimerCommitter):
             def on_record(self, entry, record, at):
@@ -84,11 +84,12 @@ class TimerCommitter(WatermarkedCommitter):
 
         unpaid = Unpaid(OpaqueMapState(backend), key=["order"], on="at", output=Fields(order=str, cents=int))
 
-    ``output``: the fields of what is emitted. ``on``: the field with a record's event time, as of a
-    ``WatermarkCommitter``. ``LATE_STREAM``: records behind the watermark; ``on_record`` does not get
-    them.
+    * ``output``: the fields of emitted rows.
+    * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
 
-    Beside the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    ``LATE_STREAM``: records behind the watermark; ``on_record`` does not get them.
+
+    In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """  # noqa: W505 - the example is not wrapped
 
     def __init__(
@@ -108,11 +109,11 @@ class TimerCommitter(WatermarkedCommitter):
 
     @abstractmethod
     def on_record(self, entry: Entry, record: Mapping[str, Any], at: datetime.datetime) -> None:
-        """``record``: its fields. ``at``: its event time. Change ``entry``."""
+        """Handle a record by changing ``entry``. ``record``: its fields. ``at``: its event time."""
 
     @abstractmethod
     def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
-        """The watermark has passed a timer. Change ``entry``."""
+        """Handle a timer that the watermark has passed, by changing ``entry``."""
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -180,7 +181,9 @@ class TimerCommitter(WatermarkedCommitter):
         return [pa.RecordBatch.from_pylist([dict(row) for row in out], self.output.schema())] if out else []
 
     def _let_pass(self, entry: Entry, records: Sequence[_Waiting], watermark: int) -> None:
-        """Call the two methods for what the watermark has passed, in the order of time."""
+        """Call the two methods for records and timers that the watermark has passed, in the order
+        of time.
+        """
         for at, _, values in records:
             self._fire(entry, at)
             entry._now = at
@@ -195,7 +198,7 @@ class TimerCommitter(WatermarkedCommitter):
             self.on_timer(entry, _moment(at))
 
     def _on_time(self, watermark: int) -> Iterable[tuple[Key, int, Value]]:
-        """The records that came, but for those that are late, which are sent to their stream."""
+        """The arrived records, without the late ones, which are sent to their stream."""
         batches, self._batches = self._batches, []
         for batch in batches:
             table = pa.Table.from_batches([batch])

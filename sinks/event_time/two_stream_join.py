@@ -34,7 +34,7 @@ class _Side:
 
 
 class Came(NamedTuple):
-    """A record of the transaction. ``values``: of the fields that are not of the key."""
+    """A record of the transaction. ``values``: of the fields outside of the key."""
 
     key: Key
     at: int
@@ -43,7 +43,7 @@ class Came(NamedTuple):
 
 
 class PairCommitter(WatermarkedCommitter):
-    """Has a left and a right stream with the same key, told apart by their event time fields."""
+    """Has a left and a right stream with the same key, distinguished by their event time fields."""
 
     _streams = 2
 
@@ -120,7 +120,7 @@ class PairCommitter(WatermarkedCommitter):
         self._came[self._on[1] in batch.schema.names].append(batch)
 
     def _new(self, number: int, watermark: int) -> Iterator[Came]:
-        """The records of a side, as they came. Sends those that are late to their stream."""
+        """The records of a side, in the order of arrival. Sends late ones to their stream."""
         side, batches = self._bound()[number], self._came[number]
         for batch in batches:
             table = pa.Table.from_batches([batch])
@@ -138,7 +138,7 @@ class PairCommitter(WatermarkedCommitter):
         batches.clear()
 
     def _alone(self, key: Key, side: int, values: Value) -> Value:
-        """A row of a record without a partner."""
+        """The row of a record without a partner."""
         left, right = self._bound()
         if side == LEFT:
             return (*key, *values, *[None] * len(right.own))

@@ -1,4 +1,5 @@
-"""The watermark of a transactional topology, kept under the transaction like everything else."""
+"""The watermark of a transactional topology, stored in the same transactions as the other
+states."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
 from sinks.states import MapState, checked_state
 
-#: What the tasks of the other committers get, once per transaction: the watermark before it, the
-#: watermark after it, and when it was planned, in microseconds since 1970.
+#: The rows for the other committers' tasks, one per transaction: the watermark before it, the
+#: watermark after it, and its planning time, in microseconds since 1970.
 WATERMARK_FIELDS = Fields.of({"watermark_before": pa.int64(), "watermark": pa.int64(), "planned_at": pa.int64()})
 _NEWEST = pa.schema([("partition", pa.string()), ("newest", pa.int64())])
 _ROW = "clock"
@@ -50,16 +51,18 @@ class _Clock(NamedTuple):
 class WatermarkCommitter(ArrowBolt, Committer):
     """Keeps the event time of a topology in an opaque state.
 
-    ``on``: the field with a record's event time: a timestamp with a zone, or a number of ``unit``
-    ("s", "ms", "us") since 1970. ``partition``: the fields that name a record's source partition,
-    such as ``["topic", "partition"]`` of a Kafka spout with that ``metadata``; without them, the
-    source counts as one partition, and records that are read in parallel may be late.
-    ``out_of_orderness``: how far a record may be behind the newest one of its partition.
-    ``idle_after``: a partition of which nothing came for so long, by the planning times of the
-    transactions, holds the watermark up no more; None: it always does. It is not idle as long as
-    records wait that no transaction has read. ``advance_when_idle``: while all partitions are idle,
-    the watermark goes on as fast as the planning times do. ``max_ahead``: a record whose event time
-    is further beyond the planning time is a bad record.
+    * ``on``: the field with a record's event time: a timestamp with a zone, or a number of ``unit``
+      ("s", "ms", "us") since 1970.
+    * ``partition``: the fields that name a record's source partition, such as ``["topic",
+      "partition"]`` of a Kafka spout with that ``metadata``. Without them, the source counts as one
+      partition, and records that are read in parallel may be late.
+    * ``out_of_orderness``: how far a record may be behind the newest one of its partition.
+    * ``idle_after``: a partition without records for this long, by the planning times of the
+      transactions, no longer delays the watermark; None: it always does. A partition with unread
+      records is not idle.
+    * ``advance_when_idle``: while all partitions are idle, the watermark advances with the planning
+      times.
+    * ``max_ahead``: a record whose event time is further beyond the planning time is a bad record.
 
     Subscribe it to the records, and to the clock stream of the spout, each by a global grouping.
     The committers that go by its watermark subscribe to it by ``all_grouping``::
@@ -190,13 +193,13 @@ class WatermarkCommitter(ArrowBolt, Committer):
         return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
 
     def _told(self) -> _Clock:
-        """The clock of the plan. Where ``explain`` reads a part of a transaction, the clock may not
-        be in it, and stands still."""
+        """The clock of the plan. When ``explain`` reads a part of a transaction, the clock may be
+        missing, and stands still."""
         return self._clock if self._clock is not None else _Clock()
 
 
 class Passing(Combiner):
-    """Applies a combiner to records, and lets the rows of a stream with other columns pass."""
+    """Applies a combiner to records, and passes on the rows of a stream with other columns."""
 
     def __init__(self, columns: Fields, make: Callable[[], Combiner]) -> None:
         self._columns, self._make = list(columns), make
@@ -250,7 +253,9 @@ class _NewestTimes(Combiner):
 
 
 def opaque(committer: str, state: MapState) -> MapState:
-    """The state, if a replay starts from its previous values. Raises ``TopologyError``."""
+    """Check that a replay with this state starts from its previous values, and return it. Raises
+    ``TopologyError``.
+    """
     checked = checked_state(committer, state)
     if checked.value_type is not ValueType.OPAQUE:
         raise TopologyError(f"{committer} needs an OpaqueMapState: a replay must start from the time before it")

@@ -29,21 +29,22 @@ _CORRECTION = "correction"
 class WindowedCommitter(AggregatingCommitter):
     """Aggregates per key and window, in an opaque state that holds the open windows only.
 
-    ``window``: ``tumbling(...)`` or ``hopping(...)``. ``on``: the field with a record's event time,
-    as of a ``WatermarkCommitter``. ``key`` and ``aggregates``: as of a ``StateCommitter``.
+    * ``window``: ``tumbling(...)`` or ``hopping(...)``.
+    * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
+    * ``key``, ``aggregates``: as in a ``StateCommitter``.
 
-    Default stream: a window when the watermark passes its end, in the transaction whose watermark
-    passes it, and then never again: the key, ``window_start``, ``window_end``, the aggregates. With
-    ``allowed_lateness``, a window is kept for so long after its end, and each transaction with
-    records for it sends it again with ``correction`` true.
+    Default stream: each window once, in the transaction whose watermark passes its end: the key,
+    ``window_start``, ``window_end``, the aggregates. With ``allowed_lateness``, a window is kept
+    for this long after its end, and each transaction with records for it sends it again with
+    ``correction`` true.
 
-    ``LATE_STREAM``: what came later than that, aggregated per key and window within its
-    transaction. ``CHANGED_STREAM``: each window that a transaction changes, with its values so far.
+    ``LATE_STREAM``: later records, aggregated per key and window within their transaction.
+    ``CHANGED_STREAM``: each window that a transaction changes, with its values so far.
 
-    Records are aggregated before the shuffle. What is in a window when it closes does not depend on
-    the sizes of batches, on tasks, or on failures.
+    Records are aggregated before the shuffle. The content of a window when it closes does not
+    depend on the sizes of batches, on tasks, or on failures.
 
-    Beside the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
 
     _bounds = (_START, _END)
@@ -91,7 +92,7 @@ class WindowedCommitter(AggregatingCommitter):
     def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
         came = self._folded()
         over_before = watermarks.before - self.allowed_lateness
-        over_after = watermarks.after - self.allowed_lateness  # what ends later is kept
+        over_after = watermarks.after - self.allowed_lateness  # windows that end later are kept
         late = {key: each for key, each in came.items() if key[-1] <= over_before}
         merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
         on_time = [key for key in came if key not in late]
@@ -102,7 +103,8 @@ class WindowedCommitter(AggregatingCommitter):
         due = self.state.due(_END, watermarks.before, watermarks.after, self._mine)
         for key, value in due:
             closed.setdefault(key, value)
-        # What was sent by an earlier transaction, and is kept for what comes late, until now.
+        # Windows that an earlier transaction has sent, and that were kept for late records until
+        # now.
         over = self.state.due(_END, NEVER, min(watermarks.before, over_after), self._mine)
         kept = {key: values for key, values in changed.items() if key[-1] > over_after}
         self.state.multi_put(list(kept), [_bare(values) for values in kept.values()])
@@ -126,7 +128,7 @@ class WindowedCommitter(AggregatingCommitter):
 
 
 class _WindowFold(Combiner):
-    """Gives each record its windows, and folds."""
+    """Assigns windows to each record, and folds."""
 
     def __init__(self, fold: Fold, committer: WindowedCommitter) -> None:
         self._fold, self._committer = fold, committer
@@ -144,7 +146,7 @@ class _WindowFold(Combiner):
 
 
 def _row(held: Any) -> Value:
-    """What ``multi_get`` gives, as a row: a state of one column gives bare values."""
+    """A result of ``multi_get`` as a row: a state of one column returns bare values."""
     return held if isinstance(held, tuple) else (held,)
 
 

@@ -1,8 +1,8 @@
-"""How large a record is that a client compresses.
+"""The compressed size of a record.
 
-librdkafka compresses the records of a batch together, and a record that is large is a batch of its
-own. Its own code cannot be asked, so other implementations are: those of gzip, lz4 and zstd differ
-from it by less than a thousandth. That of snappy may say a third more, or a fortieth less.
+librdkafka compresses the records of a batch together, and a large record is a batch of its own. Its
+own code cannot be called, so other implementations are used: those of gzip, lz4 and zstd differ
+from it by less than a thousandth; that of snappy may be a third too high, or a fortieth too low.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 
 import pyarrow as pa
 
-#: What is added to an estimate, as a share and in bytes, so that it is no less than the truth.
+#: The margin added to an estimate, as a share and in bytes, so that it is never too low.
 MARGIN, MARGIN_BYTES = 0.02, 200
 _SNAPPY_MARGIN = 0.05
-#: librdkafka compresses with lz4 in blocks of so many bytes, each with its length.
+#: librdkafka compresses with lz4 in blocks of this size, each with its length.
 _LZ4_BLOCK, _LZ4_ADDS = 64 << 10, 4
 _GZIP = 31  # for zlib: with gzip's header
 _ZSTD_LEVEL = 3
 
 
 def codec_of(settings: Mapping[str, Any]) -> str | None:
-    """What a producer of these settings compresses with; None if it does not."""
+    """The compression of a producer with these settings; None if it does not compress."""
     names = (settings.get(each) for each in ("compression.type", "compression.codec"))
     return next((str(each) for each in names if each not in (None, "none")), None)
 
 
 def compressed_bytes_max(codec: str, level: int, parts: bytes) -> int:
-    """No less than the bytes that ``parts`` become. ``level``: as in the settings; -1 for the
-    codec's own.
+    """An upper bound of the compressed size of ``parts``. ``level``: as in the settings; -1 for the
+    codec's default.
 
     >>> compressed_bytes_max("zstd", -1, bytes(100_000)) < 1_000
     True

@@ -1,9 +1,9 @@
-"""Dead letters as records of a Kafka topic, and how they are read.
+"""Dead letters as records of a Kafka topic, and their reader.
 
-The topic is a log: a letter is written, and another record of the same coordinates says later that
-it has ended, or that it came back. The record of the highest txid counts. All of them are in one
-partition: retention, which removes the oldest, leaves the last. Records of another topology, and of
-an incarnation before a ``reset --everything``, are passed over.
+The topic is a log: a letter is written once, and a later record of the same coordinates says that
+it has ended, or was refused again. The record of the highest txid applies. All records of a letter
+are in one partition: retention, which removes the oldest, keeps the last. Records of another
+topology, and of an incarnation before a ``reset --everything``, are ignored.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from framework.clients.kafka_consumer import Consumer
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.topology.dead_letters import Letter, LetterReader
 
-#: What the names of the added headers begin with.
+#: The prefix of added headers.
 HEADER = "ratchet."
 _ANSWER_S = 15.0
 _POLL_S = 0.05
-#: So many records are rather read than jumped over.
+#: Gaps of up to this many records are read instead of skipped by a seek.
 _JUMP = 1_000
-#: A topic that gives nothing for so long does not answer.
+#: A topic without a record for this long counts as not answering.
 _SILENCE_S = 30.0
 
 
 class TopicLetters(LetterReader):
-    """The letters of one incarnation of a topology. The brokers are asked for when the first letter
-    is: a topology that is only looked at may name none."""
+    """The letters of one incarnation of a topology. The broker addresses are needed only when the
+    first letter is read, so a topology that is only inspected may lack them."""
 
     def __init__(self, settings: Callable[[], KafkaSettings], topic: str, topology_id: str, incarnation: str) -> None:
         self._settings_of, self._topic = settings, topic
@@ -55,7 +55,7 @@ class TopicLetters(LetterReader):
                 yield letter
 
     def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
-        """Records of a topic do not change, so they are what they were when they were found."""
+        """Records of a topic never change, so they are still the same as when they were found."""
         wanted: dict[int, set[int]] = {}
         for *_, number, offset in refs:
             wanted.setdefault(number, set()).add(offset)
@@ -88,7 +88,7 @@ class TopicLetters(LetterReader):
     # --- inside -----------------------------------------------------------------------------------
 
     def _messages(self) -> Iterator[Any]:
-        """Every committed record up to where the topic ends now."""
+        """Every committed record up to the present end of the topic."""
         try:
             consumer = self._consumer()
             left = self._bounds()
@@ -114,7 +114,7 @@ class TopicLetters(LetterReader):
             raise self._errors.explain(error) from error
 
     def _at(self, number: int, offsets: set[int]) -> Iterator[Any]:
-        """The records of one partition at these offsets, as far as there are any."""
+        """The existing records of one partition at these offsets."""
         left = sorted(offsets, reverse=True)
         position: int | None = None
         try:
@@ -134,7 +134,7 @@ class TopicLetters(LetterReader):
                     while left and left[-1] < position:
                         left.pop()
                     if error is not None:
-                        left.clear()  # the topic ends before the others
+                        left.clear()  # the topic ends before the other offsets
                 if time.monotonic() - heard_s > _SILENCE_S:
                     raise RetryableError(
                         f"topic {self._topic!r} gave nothing for {_SILENCE_S:g} s{self._errors.reason()}"
@@ -154,7 +154,7 @@ class TopicLetters(LetterReader):
         return self._client
 
     def _bounds(self) -> dict[int, tuple[int, int]]:
-        """Of each partition, its beginning and its last stable offset."""
+        """The beginning and the last stable offset of each partition."""
         admin = self._errors.made(lambda: AdminClient({**self._settings.admin(), "error_cb": self._errors.on_error}))
         known = admin.list_topics(timeout=_ANSWER_S).topics.get(self._topic)
         if known is None:
@@ -176,8 +176,8 @@ def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
 
 
 def _added(message: Any) -> dict[str, str]:
-    """The headers that Ratchet has added. A record may have some of the same names: the last
-    counts."""
+    """The headers that Ratchet has added. If a record's own headers have the same names, the last
+    one is Ratchet's."""
     return {
         name.removeprefix(HEADER): (value or b"").decode(errors="replace")
         for name, value in _headers(message)
@@ -185,7 +185,7 @@ def _added(message: Any) -> dict[str, str]:
     }
 
 
-#: The headers that are taken off again.
+#: The headers that are removed again.
 _OURS = {
     f"{HEADER}{name}"
     for name in (
@@ -196,7 +196,7 @@ _OURS = {
 
 
 def _own(headers: Sequence[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
-    """The headers of the record. Those that were added are the last of their names."""
+    """The record's own headers, without the added ones, which are the last of their names."""
     kept, added = [], set(_OURS)
     for name, value in reversed(headers):
         if name in added:

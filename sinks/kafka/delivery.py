@@ -1,4 +1,4 @@
-"""Hands records to a producer and waits for their delivery, as long as the producer gets on."""
+"""Delivers records through a producer, and waits as long as the producer makes progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from framework.clients.kafka_traffic import Traffic
 from framework.errors import RetryableError
 
-#: A producer that delivers nothing, sends nothing and is not throttled for so long does not get on.
+#: A producer that delivers nothing, sends nothing and is not throttled for this long makes no
+#: progress.
 SILENCE_MAX_S = 15.0
 _POLL_S = 0.05
 _WAITING, _DELIVERED, _REFUSED = range(3)
@@ -23,9 +24,12 @@ _TOPICS_SHOWN = 3
 
 
 class KafkaRecord(NamedTuple):
-    """One record to write. ``headers``: (name, value) pairs. ``topic``: None for the only one of
-    the batch. ``partition``: -1 for the partitioner's choice. ``timestamp_ms``: None for the time
-    at which it is sent."""
+    """One record to write.
+
+    * ``headers``: (name, value) pairs.
+    * ``topic``: None for the only topic of the batch.
+    * ``partition``: -1 for the partitioner's choice.
+    * ``timestamp_ms``: None for the time of sending."""
 
     key: bytes | None
     value: bytes | None
@@ -36,8 +40,8 @@ class KafkaRecord(NamedTuple):
 
 
 class Delivery:
-    """The records of one batch on their way. Used by one thread; others may poll the producer.
-    ``where``: the topics, for a message; after a refusal, that of the refused record."""
+    """The delivery of one batch. Used by one thread; others may poll the producer. ``where``: the
+    topics, for messages; after a refusal, the topic of the refused record."""
 
     def __init__(self, producer: Producer, traffic: Traffic, topics: Collection[str]) -> None:
         self._producer = producer
@@ -45,13 +49,13 @@ class Delivery:
         self.where = shown_topics(topics)
         self._outcomes = bytearray()  # in the order of ``send``
         self._refusal: KafkaError | None = None
-        self.about = ""  # what is known of the record that was refused, for a message
+        self.about = ""  # details of the refused record, for a message
         self._moved_at = time.monotonic()
 
     def send(self, topic: str, record: KafkaRecord) -> None:
-        """Hand a record to the producer, waiting for room in its queue. ``topic``: of a record that
-        names none. Raises ``KafkaException``, and ``RetryableError`` when the producer does not get
-        on."""
+        """Pass a record to the producer, waiting for room in its queue. ``topic``: for a record
+        that names none. Raises ``KafkaException``, and ``RetryableError`` when the producer makes
+        no progress."""
         answered = bound(self._answered, len(self._outcomes))
         self._outcomes.append(_WAITING)
         while True:
@@ -72,7 +76,7 @@ class Delivery:
 
     def finish(self) -> None:
         """Wait until every record is delivered or refused. Raises ``KafkaException`` with the
-        reason why one was refused, ``RetryableError`` when the producer does not get on."""
+        reason of a refusal, ``RetryableError`` when the producer makes no progress."""
         while _WAITING in self._outcomes:
             self._wait(self._producer.flush)
         if self._refusal is not None:
@@ -83,7 +87,7 @@ class Delivery:
         return (each == _DELIVERED for each in self._outcomes)
 
     def _wait(self, serve: Callable[[float], int]) -> None:
-        """Raise ``RetryableError`` when the producer does not get on."""
+        """Raise ``RetryableError`` when the producer makes no progress."""
         serve(_POLL_S)
         if self._traffic.has_sent():
             self._moved_at = time.monotonic()
@@ -95,7 +99,7 @@ class Delivery:
     def _answered(self, index: int, error: KafkaError | None, message: Message) -> None:
         self._outcomes[index] = _DELIVERED if error is None else _REFUSED
         self._moved_at = time.monotonic()
-        # The records of a batch are refused with the one that is the cause: that one counts.
+        # The records of a batch are refused together with the faulty one: report that one.
         if error is not None and (self._refusal is None or self._refusal.code() == _WITH_ANOTHER):
             size = len(message.key() or b"") + len(message.value() or b"")
             self._refusal = error

@@ -1,4 +1,4 @@
-"""The headers of records: those of the source's records, kept or removed, and added ones."""
+"""The headers of records: the source record's headers, kept or removed, and added ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from framework.topology import Fields
 from framework.topology.tuples import rows_of
 from sinks.kafka.record_content import BYTES, RowDict, called, checked_field
 
-#: What a header holds: a field of text or bytes by its name, bytes for every record, or a function
-#: of the row. Null leaves the header out.
+#: The content of a header: the name of a field of text or bytes, bytes for every record, or a
+#: function of the row. Null leaves the header out.
 HeaderContent = Union[str, bytes, Callable[[RowDict], "bytes | None"]]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", BYTES)]))
 
@@ -21,11 +21,12 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", BYTES)]))
 class Headers:
     """The headers of the records of a ``KafkaSink``.
 
-    ``field``: a field that holds headers, such as the ``headers`` of a Kafka spout's metadata, or a
-    map of text to text or bytes. They are kept, in order and with doubled names, except those named
-    by ``remove``. ``add``: name -> a field of text or bytes, bytes for every record, or a function
-    of the row that returns bytes; where it is null, the header is left out. Added headers come
-    last, so a reader that takes the last header of a name takes these.
+    * ``field``: a field that holds headers, such as the ``headers`` of a Kafka spout's metadata, or
+      a map of text to text or bytes. They are kept, in order and with duplicate names.
+    * ``remove``: names of headers in ``field`` to leave out.
+    * ``add``: name -> a field of text or bytes, bytes for every record, or a function of the row
+      that returns bytes; null leaves the header out. Added headers come last, so a reader that uses
+      the last header of a name gets these.
 
     >>> Headers("headers", remove=["trace"], add={"region": "region", "by": b"ratchet"}).names
     ['headers', 'region']
@@ -50,7 +51,7 @@ class Headers:
 
     @property
     def names(self) -> list[str]:
-        """The fields that they are made of, those of functions excepted."""
+        """The fields that they use, except inside functions."""
         kept = [self._field] if self._field is not None else []
         return [*kept, *(each for each in self._add.values() if isinstance(each, str))]
 
@@ -98,7 +99,7 @@ class Headers:
 
 
 def checked_headers(given: Headers | str | Mapping[str, HeaderContent] | None) -> Headers | None:
-    """A field that holds headers, or a mapping of those to add, as ``Headers``."""
+    """Convert a field that holds headers, or a mapping of headers to add, to ``Headers``."""
     if given is None or isinstance(given, Headers):
         return given
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""What a topic and its client never take, known before a record is sent."""
+"""The limits of a topic and its client, checked before a record is sent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import passes
 from sinks.kafka.compressed_size import codec_of, compressed_bytes_max
 
-#: librdkafka's ``message.max.bytes`` where it is not set, and what it adds to key and value before
-#: it compares.
+#: librdkafka's default for ``message.max.bytes``, and the overhead that it adds to key and value
+#: before the comparison.
 CLIENT_BYTES_MAX, _CLIENT_ADDS = 1_000_000, 36
-#: The header of a batch of records, and the parts of a record that have one byte.
+#: The size of a record batch's header, and of the one-byte parts of a record.
 _BATCH_ADDS, _RECORD_ADDS = 61, 4
-#: The most that the lengths of a header take.
+#: The most bytes that the lengths of a header take.
 _HEADER_ADDS = 10
-#: A record is some time on its way before the broker looks at its timestamp.
+#: The time that a record may be in transit before the broker checks its timestamp.
 _ON_THE_WAY_MS = 60_000
 HeaderPairs = Sequence[tuple[str, "bytes | None"]]
 _ANSWER_S = 10.0
@@ -28,10 +28,15 @@ _NO_BOUND = 2**62
 
 @dataclass(frozen=True)
 class TopicLimits:
-    """``client_bytes``: ``message.max.bytes`` of the client. ``topic_bytes``: ``max.message.bytes``
-    of the topic, which bounds its batches; None if it is not known. ``codec``, ``level``: how the
-    client compresses. ``needs_key``: the topic is compacted. ``before_ms``, ``after_ms``: how far a
-    timestamp may be from the present; None if the topic does not say."""
+    """The limits of a topic.
+
+    * ``client_bytes``: ``message.max.bytes`` of the client.
+    * ``topic_bytes``: ``max.message.bytes`` of the topic, which bounds its batches; None if
+      unknown.
+    * ``codec``, ``level``: the client's compression.
+    * ``needs_key``: the topic is compacted.
+    * ``before_ms``, ``after_ms``: the largest distance of a timestamp from the present; None if the
+      topic has no limit."""
 
     client_bytes: int
     _: KW_ONLY
@@ -44,7 +49,7 @@ class TopicLimits:
 
     @property
     def record_bytes_max(self) -> int:
-        """The size up to which a record is taken, compressed or not."""
+        """The size up to which a record is accepted, compressed or not."""
         return self.client_bytes if self.topic_bytes is None else min(self.client_bytes, self.topic_bytes)
 
     def refusal(self, key: bytes | None, value: bytes | None, headers: HeaderPairs = ()) -> str | None:
@@ -80,8 +85,8 @@ class TopicLimits:
         )
 
     def fits(self, key_bytes: int | None, value_bytes: int | None, headers: HeaderPairs = ()) -> bool:
-        """Whether a record fits, compressed or not. ``key_bytes``, ``value_bytes``: the sizes of
-        its parts; None for null."""
+        """Whether a record is small enough, compressed or not. ``key_bytes``, ``value_bytes``: the
+        sizes of its parts; None for null."""
         size = (key_bytes or 0) + (value_bytes or 0) + headers_bytes(headers)
         if (key_bytes is None and self.needs_key) or size + _CLIENT_ADDS > self.client_bytes:
             return False
@@ -90,7 +95,7 @@ class TopicLimits:
         return self.topic_bytes is None or _BATCH_ADDS + _varint(body) + body <= self.topic_bytes
 
     def timestamp_refusal(self, timestamp_ms: int, now_ms: int) -> str | None:
-        """Why a record of this time is refused; None if it is not.
+        """Why a record with this timestamp is refused; None if it is not.
 
         >>> TopicLimits(1_000, after_ms=60_000).timestamp_refusal(70_000, 3_000).split(" of ")[0]
         'a timestamp'
@@ -108,11 +113,11 @@ class TopicLimits:
         )
 
     def close(self) -> None:
-        """Nothing: it is kept as writers are."""
+        """Does nothing. Exists because limits are cached like writers."""
 
 
 def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
-    """Ask the brokers. Raises ``RetryableError`` while they do not answer."""
+    """Get the limits from the brokers. Raises ``RetryableError`` while they do not answer."""
     given = settings.producer()
     errors = ConnectionErrors(settings.bootstrap_servers)
     admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
@@ -131,7 +136,7 @@ def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
 
 
 def headers_bytes(headers: HeaderPairs) -> int:
-    """What headers take in a record, their number excepted.
+    """The size of headers in a record, without their count.
 
     >>> headers_bytes([]), headers_bytes([("a", b"bc")]), headers_bytes([("a", None)])
     (0, 5, 3)
@@ -151,8 +156,8 @@ def _timestamp_bounds(found: Mapping[str, str]) -> dict[str, int]:
 
 
 def topic_bytes_max(admin: AdminClient, topic: str) -> int | None:
-    """``max.message.bytes`` of a topic, which bounds its batches. None if it cannot be read: that
-    needs the permission ``DescribeConfigs``. Raises ``KafkaException`` for errors that pass."""
+    """``max.message.bytes`` of a topic, which bounds its batches. None if it cannot be read, for
+    lack of the permission ``DescribeConfigs``. Raises ``KafkaException`` for transient errors."""
     return _bytes_max(topic_configuration(admin, topic))
 
 
@@ -173,5 +178,5 @@ def _bytes_max(found: dict[str, str]) -> int | None:
 
 
 def _varint(number: int) -> int:
-    """How many bytes a number takes in a record."""
+    """The encoded size of a number in a record, in bytes."""
     return (((number << 1) ^ (number >> 63)).bit_length() + 6) // 7 or 1

@@ -1,4 +1,5 @@
-"""Markers: a compacted topic of one partition says what the last kafka_txn of each writer held.
+"""Markers: records in a compacted topic of one partition that describe the last kafka_txn of each
+writer.
 
 A marker is written in the same kafka_txn as the records it describes. Its key is
 ``topology/component/task``; ids contain no ``/``.
@@ -9,8 +10,8 @@ Invariants:
    marker (C25).
 2. A marker belongs to the last committed transaction that had records for its writer, or to the
    transaction that is being committed.
-3. A reader does not wait for a dead writer: it ends the kafka_txn that the writer left open
-   (ADR 10).
+3. A reader does not wait for a dead writer: it ends the kafka_txn that the writer left open (ADR
+   10).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from framework.topology import Standing, TopologyContext, TransactionAttempt
 from sinks.kafka.limits import CLIENT_BYTES_MAX, topic_configuration
 
 _log = get_logger()
-#: The logger of transactional clients, without output of its own. Their log adds nothing: they
-#: report the end of a lease as fatal, and they raise everything else as well.
+#: The logger of transactional clients, without output. Their log is redundant: they report a lost
+#: lease as fatal, and they raise all other errors too.
 _client_log = logging.getLogger(__name__)
 _client_log.addHandler(logging.NullHandler())
 
@@ -43,10 +44,10 @@ MARKER_FORMAT = 2
 #: The limit for each step with the broker. It is below the driver's patience, so an attempt fails
 #: before the driver gives it up.
 STEP_TIMEOUT_S = 15.0
-#: How long a reader waits for an open kafka_txn. A live writer is faster; a slower one loses its
+#: How long a reader waits for an open kafka_txn. A live writer is faster; a slower writer loses its
 #: kafka_txn, and its attempt fails.
 OPEN_PATIENCE_S = 3.0
-#: The broker aborts the open kafka_txn of a dead writer after this time, unless settings= say
+#: The broker aborts the open kafka_txn of a dead writer after this time, unless settings= contain
 #: another ``transaction.timeout.ms``. A batch must be delivered within it.
 TRANSACTION_TIMEOUT_MS = 60_000
 _POLL_S = 0.05
@@ -55,7 +56,7 @@ _ANEW = "restore the one that was lost, or start anew with `ratchet reset --ever
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """Says that a kafka_txn held this task's part of this txid.
+    """A record saying that its kafka_txn contains this task's part of this txid.
 
     ``txid`` 0: nothing was written since a reset. ``incarnation``: empty if the topology's state is
     older than incarnations."""
@@ -110,7 +111,7 @@ class Marker:
         self.check_incarnation(topology_id, standing.incarnation)
         if self.txid > standing.currtx:
             raise self._ahead(standing.currtx)
-        if self.epoch >= standing.epoch:  # equal too: the new leader has written nothing yet
+        if self.epoch >= standing.epoch:  # also if equal: the new leader has written nothing yet
             raise ConfigError(
                 f"{self.writer} has written to Kafka in epoch {self.epoch}, and ZooKeeper is at epoch {standing.epoch}: "
                 f"ZooKeeper's state is older than what Kafka holds; {_ANEW}"
@@ -137,7 +138,7 @@ class Marker:
 
 
 def marker_of(attempt: TransactionAttempt, context: TopologyContext) -> Marker:
-    """The marker of this task's part of an attempt."""
+    """Make the marker for this task's part of an attempt."""
     fence = attempt.fence
     return Marker(
         topology_id=context.topology_id,
@@ -168,9 +169,9 @@ def initialised(
     traffic: Traffic | None = None,
     batch_bytes: int | None = None,
 ) -> Producer:
-    """A new producer. It has fenced every other producer of this id and ended their open kafka_txn.
-    ``traffic``: where it reports whether it gets on. ``batch_bytes``: what the topic takes at most.
-    Raises ``KafkaException``."""
+    """Make a new producer. It has fenced every other producer of this id and ended their open
+    kafka_txn. ``traffic``: receives the producer's progress. ``batch_bytes``: the topic's limit for
+    a batch. Raises ``KafkaException``."""
     given = settings.producer()
     made = {
         "logger": _client_log,
@@ -203,8 +204,8 @@ def has_markers(cluster: ClusterMetadata, topic: str) -> bool:
 
 
 def _check_kept(admin: AdminClient, topic: str) -> None:
-    """Raise ``ConfigError`` if the broker removes old markers: after a longer pause, a transaction
-    whose marker is gone would be written again."""
+    """Raise ``ConfigError`` if the broker would remove old markers: after a longer pause, a
+    transaction whose marker is missing would be written again."""
     policy = topic_configuration(admin, topic).get("cleanup.policy", "")
     if "delete" in policy:
         raise ConfigError(
@@ -215,7 +216,7 @@ def _check_kept(admin: AdminClient, topic: str) -> None:
 
 def find_markers(settings: KafkaSettings, topic: str, topology_id: str) -> dict[str, Marker]:
     """As ``read_markers``, but returns no markers if the topic does not exist. Do not use it before
-    a write: one answer of a broker may lack an existing topic."""
+    a write: a broker's answer may briefly lack an existing topic."""
     errors, admin = _client(settings)
     try:
         there = has_markers(admin.list_topics(timeout=STEP_TIMEOUT_S), topic)
@@ -298,7 +299,7 @@ def _end_open(
     """End the kafka_txn that blocks the last stable offset, which is the offset of ``where``.
 
     The record at that offset is the marker of this kafka_txn, and its key names the writer. Does
-    nothing if the writer is of another topology."""
+    nothing if the writer belongs to another topology."""
     consumer = Consumer({**settings.consumer(where.topic), "isolation.level": "read_uncommitted"})
     try:
         consumer.assign([where])
@@ -318,8 +319,8 @@ def _end_open(
 def _end_of(
     where: TopicPartition, errors: ConnectionErrors, admin: AdminClient, deadline: float, level: IsolationLevel
 ) -> int:
-    """The end offset at this isolation level. Asks until the deadline, because not every broker
-    knows a new topic at once."""
+    """The end offset at this isolation level. Retries until the deadline, because a new topic is
+    not immediately known to every broker."""
     while True:
         try:
             wanted = {where: OffsetSpec.latest()}

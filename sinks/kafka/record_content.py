@@ -1,4 +1,4 @@
-"""The keys and values of records: columns of bytes that are made of the columns of a batch."""
+"""The keys and values of records: columns of bytes, made from the columns of a batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sinks.value_encoding import JsonColumns
 RowDict = Mapping[str, Any]
 #: A batch may have more than 2 GB.
 BYTES = pa.large_binary()
-#: The source of a key or a value: one field as it is, several fields as a JSON object, or a
+#: The source of a key or a value: one field unchanged, several fields as a JSON object, or a
 #: function of the row.
 Content = Union[str, Sequence[str], Callable[[RowDict], "bytes | None"]]
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """A codec that also encodes: the codecs of ``spouts`` are such."""
+    """A codec that can also encode, such as the codecs of ``spouts``."""
 
     def check_encodable(self, fields: Fields) -> None:
         """Called once, on the driver, by the builder. Raises ``TopologyError`` for fields that the
@@ -47,13 +47,13 @@ class Part:
         self._what, self._content, self._codec = what, content, codec
 
     def names(self, fields: Fields) -> Sequence[str]:
-        """The fields that it is made of; all of them, where that is not known."""
+        """The fields that it uses; all of them if that is unknown."""
         if callable(self._content):
             return fields.names
         return (self._content,) if isinstance(self._content, str) else self._content or ()
 
     def check(self, component_id: str, fields: Fields) -> None:
-        """Raises ``TopologyError`` for fields that it cannot be made of."""
+        """Raises ``TopologyError`` for unsuitable fields."""
         content = self._content
         if content is None or callable(content):
             return
@@ -106,7 +106,7 @@ def checked_field(component_id: str, name: str, fields: Fields) -> pa.DataType |
 
 
 def called(function: Callable[[RowDict], bytes | None], row: RowDict, where: str) -> bytes | None:
-    """What a function makes of a row. Raises ``BadRecordError`` for anything but bytes."""
+    """The result of a function for a row. Raises ``BadRecordError`` for any result but bytes."""
     made = function(row)
     if made is not None and not isinstance(made, bytes):
         raise BadRecordError(

@@ -1,20 +1,21 @@
-"""How a record is cut to the size that a topic takes."""
+"""Cuts a record to the size limit of a topic."""
 
 from __future__ import annotations
 
 from framework.topology.dead_letters import CUT_HEADER
 from sinks.kafka.delivery import KafkaRecord
 
-#: What the protocol adds to a record and its batch, at most, and to each header.
+#: The most bytes that the protocol adds to a record and its batch, and to each header.
 _OVERHEAD_BYTES, _HEADER_BYTES = 256, 10
-#: Smaller parts are not cut. So much of a header's name is shown, and so many headers are cut.
+#: The smallest part that is cut, the shown length of a header's name, and the most headers that are
+#: cut.
 _CUT_MIN, _NAME_SHOWN, _HEADERS_CUT_MAX = 200, 60, 10
 
 
 def fitted(record: KafkaRecord, bytes_max: int) -> KafkaRecord:
-    """The record, or, if it is larger than ``bytes_max``, one of which the largest parts are cut:
-    ``CUT_HEADER`` says so. If that is not enough, the first headers are left out. Nothing else of
-    value, key and headers is changed.
+    """The record, or, if it is larger than ``bytes_max``, a copy whose largest parts are cut and
+    listed in ``CUT_HEADER``. If that is not enough, the first headers are left out. Other parts are
+    unchanged.
 
     >>> record = fitted(KafkaRecord(b"k", b"v" * 2_000, [("h", b"1")]), 1_000)
     >>> record.key, len(record.value) < 1_000, record.headers[-1]
@@ -40,7 +41,7 @@ def fitted(record: KafkaRecord, bytes_max: int) -> KafkaRecord:
         over -= len(part) - len(parts[index] or b"")
     left_out = 0
     if over > 0:
-        over += _NAME_SHOWN  # what says so
+        over += _NAME_SHOWN  # the size of the note about the cut
         while over > 0 and left_out < len(record.headers):
             over -= header_bytes[left_out] + len(parts[2 + left_out] or b"")
             left_out += 1

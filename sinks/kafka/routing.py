@@ -1,7 +1,7 @@
-"""Which topic and partition a row goes to, and at what time.
+"""Routing: the topic, partition and timestamp of each row.
 
 Invariant: a row is never written to a topic that does not exist, that the sink was not given, or
-that the topology reads or keeps its markers in.
+that the topology reads or uses for its markers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sinks.kafka.topic_catalog import TopicCatalog
 
 CatalogOf = Callable[[KafkaSettings], TopicCatalog]
 
-#: Topics of Kafka itself, and of Ratchet: no row names one of these.
+#: Topics of Kafka itself, and of Ratchet: no row may name one of these.
 _RESERVED = re.compile(r"__.*|ratchet-markers-.*")
-#: What Kafka stores for a record without a time.
+#: Kafka's timestamp for a record without a time.
 _NO_TIME_MS = -1
-#: librdkafka writes the present time in place of this one.
+#: librdkafka replaces this timestamp by the present time.
 _EPOCH_MS = 0
 
 
 class Route:
-    """Where rows go. ``topic``: the only topic; or ``field``: the field that names it, with
-    ``topics`` or ``pattern``, which say what it may name."""
+    """The topic of each row. ``topic``: the only topic; or ``field``: the field that names the
+    topic, with ``topics`` or ``pattern`` as the allowed names."""
 
     def __init__(self, topic: str | None, field: str | None, topics: Sequence[str] | None, pattern: str | None) -> None:
         if (topic is None) == (field is None):
@@ -60,7 +60,7 @@ class Route:
         self._reads = read
 
     def check(self, component_id: str, fields: Fields) -> None:
-        """Raises ``TopologyError`` for a field that names no topic."""
+        """Raises ``TopologyError`` if the field cannot name a topic."""
         if self.field is None:
             return
         declared = checked_field(component_id, self.field, fields)
@@ -72,7 +72,7 @@ class Route:
 
     def column(self, batch: pa.RecordBatch, admits: Callable[[str], None]) -> pa.Array | None:
         """The topic of each row; None if there is only one. ``admits`` raises ``BadRecordError``
-        for a topic that is not written."""
+        for a topic that must not be written."""
         if self.field is None:
             return None
         column = batch.column(self.field)
@@ -90,8 +90,8 @@ class Route:
             raise BadRecordError(f"field {self.field!r} names topic {topic!r}, and the sink writes only {only}")
 
     def admit(self, topic: str, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> None:
-        """Raises ``BadRecordError`` for a topic that is not written. ``catalog_of``: gives the
-        catalog of a cluster, kept from batch to batch."""
+        """Raises ``BadRecordError`` for a topic that must not be written. ``catalog_of``: returns
+        the catalog of a cluster, cached from batch to batch."""
         self.check_name(topic)
         if self._is_read(topic, catalog_of, settings, conf):
             raise BadRecordError(
@@ -119,7 +119,7 @@ class Route:
 
 
 def check_partition(component_id: str, name: str, fields: Fields) -> None:
-    """Raises ``TopologyError`` for a field that names no partition."""
+    """Raises ``TopologyError`` if the field cannot name a partition."""
     declared = checked_field(component_id, name, fields)
     if declared is None or not pa.types.is_integer(declared):
         raise TopologyError(f"committer {component_id!r}: field {name!r} is {declared}, and a partition is an integer")
@@ -140,7 +140,7 @@ def partition_column(name: str, batch: pa.RecordBatch, topics: Sequence[str], ca
 
 
 def check_timestamp(component_id: str, name: str, fields: Fields) -> None:
-    """Raises ``TopologyError`` for a field that holds no time."""
+    """Raises ``TopologyError`` if the field cannot hold a time."""
     declared = checked_field(component_id, name, fields)
     if declared is None or not (pa.types.is_timestamp(declared) or pa.types.is_integer(declared)):
         raise TopologyError(
@@ -150,11 +150,11 @@ def check_timestamp(component_id: str, name: str, fields: Fields) -> None:
 
 
 def timestamp_column(name: str, batch: pa.RecordBatch) -> pa.Array:
-    """The time of each row in milliseconds; null for the time at which it is written. Raises
-    ``BadRecordError`` for a time that Kafka cannot hold."""
+    """The time of each row in milliseconds; null for the time of writing. Raises ``BadRecordError``
+    for a time that Kafka cannot store."""
     column = batch.column(name)
     try:
-        if pa.types.is_timestamp(column.type):  # digits below milliseconds are cut
+        if pa.types.is_timestamp(column.type):  # digits below milliseconds are truncated
             column = column.cast(pa.timestamp("ms", column.type.tz), safe=column.type.unit == "s")
         column = column.cast(pa.int64())
     except pa.ArrowInvalid as error:

@@ -45,11 +45,11 @@ _log = get_logger()
 class KafkaSink(ArrowBolt, Committer):
     """Writes its input to ``topic``, which must exist, or to several topics.
 
-    **Which topic.** ``topic``, or ``topic_from``: the text field that names it. The topics of a
-    batch are written in one kafka_txn. What a row may name is said by ``topics``, a list, or by
-    ``pattern``, a regular expression that whole names match; without both, a row may name every
-    topic that exists. A row is a bad record if it names another topic, one that does not exist, one
-    that the spout of the topology reads, a topic of markers, or one of Kafka's own.
+    **Topic.** ``topic``, or ``topic_from``: the text field that names it. The topics of a batch are
+    written in one kafka_txn. ``topics``, a list, or ``pattern``, a regular expression that whole
+    names match, restrict the names; without both, a row may name any existing topic. A row is a bad
+    record if it names another topic, one that does not exist, one that the spout of the topology
+    reads, a topic of markers, or one of Kafka's own.
 
     **Value and key.** ``value`` and ``key``: one of
 
@@ -61,31 +61,31 @@ class KafkaSink(ArrowBolt, Committer):
     By default the value is a JSON object of all fields that are not used for topic, headers,
     timestamp, partition or ``tombstone``, and the key is null. ``value_codec`` and ``key_codec``
     encode the fields: a codec that encodes, such as ``spouts.MessagePackCodec``. ``tombstone``: a
-    field of truths; where it is true, the value is null, whatever ``value`` says.
+    boolean field; if it is true, the value is null, whatever ``value`` says.
 
     **Headers, timestamp, partition.** ``headers``: a field that holds headers, such as the
     ``headers`` of the spout's metadata, which are kept; a mapping of headers to add (name -> field,
     bytes, or function of the row); or ``Headers``, which does both, and removes some.
     ``timestamp``: a field of timestamps, or of milliseconds such as ``timestamp_ms`` of the spout's
     metadata; null, and by default: the time at which the record is sent. ``partition``: an integer
-    field; null, and by default: the partitioner's choice. A partition that the topic does not have
-    makes a bad record, and so does a time at or before 1970, or one that the topic does not take.
+    field; null, and by default: the partitioner's choice. A row is a bad record if the topic does
+    not have its partition, if its time is at or before 1970, or if the topic refuses its time.
 
-    Exactly once: each commit task has a transactional producer, and writes a marker of the
+    **Exactly once.** Each commit task has a transactional producer, and writes a marker of the
     transaction in the kafka_txn of its records. Readers with ``isolation.level=read_committed`` see
-    a task's part of a batch whole, and once. Records in Kafka cannot be undone, so a batch whose
-    commit was opened is never planned anew (C8). Markers are in ``marker_topic``, by default
-    ``ratchet-markers-<topology id>``, which is created when it is missing.
+    a task's part of a batch completely, and once. Records in Kafka cannot be undone, so a batch
+    whose commit was opened is never planned again (C8). Markers are in ``marker_topic``, by default
+    ``ratchet-markers-<topology id>``, which is created if missing.
 
-    With more than one task, a replay may find the parts of some tasks written and others not. So
-    each row must reach the same task again: the input must be grouped by fields or globally, and
-    every component before it must be deterministic (C11). The builder checks this.
+    With several tasks, a replay may find the parts of some tasks written and others not. So each
+    row must reach the same task again: the input must be grouped by fields or globally, and every
+    component before the sink must be deterministic (C11). The builder checks this.
 
-    ``at_least_once=True``: plain producers, no markers, any grouping. A replay writes the records
-    again. Give ``at_least_once=True`` to the builder, too.
+    **At least once.** ``at_least_once=True``: plain producers, no markers, any grouping. A replay
+    writes the records again. Give ``at_least_once=True`` to the builder, too.
 
-    A record without a key for a compacted topic is a bad record. So is one that is larger than
-    ``message.max.bytes`` of the client or, compressed if the client compresses,
+    **Limits.** A record without a key for a compacted topic is a bad record. So is a record larger
+    than ``message.max.bytes`` of the client or, compressed if the client compresses,
     ``max.message.bytes`` of the topic. All bad records are found before the commit is opened.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
@@ -117,7 +117,8 @@ class KafkaSink(ArrowBolt, Committer):
         self.exactly_once = not at_least_once
         self._route = Route(topic, topic_from, topics, pattern)
         self._value, self._value_codec = value, value_codec
-        self._value_part = Part("value", value, value_codec)  # of named fields, when it is bound
+        # for named fields; replaced when the sink is bound
+        self._value_part = Part("value", value, value_codec)
         self._key = Part("key", key, key_codec)
         self._headers = checked_headers(headers)
         self._timestamp, self._partition, self._tombstone = timestamp, partition, tombstone
@@ -163,7 +164,7 @@ class KafkaSink(ArrowBolt, Committer):
                     )
 
     def _other_fields(self, component_id: str, fields: Fields) -> list[str]:
-        """The fields that are used for nothing else."""
+        """The fields that no other setting uses."""
         field = self._headers.field if self._headers is not None else None
         used = (self._route.field, field, self._timestamp, self._partition, self._tombstone)
         left = [name for name in fields if name not in used]
@@ -205,7 +206,7 @@ class KafkaSink(ArrowBolt, Committer):
         return _TableForTopic(self, ScratchTable(folder, self._fields))
 
     def check_encoding(self, batch: pa.RecordBatch) -> None:
-        """Raise ``BadRecordError`` for a row that makes no record, whatever the brokers hold."""
+        """Raise ``BadRecordError`` for a row that makes no record, independent of the brokers."""
         self._parts(batch)
         self._route.column(batch, self._route.check_name)
 
@@ -248,12 +249,12 @@ class KafkaSink(ArrowBolt, Committer):
                 writer = f"{context.topology_id}/{writer_of(context)}"
                 writers.plain(merged).write(topics, _Records(self._batches), writer, batch)
         except RetryableError:
-            writers.catalog(merged).forget()  # a topic may be gone
+            writers.catalog(merged).forget()  # a topic may have been deleted
             raise
 
     def _parts(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """The columns of the records that need no question to the brokers: one for each part of a
-        record that is not everywhere the default."""
+        """The columns of the records that need no request to the brokers: one for each part of a
+        record that does not have its default everywhere."""
         if self._fields is None:
             raise TopologyError("a KafkaSink was used outside a topology")
         where = str(self._route)
@@ -299,14 +300,14 @@ class KafkaSink(ArrowBolt, Committer):
         for topic in self._topics([records]):
             rows = records if self._route.field is None else records.filter(pc.equal(records.column("topic"), topic))
             refusal = _refusal(rows, writers.limits(merged, topic))
-            if refusal is not None:  # the topic may have been changed since it was asked
+            if refusal is not None:  # the topic's settings may have changed since they were read
                 refusal = _refusal(rows, writers.limits(merged, topic, fresh=True))
             if refusal is not None:
                 raise BadRecordError(f"topic {topic!r}: {refusal}")
 
 
 class _TableForTopic(AppendCommitter):
-    """Writes the rows of a topic to a table, once each has been encoded."""
+    """Writes the rows of a topic to a table, after checking that each can be encoded."""
 
     def __init__(self, sink: KafkaSink, table: ScratchTable) -> None:
         super().__init__(table)
@@ -339,7 +340,7 @@ class _Records:
 
 
 def _refusal(records: pa.RecordBatch, limits: TopicLimits) -> str | None:
-    """Why one of the records is refused; None if nothing is known against them."""
+    """Why one of the records is refused; None if there is no known reason."""
     names = records.schema.names
     keys, values = (pc.binary_length(records.column(each)).to_pylist() for each in ("key", "value"))
     headers: list[list[tuple[str, bytes | None]]] = [[]] * records.num_rows

@@ -1,4 +1,4 @@
-"""The topics of a cluster that rows may be routed to: which there are, and their partitions."""
+"""A catalog of a cluster's topics for routing: which topics exist, and their partitions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from confluent_kafka.admin import AdminClient
 from framework.clients.kafka import ConnectionErrors, KafkaSettings
 
 _ANSWER_S = 10.0
-#: A topic may be there, and a broker learn of it a moment later: it is asked so long.
+#: A new topic may not be known to every broker yet: requests are repeated for this long.
 _PATIENCE_S = 2.0
 _POLL_S = 0.1
-#: A topic that was missing is not looked for again for so long: the batches that find out which of
-#: the records name it follow each other.
+#: A missing topic is not requested again for this long, because the batches that search for the
+#: record naming it follow each other quickly.
 _MISSING_S, _MISSING_MAX = 30.0, 1_000
 
 
 class TopicCatalog:
-    """The topics of the cluster of ``settings``. Asks the brokers only for topics that it does not
-    know. Used by several threads."""
+    """The topics of the cluster of ``settings``. Sends requests only for unknown topics. Used by
+    several threads."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -31,8 +31,8 @@ class TopicCatalog:
         self._lock = threading.Lock()
 
     def partition_count(self, topic: str, at_least: int = 1) -> int:
-        """How many partitions a topic has; 0 if it does not exist. Asks again where there are not
-        ``at_least`` so many. Raises ``RetryableError`` while brokers do not answer."""
+        """How many partitions a topic has; 0 if it does not exist. Asks again if there are fewer
+        than ``at_least``. Raises ``RetryableError`` while brokers do not answer."""
         with self._lock:
             deadline = time.monotonic() + _PATIENCE_S
             if time.monotonic() - self._missing.get((topic, at_least), -_MISSING_S) < _MISSING_S:
@@ -56,12 +56,12 @@ class TopicCatalog:
             return self._cluster_id or ""
 
     def forget(self) -> None:
-        """Ask again for every topic: one may be gone."""
+        """Request every topic again, because one may have been deleted."""
         with self._lock:
             self._partitions = {}
 
     def close(self) -> None:
-        """Nothing: it is kept as writers are."""
+        """Does nothing. Exists because catalogs are cached like writers."""
 
     def _ask(self) -> None:
         errors = ConnectionErrors(self._settings.bootstrap_servers)

@@ -1,23 +1,23 @@
 """Writes to Kafka exactly once: records and a marker in one kafka_txn.
 
-The order of steps (C11), also after an unknown outcome:
+The order of steps (C11), even after an unknown outcome:
 
 a. Initialise the transactional id. This fences every other producer of the id and ends its open
    kafka_txn.
 b. Read the markers to the end.
 c. Unless this txid is already written, produce the records and the marker, and commit.
 
-A zombie that wakes up finds the marker, or writes what its successor would have written.
+A zombie that resumes finds the marker, or writes the same records as its successor would.
 
-A producer that is kept between batches holds a lease on its transactional id: it may go on until
-another process of the topology initialises the id. Then it repeats these steps at once, and the
-attempt does not fail (C26).
+A producer that is kept between batches holds a lease on its transactional id, which ends when
+another process of the topology initialises the id. Then the writer repeats these steps immediately,
+and the attempt does not fail (C26).
 
 Invariants:
 
 1. A txid's records are committed together with its marker, or neither is.
-2. The marker that was read is the last one: nobody else has written under this id since it was
-   initialised.
+2. The marker that was read is the last one: no other producer has written under this id since it
+   was initialised.
 3. A transactional id belongs to one task of one component of one topology: ids contain no ``/``.
 """
 
@@ -58,10 +58,10 @@ from sinks.kafka.topic_catalog import TopicCatalog
 PROBE_TIMEOUT_S = 10.0
 #: A new producer reads all markers, so compaction must remove outdated ones soon.
 MARKERS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"}
-#: The one partition of a topic of markers.
+#: The only partition of a topic of markers.
 _MARKERS_PARTITION = 0
 _TAKEN = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
-#: Errors of a client that has failed for good. They do not name the reason.
+#: Errors of a client that has failed permanently. They do not contain the reason.
 _OVER = (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 W = TypeVar("W")
 
@@ -71,13 +71,13 @@ class _LeaseLost(StaleWriterError):
 
 
 class _ClientFailed(RetryableError):
-    """The client failed without a reason. Most often its transactional id was taken over."""
+    """The client failed without a reason. Usually its transactional id was taken over."""
 
 
 def probe(settings: KafkaSettings, topics: Sequence[str]) -> None:
-    """Fail before the start on what would fail in the first batch. Raises ``ConfigError`` if a
-    topic does not exist or the brokers refuse the client, and ``RetryableError`` if they do not
-    answer."""
+    """Report before the start any problem that would fail the first batch. Raises ``ConfigError``
+    if a topic does not exist or the brokers refuse the client, and ``RetryableError`` if they do
+    not answer."""
     errors = ConnectionErrors(settings.bootstrap_servers)
     admin = errors.made(lambda: AdminClient({**settings.admin(), "error_cb": errors.on_error}))
     try:
@@ -109,18 +109,18 @@ class MarkedWriter:
         self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._traffic = Traffic()
         self._batch_bytes: int | None = None
-        self._known: set[str] = set()  # topics that batch_bytes takes into account
+        self._known: set[str] = set()  # topics that are included in batch_bytes
         self._producer: Producer | None = None
         self._last: Marker | None = None
         self._lock = threading.Lock()
 
     def write(self, topics: Sequence[str], records: Iterable[KafkaRecord], marker: Marker) -> bool:
-        """Write all records with their marker in one kafka_txn, also those of several topics.
+        """Write all records, possibly of several topics, with their marker in one kafka_txn.
         Returns False if they are already written. May iterate ``records`` twice. ``topics``: all
-        topics of the records; the first is that of records that name none.
+        topics of the records; the first applies to records that name none.
 
         Raises ``StaleWriterError`` if a newer writer is active, ``ConfigError`` if the last marker
-        is of another incarnation, everything else that ``Marker.already_holds`` raises,
+        is of another incarnation, the other errors of ``Marker.already_holds``,
         ``CommitOutcomeUnknown``, or ``RetryableError``. After an error, the next call starts with a
         new producer."""
         with self._lock:
@@ -128,7 +128,9 @@ class MarkedWriter:
                 try:
                     return self._guarded(lambda: self._write(topics, records, marker))
                 except (_LeaseLost, _ClientFailed):
-                    pass  # try once with a new producer: it aborts what is open, or finds the marker
+                    # try once with a new producer: it aborts the open kafka_txn, or finds the
+                    # marker
+                    pass
             return self._guarded(lambda: self._write(topics, records, marker))
 
     def renew(self, marker: Marker) -> None:
@@ -147,7 +149,7 @@ class MarkedWriter:
         try:
             return write()
         except SystemError as error:
-            # The client raises this if a fatal error and a delivery report come at the same time.
+            # The client raises this if a fatal error and a delivery report arrive together.
             cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal()
             self._producer = None
             if cause is not None:
@@ -158,8 +160,8 @@ class MarkedWriter:
             raise
 
     def _fatal(self) -> KafkaException | None:
-        """The reason why the client failed for good; None if it has not. Later calls fail without a
-        reason."""
+        """The reason for a permanent failure of the client; None if there is none. Later calls fail
+        without a reason."""
         if self._producer is None:
             return None
         try:
@@ -191,7 +193,7 @@ class MarkedWriter:
         self._last = marker
 
     def _begin(self, topics: Sequence[str], topology_id: str) -> None:
-        self._batch_bytes = None  # topics may have been changed
+        self._batch_bytes = None  # the topics' settings may have changed
         self._known.clear()
         self._check_topics(topics)
         producer = self._initialised()
@@ -260,8 +262,8 @@ class MarkedWriter:
             raise self._explained(error) from error
 
     def _commit(self, producer: Producer) -> None:
-        """Commit the kafka_txn. A quota of the brokers holds this request back, too: when called
-        again, librdkafka goes on with the same request."""
+        """Commit the kafka_txn. A broker's quota may delay this request, too: on a further call,
+        librdkafka continues with the same request."""
         while True:
             try:
                 producer.commit_transaction(STEP_TIMEOUT_S)
@@ -276,16 +278,16 @@ class MarkedWriter:
             return _LeaseLost(f"{self._writer}: another writer has taken over {self._transactional_id!r}")
         if why.args[0].code() in _OVER:
             return _ClientFailed(f"{self._writer}: the Kafka client failed: {why.args[0].str()}{self._errors.reason()}")
-        if not passes(error):  # it says more than what it has led to
+        if not passes(error):  # it is more informative than the later error
             return kafka_error(error, f"{self._writer}: {what}" if what else self._writer)
         return self._errors.explain(why)
 
 
 class PlainWriter:
-    """Writes, and waits until all replicas have acknowledged everything. After an error, the caller
-    writes everything again: what an earlier call for the same batch has written is left out, as far
-    as this process knows it. So a batch that fails again and again does not add its records each
-    time."""
+    """Writes, and waits until all replicas have acknowledged every record. After an error, the
+    caller writes everything again; records that an earlier call for the same batch has written are
+    left out, as far as this process knows. So a batch that fails repeatedly does not add its
+    records each time."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -294,10 +296,13 @@ class PlainWriter:
         self._written: dict[str, tuple[str, Counter[bytes]]] = {}  # writer -> (batch, records)
 
     def write(self, topics: Sequence[str], records: Iterable[KafkaRecord], writer: str, batch: str) -> None:
-        """Write the records of one batch of a task. ``topics``: as of ``MarkedWriter.write``.
-        ``batch``: the same for each repetition. May iterate ``records`` twice. Raises
-        ``RetryableError`` if it is not certain that everything was written, and ``ConfigError`` for
-        a record that the broker will never accept."""
+        """Write the records of one batch of a task.
+
+        * ``topics``: as in ``MarkedWriter.write``.
+        * ``batch``: the same for each repetition.
+
+        May iterate ``records`` twice. Raises ``RetryableError`` if it is not certain that every
+        record was written, and ``ConfigError`` for a record that the broker will never accept."""
         known, written = self._written.pop(writer, ("", Counter()))
         if known != batch:
             written = Counter()
@@ -330,7 +335,7 @@ class PlainWriter:
 
 
 def _without(records: Iterable[KafkaRecord], written: Counter[bytes]) -> Iterator[KafkaRecord]:
-    """The records that are not among those written, each of which counts once."""
+    """The records without those already written; each written record counts once."""
     left = written.copy()
     for record in records:
         if left[digest := _digest(record)] > 0:
@@ -344,7 +349,7 @@ def _digest(record: KafkaRecord) -> bytes:
 
 
 class Writers:
-    """The writers of this process. Keeping them saves initialising their ids for every batch."""
+    """The cached writers of this process, so that their ids are not initialised for every batch."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, ...], Any] = {}
@@ -367,7 +372,7 @@ class Writers:
         return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
 
     def limits(self, settings: KafkaSettings, topic: str, *, fresh: bool = False) -> TopicLimits:
-        """What is taken. The topic is asked once, and again if ``fresh``."""
+        """The limits of a topic. Read once, and again if ``fresh``."""
         key = settings.fingerprint(), topic, "limits"
         if fresh:
             with self._lock:
@@ -380,7 +385,8 @@ class Writers:
 
     def _get(self, key: tuple[str, ...], make: Callable[[], W]) -> W:
         with self._lock:
-            if self._process != os.getpid():  # after a fork: librdkafka's threads are the parent's
+            # after a fork: librdkafka's threads exist only in the parent
+            if self._process != os.getpid():
                 self._kept.clear()
                 self._process = os.getpid()
             if key not in self._kept:
@@ -409,8 +415,8 @@ def renew_markers(
     settings: KafkaSettings, context: TopologyContext, marker_topic: str | None, standing: Standing
 ) -> None:
     """Write a first marker of the new incarnation for every present and former writer of a
-    component. This fences the producers of the old incarnation. If one of them initialises its id
-    again, it finds the new marker and fails."""
+    component. This fences the producers of the old incarnation. A producer that initialises its id
+    again finds the new marker and fails."""
     found = find_markers(settings, markers_topic(context.topology_id, marker_topic), context.topology_id)
     if not found:
         return

@@ -1,6 +1,6 @@
 """A Delta Lake table: one version per transaction, with the txid in the commit itself.
 
-Each commit carries an application transaction of Delta's protocol: the id of the topology with the
+Each commit contains an application transaction of Delta's protocol: the id of the topology with the
 table's incarnation, and the txid. A txid that the table holds is not committed again. If two
 commits start from the same version, the second fails.
 """
@@ -40,26 +40,26 @@ try:
     from deltalake.transaction import AddAction
 
     from sinks.lake.delta_protocol import check_known, check_readable, check_writable
-except ImportError as error:  # an extra
+except ImportError as error:  # deltalake is an optional extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 
 
 #: Texts that Delta reads as null in a partition column: the first by its protocol, the second
 #: because its OPTIMIZE reads folder names.
 _NULL_TEXTS = ("", NULL_FOLDER)
-#: What the client does not read in a path as it has written it.
+#: Characters in a path that the client writes but does not read back correctly.
 _MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\]")
-#: What Delta's client says of a table whose protocol it cannot write; all else that it says of a
-#: commit is about other commits.
+#: The Delta client's errors about a table whose protocol it cannot write; its other errors about a
+#: commit concern concurrent commits.
 _UNMET = re.compile(r"table features?\b|reader version|writer version", re.I)
-#: How the client's errors name an error of the file system.
+#: The form in which the client's errors name an error of the file system.
 _OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 
 
 class DeltaLakeTable(FileTable):
     """A Delta Lake table in a folder. Any Delta reader can read it.
 
-    Rows cannot be undone, so a batch whose commit was opened is never planned anew (C8).
+    Rows cannot be undone, so a batch whose commit was opened is never planned again (C8).
     ``compact()`` and Delta's own OPTIMIZE and VACUUM may run while the topology runs.
     """
 
@@ -134,7 +134,9 @@ class DeltaLakeTable(FileTable):
             self._check_writable(table)
             if (
                 self.read_header() != header
-            ):  # read after the table's version, so that a later leader's commit conflicts with ours
+            # read after the table's version, so that a later leader's commit conflicts with this
+            # one
+            ):
                 raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
             table.create_write_transaction(
                 [_action(each, self.partition_by) for each in files],
@@ -194,8 +196,8 @@ class DeltaLakeTable(FileTable):
             raise MovedOnError(f"{self.location} no longer knows its version of transaction {txid}") from error
 
     def files_added_by(self, txid: int) -> list[DataFile]:
-        """What the oldest version of ``txid`` added. Later ones of the same txid are Delta's own:
-        they rewrite files, also of other transactions."""
+        """The files added by the oldest version of ``txid``. Later versions of the same txid are
+        Delta's own: they rewrite files, including those of other transactions."""
         application, table = self._application(self.read_header()), self._table()
         held: list[DataFile] = []
         try:
@@ -211,8 +213,8 @@ class DeltaLakeTable(FileTable):
         """Merge small files into larger ones by Delta's own OPTIMIZE. Returns the number of files
         before and after.
 
-        Leaves a table alone that is partitioned by a moment: OPTIMIZE would write the moment
-        without its zone, and a reader in another zone would take it for another moment."""
+        Skips a table that is partitioned by a moment: OPTIMIZE would write the moment without its
+        zone, and a reader in another zone would read another moment."""
         before = len(self.files())
         if any(is_moment(self.schema.field(each).type) for each in self.partition_by):
             return before, before
@@ -224,7 +226,7 @@ class DeltaLakeTable(FileTable):
 
     def vacuum(self, *, older_than_s: float) -> int:
         """Remove files that no version of the last ``older_than_s`` seconds names, by the rules of
-        Delta's own VACUUM. It counts in whole hours, rounded up. Returns the number of files
+        Delta's own VACUUM. The time is rounded up to whole hours. Returns the number of files
         removed."""
         done = self.read_header().done
         table = self._table()
@@ -240,8 +242,8 @@ class DeltaLakeTable(FileTable):
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Raise errors of Delta's client as Ratchet's. An error that says nothing of a file system
-        whose state passes is permanent."""
+        """Convert errors of Delta's client to Ratchet's. An error is permanent unless it names a
+        transient error of the file system."""
         try:
             yield
         except CommitFailedError as error:
@@ -268,13 +270,13 @@ class DeltaLakeTable(FileTable):
 
 
 def _line(error: Exception) -> str:
-    """The words of the client on one line, without its stack."""
+    """The client's message on one line, without its stack."""
     lines = [each.strip() for each in str(error).splitlines()]
     return " ".join(each for each in lines if each and not re.match(r"\d+: ", each))
 
 
 def _number_of(error: Exception) -> int | None:
-    """The number of the file system's error that an error of the client names."""
+    """The number of the file system's error in an error of the client."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _OS_ERROR.search(str(error))
@@ -282,7 +284,7 @@ def _number_of(error: Exception) -> int | None:
 
 
 def _same_but_for_case(fields: Iterable[pa.Field]) -> Iterator[list[str]]:
-    """Names of one level that are equal for a reader that ignores case."""
+    """Names of one level that are equal if case is ignored."""
     levels = [[each.name for each in fields]]
     for each in fields:
         structs = filter(pa.types.is_struct, _types_in(each.type))
@@ -302,8 +304,8 @@ def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _is_lost(kind: pa.DataType) -> bool:
-    """Whether Delta's client would declare the type as another one, so that readers cannot read the
-    files."""
+    """Whether Delta's client would declare the type as another one, which makes the files
+    unreadable."""
     types = pa.types
     nanoseconds = types.is_timestamp(kind) and kind.unit == "ns"
     return bool(nanoseconds or types.is_unsigned_integer(kind) or types.is_duration(kind) or types.is_time(kind))

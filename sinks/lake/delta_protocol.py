@@ -1,8 +1,8 @@
-"""What a Delta table demands of those who write or read it, by its protocol and its schema.
+"""The requirements of a Delta table for its writers and readers, by its protocol and its schema.
 
 Other programs may add a constraint, a generated column or a feature at any time. Ratchet appends
-plain Parquet files, and evaluates no SQL. A table whose demands that does not meet is refused, by
-the name of what it demands, before anything is written.
+plain Parquet files, and evaluates no SQL. A table with other requirements is refused before
+anything is written, and the error names the requirement.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from framework.errors import ConfigError
 
-#: Features that ask nothing of a writer that appends whole files, except where the schema or the
-#: configuration uses them.
+#: Features that require nothing of a writer that appends whole files, except where the schema or
+#: the configuration uses them.
 _MET_BY_APPENDS = frozenset(
     {
         *("appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed", "columnMapping"),
@@ -31,13 +31,13 @@ _MET_BY_APPENDS = frozenset(
         ),
     }
 )
-#: Versions of a writer whose demands are met: up to 5, they are those above; with 7, the table
-#: names them. Version 6 has identity columns.
+#: Supported writer versions: up to 5, their features are those above; with 7, the table names its
+#: features. Version 6 has identity columns.
 _WRITER_VERSIONS = (1, 2, 3, 4, 5, 7)
 #: Features under which a data file does not hold exactly the rows of the table.
 _UNREAD = ("deletionVectors",)
 _CONSTRAINT = "delta.constraints."
-#: Keys of a field's metadata that tell a writer to check or to make values.
+#: Keys of a field's metadata that require a writer to check or to generate values.
 _FIELD_DEMANDS = {
     "delta.invariants": "an invariant",
     "delta.generationExpression": "a generation expression",
@@ -48,7 +48,7 @@ _FIELD_DEMANDS = {
 
 
 def check_readable(table: deltalake.DeltaTable, location: str) -> None:
-    """Raise ``ConfigError`` for a table whose rows are not those of its data files."""
+    """Raise ``ConfigError`` for a table whose data files do not contain exactly its rows."""
     protocol = table.protocol()
     for each in _UNREAD:
         if each in {*(protocol.reader_features or ()), *(protocol.writer_features or ())}:
@@ -59,8 +59,8 @@ def check_readable(table: deltalake.DeltaTable, location: str) -> None:
 
 
 def check_known(table: deltalake.DeltaTable, location: str) -> None:
-    """Raise ``ConfigError`` for a table with a feature that Ratchet does not know: its folder may
-    hold files of another kind, and its files may be bound in another way."""
+    """Raise ``ConfigError`` for a table with an unknown feature: its folder may hold files of
+    another kind, or refer to its files in another way."""
     check_readable(table, location)
     version = table.protocol().min_writer_version
     if version not in _WRITER_VERSIONS:
@@ -72,8 +72,8 @@ def check_known(table: deltalake.DeltaTable, location: str) -> None:
 def check_writable(
     table: deltalake.DeltaTable, location: str, *, schema: pa.Schema, partition_by: Sequence[str]
 ) -> None:
-    """Raise ``ConfigError`` for a table that demands what an append of ``schema`` does not do, or
-    that has other columns or partitions than Ratchet has made."""
+    """Raise ``ConfigError`` for a table whose requirements an append of ``schema`` does not meet,
+    or that has other columns or partitions than Ratchet has made."""
     check_known(table, location)
     metadata = table.metadata()
     for key, text in sorted(metadata.configuration.items()):
@@ -111,7 +111,7 @@ def _fields(schema: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _demands(node: Any) -> Iterator[tuple[str, str]]:
-    """The keys in the metadata of a field, or of a field inside of it, that bind writers."""
+    """The metadata keys of a field, or of a field nested in it, that bind writers."""
     if isinstance(node, list):
         for each in node:
             yield from _demands(each)
@@ -124,7 +124,7 @@ def _demands(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _plain(node: Any) -> Any:
-    """A field without its metadata, and without that of the fields inside of it."""
+    """A field without its metadata, and without that of nested fields."""
     if isinstance(node, list):
         return [_plain(each) for each in node]
     if isinstance(node, dict):

@@ -24,7 +24,7 @@ from typing import Any
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError
 from framework.topology import Header
 
-#: The form of documents; the first had no number. A later form is refused.
+#: The format of documents; the first had no number. A later format is refused.
 FORMAT = 1
 _PARTS = {"format", "document", "blake2b"}
 #: Old versions of a header to keep: a process may be reading one of them.
@@ -33,10 +33,10 @@ _DIGITS = 12
 _HEADER = re.compile(r"header-([0-9]{12,18})\.json")
 #: The beginning of a URI.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-#: A document that is larger is none of ours: it would name a million files.
+#: The largest valid document: a larger one would name a million files.
 DOCUMENT_BYTES_MAX = 256 << 20
-#: Errors that pass by themselves, or when there is room again, or when a remote file system answers
-#: again. A missing file may just have been compacted.
+#: Errors that are transient: they pass by themselves, when there is space again, or when a remote
+#: file system answers again. A missing file may just have been compacted.
 _PASSING = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
@@ -48,8 +48,8 @@ _PASSING = frozenset(
 
 class HeaderChain:
     """The header of one state: files ``header-000000000001.json`` and so on in ``folder``. The
-    highest number is current. Beside the header, a version may name a *generation* of the state's
-    content, which the next versions keep: both change in one atomic step."""
+    highest number is current. In addition to the header, a version may name a *generation* of the
+    state's content, which the next versions keep: both change in one atomic step."""
 
     def __init__(self, folder: Path, location: str) -> None:
         self._folder = folder
@@ -60,12 +60,11 @@ class HeaderChain:
         return self._current()[1]
 
     def generation(self) -> str:
-        """Which generation of the content counts now; empty for the first one."""
+        """The current generation of the content; empty for the first one."""
         return self._current()[2]
 
     def create(self, header: Header) -> Header:
-        """Write the first version, unless there is one. Returns the header that is there
-        afterwards."""
+        """Write the first version, if there is none. Returns the header stored afterwards."""
         make_folder(self._folder)
         write_once(self._path(1), asdict(header))
         found = self.read()
@@ -75,7 +74,7 @@ class HeaderChain:
 
     def replace(self, expected: Header, new: Header, generation: str | None = None) -> None:
         """Set the header to ``new`` if it is ``expected``, and begin another generation if one is
-        given. Raises ``StaleWriterError`` with the epoch found otherwise."""
+        given. Otherwise raises ``StaleWriterError`` with the epoch found."""
         number, found, known = self._current()
         if found is None:
             raise self._gone()
@@ -83,7 +82,8 @@ class HeaderChain:
         document = {**asdict(new), **({"generation": named} if named else {})}
         if found == expected and write_once(self._path(number + 1), document):
             last, found, _ = self._current()
-            if last == number + 1:  # otherwise others had used this number before, and removed it
+            # otherwise another writer had used this number before, and the version was removed
+            if last == number + 1:
                 self._remove_before(number + 1 - _KEPT)
                 return
         elif found == expected:
@@ -103,7 +103,7 @@ class HeaderChain:
             try:
                 return numbers[-1], *self._parsed(self._path(numbers[-1]))
             except FileNotFoundError:
-                continue  # it was removed before it could be read: look again
+                continue  # the version was removed before it could be read: look again
         raise RetryableError(f"{self._location}: its header changes faster than it can be read")
 
     def _parsed(self, path: Path) -> tuple[Header, str]:
@@ -157,7 +157,7 @@ def overwrite(path: Path, document: Mapping[str, Any]) -> None:
 
 def read_document(path: Path) -> dict[str, Any]:
     """Read a document. Raises ``FileNotFoundError``, and ``CorruptStateError``, which names the
-    file, if the content is not as it was written."""
+    file, if the content differs from what was written."""
     try:
         found = json.loads(_content(path))
         body, checksum, made = found["document"], found["blake2b"], _checksum(found["document"])
@@ -173,8 +173,8 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> str:
-    """The text of a file. Raises ``CorruptStateError`` for what is no plain file: a pipe would be
-    waited for, and a device has no end."""
+    """The text of a file. Raises ``CorruptStateError`` if it is no regular file: a pipe would
+    block, and a device has no end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
@@ -187,8 +187,8 @@ def _content(path: Path) -> str:
 
 
 def inner_path(path: object, where: object) -> str:
-    """The path of a file below the table's folder, as a document names it. Raises
-    ``CorruptStateError`` for one that leads elsewhere: the table has no right to what is there."""
+    """The path of a file below the table's folder, from a document. Raises ``CorruptStateError``
+    for a path that leads elsewhere: files there do not belong to the table."""
     try:
         text = os.fsencode(path).decode(errors="surrogateescape") if isinstance(path, str) else ""
     except UnicodeEncodeError:
@@ -201,14 +201,14 @@ def inner_path(path: object, where: object) -> str:
 
 
 def check_no_link(path: Path) -> None:
-    """Raise ``CorruptStateError`` for a folder or file of Ratchet's own that is a link: files
-    elsewhere would be taken for the table's, and changed or removed."""
+    """Raise ``CorruptStateError`` if a folder or file of Ratchet's own is a link: otherwise files
+    elsewhere would be changed or removed as the table's."""
     if path.is_symlink():
         raise CorruptStateError(f"{path}: it is a link, and Ratchet made none; remove it, and restore what it replaced")
 
 
 def check_inside(path: Path, folder: Path) -> None:
-    """Raise ``CorruptStateError`` when links lead from a path in the table's folder to another
+    """Raise ``CorruptStateError`` if links lead from a path in the table's folder to another
     place."""
     if not f"{os.path.realpath(path)}/".startswith(f"{os.path.realpath(folder)}/"):
         raise CorruptStateError(
@@ -217,15 +217,15 @@ def check_inside(path: Path, folder: Path) -> None:
 
 
 def check_data_file(path: Path, folder: Path) -> None:
-    """Raise ``CorruptStateError`` for a data file that is elsewhere, or no plain file: a pipe would
-    be waited for. Raises ``FileNotFoundError``."""
+    """Raise ``CorruptStateError`` for a data file that is elsewhere, or is no regular file: a pipe
+    would block. Raises ``FileNotFoundError``."""
     check_inside(path, folder)
     if not stat.S_ISREG(path.stat().st_mode):
         raise CorruptStateError(f"{path}: not a plain file; restore it from a backup")
 
 
 def remove_file(path: Path, folder: Path) -> None:
-    """Remove a file of a table, if it is there. Raises as ``check_inside``."""
+    """Remove a file of a table, if it exists. Raises as ``check_inside``."""
     check_inside(path.parent, folder)
     path.unlink(missing_ok=True)
 
@@ -241,7 +241,7 @@ def make_folder(folder: Path) -> None:
 
 def link(source: Path, path: Path) -> None:
     """Give a file another name, unless it has that name already. Raises ``FileNotFoundError`` when
-    the file has neither."""
+    the file has neither name."""
     with suppress(FileExistsError):
         try:
             os.link(source, path, follow_symlinks=False)
@@ -251,7 +251,7 @@ def link(source: Path, path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder in one step, so that no program sees a part of it."""
+    """Remove a folder in one step, so that no program sees it half removed."""
     gone = path.with_name(f".{path.name}-{uuid.uuid4().hex[:12]}")
     with suppress(FileNotFoundError):
         path.rename(gone)
@@ -259,7 +259,7 @@ def discard(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make what was written to this file, or into this folder, survive a power cut."""
+    """Make the content of this file or folder survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -268,13 +268,13 @@ def sync(path: Path) -> None:
 
 
 def is_passing(number: int | None) -> bool:
-    """Whether an error of the file system passes by itself, or when there is room again."""
+    """Whether an error of the file system is transient, or passes when there is space again."""
     return number in _PASSING
 
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Raise errors of the file system as Ratchet's, which are named by recovery."""
+    """Convert errors of the file system to Ratchet's error classes by recovery."""
     try:
         yield
     except (PermissionError, NotADirectoryError, IsADirectoryError) as error:

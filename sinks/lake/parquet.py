@@ -15,16 +15,16 @@ If a txid has several manifests, the one with the highest stamp counts, so a lat
 attempt changes nothing. A roll-back is a manifest without files. Readers take the compacted
 manifest with the highest txid, and the manifests above that txid: ``ParquetTable(path).dataset()``.
 
-The links are for programs that know no manifests and list the folder. Invariant:
+The links are for programs that list the folder instead of reading manifests. Invariant:
 
-1. A link leads to a whole file that counts, and no row has two links. Only after a rebuild that was
-   killed are there links to what counted before it, until the next driver starts.
+1. A link leads to a complete file that counts, and no row has two links. Only after an interrupted
+   rebuild do links lead to the previously counting files, until the next driver starts.
 
-So a link is made after its manifest, and after the links that it replaces are gone; a link whose
-file will not count goes first. An attempt makes its links from what its tasks have left in
-``pending``, which a later attempt removes before it publishes, so a driver that comes late makes
-none. Files of an earlier version are named ``.parquet`` themselves; vacuum removes those that no
-longer count.
+So a link is made after its manifest, and after the links that it replaces are removed; a link is
+removed before its file stops counting. An attempt makes its links from its tasks' documents in
+``pending``, which a later attempt removes before it publishes, so a late driver makes none. Data
+files of an earlier version are named ``.parquet`` themselves; vacuum removes those that no longer
+count.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, may_be_open
 from sinks.paths import somebody_elses
 
 _COMPACTED = ".compacted.json"
-#: Where data files are. Their names have no ending that a program would look for.
+#: The folder of data files. Their names have no ending that other programs search for.
 _FILES = Path(OWN_FOLDER, "files")
 _FOLDER = re.compile(r"_manifest(\.(?P<generation>[0-9a-f]{12}))?")
 _ATTEMPT = re.compile(r"(?P<txid>\d+)-(?P<epoch>-?\d+)-(?P<attempt>\d+)")
 _READ_TRIES = 10
-#: How long unneeded files are kept for readers that have already started.
+#: How long unneeded files are kept for readers that have already started, in seconds.
 GRACE_S = 3_600.0
 
 
@@ -101,7 +101,8 @@ class ParquetTable(FileTable, RebuildableState):
         header = super().prepare(topology_id)
         make_folder(self.path / _FILES)
         if self._is_cut_off():
-            with suppress(_Busy), self._one_at_a_time(_Busy):  # who holds the lock does the same
+            # the holder of the lock does the same work
+            with suppress(_Busy), self._one_at_a_time(_Busy):
                 self._show_what_counts(header.done)
         return header
 
@@ -119,7 +120,8 @@ class ParquetTable(FileTable, RebuildableState):
                 self._hide(self._shown(file) for file in self.files_in(each.path))
         path = self._manifests / f"{opened.txid:012d}-{header.epoch}-{opened.attempt_id}.json"
         document = {"plan_digest": opened.plan_digest, "files": [each.entry() for each in files]}
-        counting = files if write_once(path, document) else self.files_in(path)  # another try of a task has ended since
+        # another try of a task has ended meanwhile
+        counting = files if write_once(path, document) else self.files_in(path)
         self._link(pending, [(each, self._shown(each)) for each in counting])
 
     def _link(self, folder: Path, names: Sequence[tuple[DataFile, Path]]) -> None:
@@ -163,7 +165,7 @@ class ParquetTable(FileTable, RebuildableState):
             try:
                 return [file for each in self._live() for file in self.files_in(each.path)]
             except FileNotFoundError:
-                continue  # it was compacted while it was read
+                continue  # it was compacted during the read
         raise RetryableError(f"{self.location}: its manifests change faster than they can be read")
 
     def files_as_of(self, txid: int) -> list[DataFile]:
@@ -180,9 +182,9 @@ class ParquetTable(FileTable, RebuildableState):
                 return self.files_in(each.path)
         raise ConfigError(f"{self.location} has no manifest of transaction {txid} alone")
 
-    # --- beside another one -----------------------------------------------------------------------
+    # --- next to another table --------------------------------------------------------------------
 
-    _place = ""  # that of the table itself, ``REBUILT`` or ``FORMER``
+    _place = ""  # of the table itself, ``REBUILT`` or ``FORMER``
 
     @property
     def location(self) -> str:
@@ -219,7 +221,7 @@ class ParquetTable(FileTable, RebuildableState):
             )
 
     def _check_ours(self, topology_id: str) -> None:
-        """Raise ``ConfigError`` for a folder with something else in it. One that a rebuild has just
+        """Raise ``ConfigError`` for a folder with other content. A folder that a rebuild has just
         created has no header yet."""
         header = self._chain.read() if self.path.exists() else None
         foreign = header is not None and header.topology_id != topology_id
@@ -229,8 +231,8 @@ class ParquetTable(FileTable, RebuildableState):
             raise somebody_elses(self.path)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        """The rebuilt files get links in this table's folder, and manifests of a new generation,
-        which then counts from the next version of the header on."""
+        """Link the rebuilt files into this table's folder, and write manifests of a new generation,
+        which becomes current with the next version of the header."""
         other = self._beside(REBUILT)
         with self._one_at_a_time(RetryableError):
             if self.read_header() != expected:
@@ -258,11 +260,11 @@ class ParquetTable(FileTable, RebuildableState):
 
     @cached_property
     def _links(self) -> dict[Path, list[DataFile]]:
-        """Rebuilt manifests whose files have links here, by a try that came too late."""
+        """Rebuilt manifests whose files were linked here by a try that came too late."""
         return {}
 
     def _linked(self, other: ParquetTable, manifest: _Manifest, generation: str) -> list[DataFile]:
-        """The files of a manifest of another table, as files of this one."""
+        """The files of another table's manifest, as files of this one."""
         known = self._links.get(manifest.path)
         if known is not None:
             return known
@@ -279,9 +281,10 @@ class ParquetTable(FileTable, RebuildableState):
 
     def _forget_all_but(self, *generations: str) -> None:
         """Remove the manifests of other generations: they are older, or an exchange to them was
-        refused. Their files are nobody's then, and the next vacuum removes them."""
+        refused. The next vacuum removes their files."""
         for path in self.path.glob("_manifest*"):
-            found = _FOLDER.fullmatch(path.name)  # a partition may begin with these letters, too
+            # the name of a partition folder may begin with these letters, too
+            found = _FOLDER.fullmatch(path.name)
             if found is not None and (found["generation"] or "") not in generations:
                 discard(path)
         for path in self._folder.glob("former-*.json"):
@@ -323,15 +326,15 @@ class ParquetTable(FileTable, RebuildableState):
         table = self._beside(FORMER)
         return {file.path for each in table._live() for file in table.files_in(each.path)}
 
-    # --- keeping small files in check -------------------------------------------------------------
+    # --- merging and removing files ---------------------------------------------------------------
 
     def compact(self, *, keep_last: int = 1) -> tuple[int, int]:
         """Merge small files of finished transactions into larger ones, partition by partition.
         Returns the number of files before and after.
 
-        Leaves the last ``keep_last`` transactions alone: at least one, because the last one may be
-        replayed. Safe while the topology and its readers run. Only one compaction runs at a
-        time."""
+        Skips the last ``keep_last`` transactions: at least one, because the last one may be
+        replayed. Safe while the topology and its readers run. Only one compaction runs at a time.
+        """
         if keep_last < 1:
             raise ConfigError(f"keep_last must be 1 or more, and is {keep_last}: the last transaction may be replayed")
         with self._one_at_a_time():
@@ -355,7 +358,7 @@ class ParquetTable(FileTable, RebuildableState):
             return before, before - len(files) + len(merged)
 
     def _merged(self, files: Sequence[DataFile]) -> list[DataFile]:
-        """Write the same rows into fewer files, of the target size where partitions allow it."""
+        """Rewrite the same rows into fewer files, of the target size if partitions allow it."""
         name = f"compacted-{uuid.uuid4().hex[:12]}"
         found: list[DataFile] = []
         for number, group in enumerate(self._groups(files)):
@@ -387,7 +390,7 @@ class ParquetTable(FileTable, RebuildableState):
         number of files removed.
 
         The time starts with the first vacuum that finds the file unnamed, because a reader may have
-        started just before. Files that an attempt may still publish stay."""
+        started just before. Files that an attempt may still publish are kept."""
         done = self.read_header().done  # read before the manifests, so that they name all finished files
         return self._remove_unnamed(older_than_s, lambda path: may_be_open(path, done))
 
@@ -426,10 +429,11 @@ class ParquetTable(FileTable, RebuildableState):
         return folder_of(self.partition_by, file.partition) / f"{path.name}.parquet"
 
     def _show_what_counts(self, until_txid: int) -> None:
-        """Remove links to files that no longer count, then make those that are missing, of the
-        transactions up to ``until_txid``: later ones may be replayed, and their driver makes the
-        links. Called under the lock, because a compaction or a rebuild may have been killed."""
-        there = self._parquet_files()  # before the manifests: what is published meanwhile has one
+        """Remove links to files that no longer count, then make the missing links of transactions
+        up to ``until_txid``: later ones may be replayed, and their driver makes the links. Called
+        under the lock, because a compaction or a rebuild may have been killed."""
+        # before the manifests: files published meanwhile have links already
+        there = self._parquet_files()
         live = self._live()
         counting = {self._shown(file) for each in live for file in self.files_in(each.path)}
         contents = {Path(each).name for each in self._contents()}
@@ -440,22 +444,23 @@ class ParquetTable(FileTable, RebuildableState):
         self._lock.write_text("", encoding="utf-8")
 
     def _is_cut_off(self) -> bool:
-        """Whether a compaction or a rebuild was killed, or runs: its lock is not empty."""
+        """Whether a compaction or a rebuild was killed, or is running: its lock is not empty."""
         return self._lock.exists() and self._lock.stat().st_size > 0
 
     def _hide(self, links: Iterable[Path]) -> None:
         with named_errors(self.path):
             for each in links:
-                if (self.path / _FILES / each.stem).exists():  # otherwise it is no link, but the file
+                # otherwise it is the file itself, not a link
+                if (self.path / _FILES / each.stem).exists():
                     remove_file(self.path / each, self.path)
 
     def _contents(self) -> set[str]:
-        """The paths of the data files, those of earlier versions left out."""
+        """The paths of the data files, without those of earlier versions."""
         folder = self.path / _FILES
         return {str(_FILES / name) for name in os.listdir(folder)} if folder.exists() else set()
 
     def _parquet_files(self) -> set[Path]:
-        """The files that a program finds by their ending, relative to the table's folder."""
+        """The files that other programs find by their ending, relative to the table's folder."""
         found: set[Path] = set()
         for folder, folders, names in os.walk(self.path):
             inner = Path(folder).relative_to(self.path)
@@ -489,7 +494,7 @@ class ParquetTable(FileTable, RebuildableState):
         return found
 
     def _former(self) -> _Former | None:
-        """What counted before this generation; None: this is the first one, or the former one is
+        """The manifests before this generation; None: this is the first one, or the former one is
         removed."""
         path = self._folder / f"former-{self._chain.generation()}.json"
         try:
@@ -508,7 +513,7 @@ class ParquetTable(FileTable, RebuildableState):
             there = manifests.is_dir()
             found = sorted(_Manifest.of(path) for path in manifests.glob("[0-9]*.json")) if there else []
             if self._chain.generation() != generation:
-                continue  # a rebuild has taken over meanwhile
+                continue  # a rebuild has replaced the manifests meanwhile
             if not there:
                 raise CorruptStateError(f"{manifests} is gone; restore it from a backup")
             return _counting(found)
@@ -516,7 +521,7 @@ class ParquetTable(FileTable, RebuildableState):
 
 
 class _Former(NamedTuple):
-    """What counted before a rebuild: its header, and the generation of its manifests."""
+    """The content before a rebuild: its header, and the generation of its manifests."""
 
     header: Header
     generation: str
@@ -527,7 +532,7 @@ class _Busy(RetryableError):
 
 
 def _since(notes: Path) -> dict[str, float]:
-    """Since when data files are in no manifest, as the last vacuum noted."""
+    """Data file -> time since which it is in no manifest, from the last vacuum's notes."""
     if not notes.exists():
         return {}
     since = read_document(notes).get("since")
@@ -537,15 +542,16 @@ def _since(notes: Path) -> dict[str, float]:
 
 
 def _counting(found: Sequence[_Manifest]) -> list[_Manifest]:
-    """Of sorted manifests, those that count."""
+    """Those of the sorted manifests that count."""
     base = max((each for each in found if each.compacted), default=None)
     covered = base.txid if base is not None else 0
-    newest = {each.txid: each for each in found if not each.compacted and each.txid > covered}  # sorted: the last wins
+    # sorted: the last one of a txid wins
+    newest = {each.txid: each for each in found if not each.compacted and each.txid > covered}
     return [*([base] if base is not None else []), *newest.values()]
 
 
 class _Manifest(NamedTuple):
-    """A manifest, from its file name. Sorts by txid, then by stamp."""
+    """A manifest's identity, from its file name. Sorts by txid, then by stamp."""
 
     txid: int
     epoch: int

@@ -2,9 +2,9 @@
 
 A partition value is a text in the form of Delta's protocol, or None for null. It is recorded with
 the name of each file, in the manifest or in Delta's log, and read from there. Folder names show the
-values to people, and to engines that only list; Ratchet does not read them back, so any value is
-possible. A moment carries its zone, which is always UTC: a reader would otherwise take it for a
-moment in the zone of its session.
+values to users, and to engines that only list folders; Ratchet does not parse them, so any value is
+possible. A moment contains its zone, which is always UTC: otherwise a reader would interpret it in
+the zone of its session.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from framework.errors import TopologyError
 #: The values of one partition, in the order of the columns.
 Texts = tuple[str | None, ...]
 
-#: The value in the folder name of files with null in that column.
+#: The folder name's value for null in that column.
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 #: The longest folder name that shows its value. File systems allow 255 bytes.
 _FOLDER_MAX = 200
@@ -35,7 +35,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_moment(kind: pa.DataType) -> bool:
-    """Whether it is a point in time, and not what some clock showed."""
+    """Whether it is a point in time, rather than a local clock reading."""
     return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
 
 
@@ -82,7 +82,7 @@ def split(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Texts, pa.Tab
 
 
 def texts_of(columns: Sequence[pa.ChunkedArray]) -> list[Texts]:
-    """The partition of each row, given the partition columns."""
+    """The partition of each row, from the partition columns."""
     return list(zip(*map(_texts_of, columns), strict=True))
 
 
@@ -109,8 +109,8 @@ def texts_in(path: str, names: Sequence[str]) -> Texts | None:
 
 
 def expression_of(schema: pa.Schema, names: Sequence[str], texts: Texts) -> pc.Expression:
-    """The expression that is true for every row of a partition. pyarrow fills in the partition
-    columns from it. Raises ``pa.ArrowInvalid`` for texts that are not values of these columns."""
+    """The expression that is true for every row of a partition, from which pyarrow fills in the
+    partition columns. Raises ``pa.ArrowInvalid`` for texts that are not values of these columns."""
     known = (
         pc.field(name).is_null() if text is None else pc.field(name) == _scalar(text, schema.field(name).type)
         for name, text in zip(names, texts, strict=True)
@@ -124,7 +124,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 def _texts_of(column: pa.ChunkedArray) -> list[str | None]:
     kind = column.type
-    if pa.types.is_decimal(kind):  # Arrow writes small ones with an exponent
+    if pa.types.is_decimal(kind):  # Arrow writes small decimals with an exponent
         return [None if value is None else format(value, "f") for value in column.to_pylist()]
     texts = column.cast(_plain(kind)).cast(pa.string())
     if is_moment(kind):
@@ -140,7 +140,7 @@ def _scalar(text: str, kind: pa.DataType) -> pa.Scalar:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type to write as text: timestamps lose their zone's name, because they are in UTC."""
+    """The type for writing as text: timestamps lose their zone's name, because they are in UTC."""
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
 
 

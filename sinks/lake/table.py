@@ -1,4 +1,4 @@
-"""Tables of Parquet files, appended to in whole batches: what all kinds of such tables share.
+"""The base of tables of Parquet files, to which whole batches are appended.
 
 ::
 
@@ -6,10 +6,11 @@
     <path>/_ratchet/schema.json                              kind, columns, partitioning (C32)
     <path>/_ratchet/pending/<txid>-<epoch>-<attempt>/*.json  the files that each task has written
 
-Tasks only add data files, ``part-<txid>-<epoch>-<attempt>-<task>-<try>-<n>``, that nobody reads
-yet; the kind of the table says where. A try of a task never writes into a file of another try. When
-all tasks of an attempt have ended, the driver *publishes* its files: one atomic step per txid, in
-the way of the table's kind. A file that was never published is a harmless orphan.
+Tasks only add data files, ``part-<txid>-<epoch>-<attempt>-<task>-<try>-<n>``, which readers ignore
+at first; their folder depends on the table's kind. A try of a task never writes into a file of
+another try. When all tasks of an attempt have ended, the driver *publishes* its files, in one
+atomic step per txid that depends on the table's kind. A file that was never published is a harmless
+orphan.
 
 Invariants:
 
@@ -87,12 +88,12 @@ if TYPE_CHECKING:
 TARGET_BYTES = 128 * 1024 * 1024
 #: The folder in a table's folder that marks it as a table and holds Ratchet's documents.
 OWN_FOLDER = "_ratchet"
-#: What stands for the rows of a table where others have keys.
+#: The key that represents the rows of a table in place of real keys.
 _ALL_ROWS = "files"
 #: Format 1 had partition values in folder names only, and no kind.
 _FORMAT = 2
 _PENDING = re.compile(r"(\d+)-(-?\d+)-(\d+)")
-_NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)--?\d+-\d+-")  # epochs of rebuilds are below 0
+_NAME_OF_ATTEMPT = re.compile(r"part-(?P<txid>\d+)--?\d+-\d+-")  # epochs of rebuilds are negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class FileTableShape:
-    """What a reader needs to know of a table: the name of its class, its columns, and its partition
+    """The shape of a table for readers: the name of its class, its columns, and its partition
     columns."""
 
     kind: str
@@ -149,11 +150,12 @@ class FileTableShape:
 class FileTable(Table, InspectableState):
     """A folder that a topology appends batches to.
 
-    ``path``: a folder of a file system with atomic links, local or NFS. It is created when missing.
-    When the table is created, the folder must be empty. ``partition_by``: columns whose values
-    become folders ``name=value``; readers may leave it out, because the table records it.
-    ``target_bytes``: the greatest size of a file. ``shared``: the folder is mounted at the same
-    path on every machine of the cluster.
+    * ``path``: a folder of a file system with atomic links, local or NFS. It is created if missing.
+      When the table is created, the folder must be empty.
+    * ``partition_by``: columns whose values become folders ``name=value``; readers may leave it
+      out, because the table records it.
+    * ``target_bytes``: the greatest size of a file.
+    * ``shared``: the folder is mounted at the same path on every machine of the cluster.
     """
 
     value_type = ValueType.OPAQUE
@@ -203,7 +205,8 @@ class FileTable(Table, InspectableState):
     @property
     def shape(self) -> FileTableShape:
         """The shape of the table on disk or, if there is none, the declared shape. Raises
-        ``ConfigError`` if there is neither, or if the table on disk is not as declared."""
+        ``ConfigError`` if there is neither, or if the table on disk differs from the declaration.
+        """
         if self._shape is not None:
             return self._shape
         held = FileTableShape.read(self.path)
@@ -248,8 +251,8 @@ class FileTable(Table, InspectableState):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def check_rows(self, rows: pa.RecordBatch) -> None:
-        """Raise ``BadRecordError`` for rows that cannot be written. A committer calls it in the
-        processing phase, too: what is written in the commit cannot always be undone."""
+        """Raise ``BadRecordError`` for rows that cannot be written. A committer also calls it in
+        the processing phase, because writes of the commit cannot always be undone."""
         for name in self.partition_by:
             if outside_python(rows.column(name)) is not None:
                 raise BadRecordError(
@@ -258,8 +261,8 @@ class FileTable(Table, InspectableState):
                 )
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write the rows of one task as data files. The driver publishes them with the rest of the
-        attempt."""
+        """Write the rows of one task as data files. The driver publishes them with those of the
+        attempt's other tasks."""
         fence = attempt.fence
         if fence is None:
             raise TopologyError(
@@ -271,7 +274,8 @@ class FileTable(Table, InspectableState):
         for each in table.to_batches():
             self.check_rows(each)
         writer = fence.writer.replace(":", "-")
-        tried = uuid.uuid4().hex[:8]  # another try of this task may still write when the driver publishes
+        # another try of this task may still be writing when the driver publishes
+        tried = uuid.uuid4().hex[:8]
         name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{writer}-{tried}"
         pending = self._pending(header)
         make_folder(pending)
@@ -279,8 +283,8 @@ class FileTable(Table, InspectableState):
         overwrite(pending / f"{writer}.json", {"files": [each.entry() for each in files]})
 
     def write_files(self, table: pa.Table, name: str, folder: Path) -> list[DataFile]:
-        """Write rows into new files whose names begin with ``name``, in ``folder`` or in those of
-        their partitions, as ``place`` says. They are not published yet."""
+        """Write rows into new, unpublished files whose names begin with ``name``, in ``folder`` or
+        in the folders of their partitions, as ``place`` says."""
         if table.num_rows == 0:
             return []
         row_bytes = max(table.nbytes / table.num_rows, 1.0)
@@ -306,7 +310,7 @@ class FileTable(Table, InspectableState):
 
     def place(self, name: str, partition: Texts, folder: Path) -> tuple[Path, str]:
         """Where a data file is written, and the path under which it is recorded: in the folder of
-        its partition, or in ``folder``, one of Ratchet's own. The place's folder is made."""
+        its partition, or in ``folder``, one of Ratchet's own. Creates the folder."""
         path = self.path / folder_of(self.partition_by, partition) / f"{name}.parquet"
         check_inside(path.parent, self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -349,8 +353,8 @@ class FileTable(Table, InspectableState):
         return header
 
     def _check_owned(self, header: Header, topology_id: str) -> FileTableShape:
-        """The shape of the table that is there. Raises ``ConfigError`` when it is another
-        topology's, or of other columns."""
+        """The shape of the existing table. Raises ``ConfigError`` when it belongs to another
+        topology, or has other columns."""
         if header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a state has one owner; use "
@@ -383,7 +387,7 @@ class FileTable(Table, InspectableState):
         self._chain.replace(expected, new)
 
     def sweep(self, header: Header) -> int:
-        return 0  # what an earlier attempt wrote was not published
+        return 0  # files of an earlier attempt were not published
 
     def publish(self, header: Header) -> None:
         stamp = header.stamp
@@ -399,14 +403,14 @@ class FileTable(Table, InspectableState):
             self.publish_files(header, files)
 
     def discard_pending(self, before: Stamp) -> None:
-        """Remove what attempts before this one have written, and not published."""
+        """Remove the unpublished files of earlier attempts."""
         pending = self._folder / "pending"
         with named_errors(pending):
             for name in os.listdir(pending) if pending.exists() else ():
                 found = _PENDING.fullmatch(name)
                 if found is not None and Stamp(*map(int, found.groups())) < before:
                     discard(pending / name)
-                elif name.startswith("."):  # what a killed driver was discarding
+                elif name.startswith("."):  # a folder that a killed driver was discarding
                     shutil.rmtree(pending / name, ignore_errors=True)
 
     @abstractmethod
@@ -441,7 +445,8 @@ class FileTable(Table, InspectableState):
         return self.dataset_of(self.files())
 
     def dataset_of(self, files: Sequence[DataFile]) -> ds.Dataset:
-        import pyarrow.dataset as ds  # here, because it imports pandas, which only readers need
+        # imported here because it imports pandas, which only readers need
+        import pyarrow.dataset as ds
 
         shape = self.shape
         form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
@@ -482,7 +487,7 @@ class FileTable(Table, InspectableState):
     @abstractmethod
     def files_as_of(self, txid: int) -> list[DataFile]:
         """The files of the transactions up to ``txid``. Raises ``MovedOnError`` if the table no
-        longer records that."""
+        longer records them."""
 
     @contextmanager
     def reading(self, topology_id: str | None = None) -> Iterator[FilesReading]:
@@ -503,7 +508,7 @@ class FileTable(Table, InspectableState):
         return [each for each in self.files_as_of(txid) if each.path not in before]
 
     def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
-        """What a transaction appends does not depend on what was there before."""
+        """Needs nothing: the rows that a transaction appends do not depend on earlier rows."""
         self.check(topology_id)
         self.become_scratch(folder)
 
@@ -524,13 +529,13 @@ class FileTable(Table, InspectableState):
                 yield Change(row, None, expected[row], held[row], agrees=held[row] == expected[row])
 
     def pages(self, scratch: FencedState) -> Iterator[Sequence[Any]]:
-        """A table has no keys, so it is compared whole."""
+        """A table has no keys, so it is compared as a whole."""
         yield [_ALL_ROWS]
 
     def held(self, keys: Sequence[Any], txid: int) -> Mapping[Any, Any]:
         try:
             return {_ALL_ROWS: _counted(self.dataset_of(self.files_as_of(txid)))}
-        except (MovedOnError, FileNotFoundError):  # it was compacted while it was read
+        except (MovedOnError, FileNotFoundError):  # it was compacted during the read
             return {}
 
     def compare(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
@@ -548,7 +553,7 @@ class FileTable(Table, InspectableState):
         return sum(found.values())
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no resource stays open."""
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -624,8 +629,8 @@ def is_of_another_table(path: str, folder: Path) -> bool:
 
 
 def may_be_open(path: str, done: int) -> bool:
-    """Whether an attempt may still publish this file. ``done`` is the last finished txid. It may be
-    replayed too, if its driver died before it recorded the end."""
+    """Whether an attempt may still publish this file. ``done`` is the last finished txid, which may
+    be replayed too, if its driver died before it recorded the end."""
     found = _NAME_OF_ATTEMPT.match(Path(path).name)
     return found is not None and int(found["txid"]) >= done
 
@@ -635,5 +640,5 @@ def _text_of(schema: pa.Schema) -> str:
 
 
 def described(files: Sequence[DataFile]) -> Mapping[str, int]:
-    """The numbers of files, rows and bytes."""
+    """A text with the numbers of files, rows and bytes."""
     return {"files": len(files), "rows": sum(each.rows for each in files), "bytes": sum(each.size for each in files)}
