@@ -1,6 +1,6 @@
 """Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, MariaDB, Redis,
-Kafka Connect with Debezium, a stand-in for a Schema Registry, and a standalone Spark cluster. They
-run as child processes or in containers, or are external servers."""
+Kafka Connect with Debezium, a substitute for a Schema Registry, and a standalone Spark cluster.
+They run as child processes or in containers, or are external servers."""
 
 from integration.connect import ConnectWorker
 from integration.errors import NotOursError, ServerError

@@ -34,8 +34,8 @@ def up(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Start servers that run until ``down``. If servers already run in this folder, only report
-    them. ``scraped``: HOST:PORT of the drivers that a Prometheus watches, and shows in a Grafana if
-    one is installed; without any there is neither.
+    them. ``scraped``: HOST:PORT of drivers; if there are any, a Prometheus scrapes them, and a
+    Grafana, if installed, shows them.
 
     Returns: ``kafka``, ``zookeeper`` (``host:port,...``), ``spark`` (``spark://host:port``, or
     null), ``spark_secret`` (the file with the cluster's ``spark.authenticate.secret``, or null),
@@ -93,8 +93,8 @@ def _kept_secret(folder: Path, spark: SparkCluster) -> Path:
 
 
 def down(folder: Path, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Stop what ``up`` started. Returns False if nothing ran. Stops Grafana, Prometheus and Spark
-    first, then the brokers, then ZooKeeper."""
+    """Stop the servers that ``up`` started. Returns False if none ran. Stops Grafana, Prometheus
+    and Spark first, then the brokers, then ZooKeeper."""
     folder = folder.absolute()
     state = read_state(folder)
     if state is None:

@@ -1,4 +1,4 @@
-"""Chooses the host that a server runs on."""
+"""The choice of the host on which a server runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def find_host(kind: str, where: str | None = None) -> Host:
     if where == EXTERNAL:
         raise NotOursError(f"{VARIABLE} is {EXTERNAL}, and this wants a {kind} server of its own to start and stop")
     if where == CONTAINERS:
-        from integration.containers import ContainerHost  # here: only this choice needs its packages
+        # imported here because only this choice needs its packages
+        from integration.containers import ContainerHost
 
         return ContainerHost(kind)
     return ProcessHost(kind)

@@ -66,7 +66,7 @@ def up_command(
 
 @app.command("down")
 def down_command(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Stop what `up` started. The data stays."""
+    """Stop the servers that `up` started. The data stays."""
     try:
         stopped = down(folder)
     except ServerError as error:
@@ -76,7 +76,7 @@ def down_command(folder: Folder = DEFAULT_FOLDER) -> None:
 
 @app.command("status")
 def status_command(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Show what runs, and where. Exit code 1 if nothing runs."""
+    """Show the running servers and their addresses. Exit code 1 if none runs."""
     try:
         state = read_state(folder.absolute())
     except ServerError as error:
@@ -90,7 +90,8 @@ def status_command(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> 
 @app.command("images")
 def images_command() -> None:
     """Get an image for every kind of server: pull it or, if that fails, build it here."""
-    from integration.images import IMAGES, find_image  # here: only containers need its packages
+    # imported here because only containers need its packages
+    from integration.images import IMAGES, find_image
 
     try:
         for kind in IMAGES:

@@ -24,8 +24,8 @@ _JSON = "org.apache.kafka.connect.json.JsonConverter"
 class ConnectWorker(Server):
     """A distributed worker, the only one of its group, on the loopback interface. Always a process
     of this machine. Its connectors and their offsets are in topics of ``bootstrap_servers``, whose
-    names begin with ``group``. So a worker that was killed goes on where it stopped, and a second
-    worker of the same group finds the same connectors.
+    names begin with ``group``. So a killed worker continues where it stopped, and a second worker
+    of the same group finds the same connectors.
 
     Records are JSON without schemas, unless ``settings`` or a connector say otherwise.
     """
@@ -65,7 +65,8 @@ class ConnectWorker(Server):
             "value.converter.schemas.enable": "false",
             "connector.client.config.override.policy": "All",
             "offset.flush.interval.ms": "1000",
-            "session.timeout.ms": "6000",  # the least that a broker allows: so long a killed worker is missed
+            # the broker's minimum: the time until a killed worker is noticed
+            "session.timeout.ms": "6000",
             "heartbeat.interval.ms": "1000",
             "scheduled.rebalance.max.delay.ms": "0",
             **{key: f"{self._group}-{name}" for key, name in _TOPICS.items()},
@@ -105,8 +106,8 @@ class ConnectWorker(Server):
         return len(parts) > 1 and all(each["state"] == "RUNNING" for each in parts)
 
     def offsets(self, connector: str) -> list[dict[str, Any]]:
-        """The offsets that a source connector has stored: where it goes on after a crash. Without
-        any, Debezium begins with a new snapshot, which does not tell what was deleted before."""
+        """The offsets that a source connector has stored: where it continues after a crash. Without
+        any, Debezium begins with a new snapshot, which does not contain earlier deletions."""
         found = self._ask("GET", f"/connectors/{connector}/offsets")["offsets"]
         return [each["offset"] for each in found]
 

@@ -2,8 +2,8 @@
 
 A container shares this machine's network, and the server's folder at the same path. So addresses,
 ports, configuration and data are the same as for the embedded server. A container is removed when
-its server ends. ``start`` creates another one on the same folder, like a restarted process. All
-containers of this process are removed when it ends, however it ends: see ``_Reaper``.
+its server ends. ``start`` creates another container on the same folder, like a restarted process.
+All containers of this process are removed when it ends, however it ends: see ``_Reaper``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from integration.hosts import TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.images import IMAGES, PATH, find_image
 from integration.jars import Progress
 
-os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # it needs one more image; see _Reaper
+# it would need another image; see _Reaper
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 from testcontainers.core.container import DockerContainer
 
@@ -129,7 +130,7 @@ class _Container(Running):
         try:
             self._container.kill(signal=f"SIG{self._stop_signal}")
             self._container.wait(timeout=timeout_s)
-        except (DockerException, OSError):  # it has already ended, or does not react
+        except (DockerException, OSError):  # it has already ended, or does not respond
             pass
         self._remove()
 
@@ -137,7 +138,7 @@ class _Container(Running):
         self._remove()
 
     def _remove(self) -> None:
-        """Kill what is left of the server (SIGKILL), and remove the container."""
+        """Kill the remaining server processes (SIGKILL), and remove the container."""
         with contextlib.suppress(NotFound):
             self._container.remove(force=True, v=True)
 

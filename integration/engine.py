@@ -1,8 +1,8 @@
-"""A Docker engine: the one that answers. If none answers, root on Debian gets one from Debian's
-packages, which runs as long as this process.
+"""The Docker engine that answers. If none answers, root on Debian gets one from Debian's packages,
+which runs as long as this process.
 
-The engine that is started here gives containers only the machine's own network, so it needs no
-bridge and no packet filter.
+The engine started here gives containers only the machine's own network, so it needs no bridge and
+no packet filter.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _start(say: Progress) -> Any:
             client = _answering()
             if client is not None:
                 atexit.register(_end, process, os.getpid())
-                client.containers.prune(filters={"label": OWNER_LABEL})  # left by a run that was killed
+                # containers of a killed run
+                client.containers.prune(filters={"label": OWNER_LABEL})
                 return client
             if process.poll() is not None:
                 raise ServerError(

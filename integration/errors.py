@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class ServerError(Exception):
-    """A server cannot be fetched, started or reached. The message says why, and what to do."""
+    """A server cannot be fetched, started or reached. The message gives the reason and the
+    remedy."""
 
 
 class NotOursError(ServerError):

@@ -1,4 +1,4 @@
-"""Servers that somebody else runs. With ``RATCHET_SERVERS=external``, their addresses come from the
+"""External servers. With ``RATCHET_SERVERS=external``, their addresses come from the
 environment."""
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from integration.errors import ServerError
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """A folder that the user of a database can reach. It cannot reach temporary folders as
-    Python and pytest make them."""
+    """A folder that a database's own user can access. Temporary folders made by Python and pytest
+    are closed to other users."""
     with tempfile.TemporaryDirectory(prefix="ratchet-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -12,7 +12,7 @@ from integration.server import Server, exchange
 
 #: The board in Ratchet's repository; an installed package does not have it.
 BOARD = Path(__file__).parent.parent / "deploy" / "grafana" / "ratchet.json"
-#: Where Grafana's own packages put what it needs besides its program.
+#: The folders of Grafana's own packages for its files other than the program.
 HOMES = (Path("/usr/share/grafana"), Path("/usr/local/share/grafana"))
 
 _CONFIG = """[server]
@@ -39,16 +39,16 @@ level = warn
 
 
 def grafana_program() -> tuple[str, Path] | None:
-    """Grafana's program and its home folder; None where it is not installed. Debian has no package
-    of it, so it is not installed for anybody."""
+    """Grafana's program and its home folder; None if it is not installed. Debian has no package of
+    it, so Ratchet does not install it."""
     program = shutil.which("grafana") or shutil.which("grafana-server")
     home = next((each for each in HOMES if (each / "conf" / "defaults.ini").is_file()), None)
     return None if program is None or home is None else (program, home)
 
 
 class GrafanaServer(Server):
-    """A server on the loopback interface that shows the board to everybody who can reach it.
-    ``prometheus``: the URL of the data."""
+    """A server on the loopback interface that shows the board without a login. ``prometheus``: the
+    URL of the data."""
 
     name = "grafana"
     kind = "grafana"

@@ -5,8 +5,8 @@ This happens when the parent dies, however it dies. Then it ends the command: wi
 ``TERM``), and after ``STOP_TIMEOUT_S`` seconds with SIGKILL. If the guardian itself is killed,
 Linux kills the command.
 
-It runs as a program of its own and imports nothing but the standard library: there is one beside
-each server, all the time that the server runs.
+It runs as a program of its own and imports only the standard library, because each running server
+has one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def guarded_by(name_of_signal: str) -> list[str]:
-    """The words before a command that is to be guarded."""
+    """The words to put before a command that has to be guarded."""
     return [sys.executable, "-I", "-S", __file__, name_of_signal]
 
 
@@ -32,7 +32,7 @@ def main(name_of_signal: str, command: list[str]) -> int:
     """Run and guard the command. Returns its exit code."""
     parent = os.getpid()
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing our standard input
+        signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing this standard input
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _child(parent))
     threading.Thread(
         target=_end_with_parent, args=(process, signal.Signals[f"SIG{name_of_signal}"]), daemon=True

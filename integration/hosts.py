@@ -31,10 +31,13 @@ TOOL_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to run a server. ``folder``: its working directory, the only place that it writes to.
-    ``stop_signal``: the signal for an orderly end. ``guarded``: it ends with this process, however
-    this process ends. ``held_files``: open files that the guardian holds while it lives. ``reads``:
-    files elsewhere that the server reads."""
+    """The way to run a server.
+
+    * ``folder``: its working directory, the only place to which it writes.
+    * ``stop_signal``: the signal for an orderly end.
+    * ``guarded``: it ends with this process, however this process ends.
+    * ``held_files``: open files that the guardian holds while it lives.
+    * ``reads``: files elsewhere that the server reads."""
 
     name: str
     command: Sequence[str]
@@ -62,11 +65,11 @@ class Running(ABC):
 
     @abstractmethod
     def stop(self, timeout_s: float) -> None:
-        """Ask it to end, wait up to ``timeout_s`` seconds, then kill it."""
+        """Ask the server to end, wait up to ``timeout_s`` seconds, then kill it."""
 
     @abstractmethod
     def kill(self) -> None:
-        """``kill -9``, and remove its entry from the process table."""
+        """``kill -9``, and remove the process from the process table."""
 
     @abstractmethod
     def pause(self) -> None:

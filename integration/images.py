@@ -58,7 +58,7 @@ IMAGES = {
     "redis": Image("redis:7"),
     "registry": Image("python:3.11-slim"),
 }
-#: Where programs are, in the usual images and in images that are built here.
+#: The folders of programs, in the usual images and in images built here.
 PATH = ":".join(
     [
         "/usr/lib/postgresql/15/bin",
@@ -73,7 +73,7 @@ _PACKAGES = (
     *("python3-minimal", "libpython3-stdlib"),
 )
 _REPOSITORY = "ratchet-local"
-_RECIPE = 1  # increase it if an image changes in a way that the digests below do not show
+_RECIPE = 1  # increase this if an image changes in a way that the digests below do not cover
 _BUILD_TIMEOUT_S = 1800
 
 

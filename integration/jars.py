@@ -100,7 +100,7 @@ class _Jars:
         return {_file_name(what): digest for digest, what in self._lines()}
 
     def wanted(self, staging: Path) -> list[str]:
-        """The arguments of Ivy that say what to fetch."""
+        """Ivy's arguments that name the jars to fetch."""
         coordinates = [what.split(":") for _, what in self._lines() if ":" in what]
         if not coordinates:
             return ["-confs", "default,runtime", "-types", "jar", "bundle", "-dependency", *KAFKA_MODULE]
@@ -112,7 +112,7 @@ class _Jars:
         return ["-ivy", str(staging / "ivy.xml"), "-confs", "default", "-types", "jar", "bundle", "maven-plugin"]
 
     def mismatch(self, folder: Path) -> str | None:
-        """What is wrong with a folder of jars; None if nothing is."""
+        """The problem of a folder of jars; None if there is none."""
         expected = self.locked()
         for name, digest in expected.items():
             jar = folder / name

@@ -218,8 +218,8 @@ class KafkaCluster:
         return ",".join(broker.address for broker in self.brokers)
 
     def start(self) -> None:
-        """Start all in parallel and wait until each serves. They must start together, because a
-        controller answers only when a majority is there."""
+        """Start all concurrently and wait until each serves. They must start together, because a
+        controller answers only when a majority of controllers runs."""
         self.brokers[0].quorum.renew_ports()
         start_together(self.brokers)
 

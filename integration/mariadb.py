@@ -15,8 +15,8 @@ from integration.server import Server, exchange
 USER = "daemon"
 #: The password of the user ``ratchet``.
 PASSWORD = "let me in"
-#: Creates the tables of the system, as ``mariadb-install-db`` does, which needs more packages. What
-#: takes long in it is left out: a schema of views.
+#: Creates the system tables, as ``mariadb-install-db`` does, which needs more packages. Its slow
+#: part is left out: a schema of views.
 _BOOTSTRAP = """
 cd /usr/share/mysql
 { printf 'CREATE DATABASE mysql;\\nUSE mysql;\\n'
@@ -98,7 +98,7 @@ class MariaDbServer(Server):
             raise ServerError(f"{self.folder / 'data'}: {lines[-1] if lines else 'MariaDB said nothing'}")
 
     def is_ready(self) -> bool:
-        """A running server greets with a packet of its protocol, whose number is 0 and whose first
-        byte is 10."""
+        """A running server sends a packet of its protocol, whose number is 0 and whose first byte
+        is 10."""
         greeting = exchange(self.port, b"", 5)
         return len(greeting) == 5 and greeting[3:] == b"\0\x0a"

@@ -10,8 +10,8 @@ from integration.server import Server, exchange
 
 class PgBouncerServer(Server):
     """A pooler on the loopback interface for the database ``ratchet`` of the server at ``target``
-    (``host:port``). In its mode ``transaction``, each transaction may run in another session of the
-    server.
+    (``host:port``). In its mode ``transaction``, each transaction may run in a different session of
+    the server.
 
     As root, give a ``folder`` that every user can reach, because the pooler runs as the user
     ``postgres``.

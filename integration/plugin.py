@@ -2,8 +2,8 @@
 
     pytest_plugins = ["framework.testing.plugin", "integration.plugin"]
 
-Each server starts when the first test asks for it, and ends with the test run. ``RATCHET_SERVERS``
-says where they run: as child processes (the default), in containers, or elsewhere already.
+Each server starts when the first test requests it, and ends with the test run. ``RATCHET_SERVERS``
+selects where they run: as child processes (the default), in containers, or externally.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from integration.redis import RedisServer
 from integration.registry import RegistryServer
 from integration.servers import EmbeddedServers
 
-#: Makes a topic of this name, of so many partitions, with these records, and returns its name.
+#: Creates a topic with this name, number of partitions, and records; returns its name.
 MakeTopic = Callable[..., str]
 _TIMEOUT_S = 240
 
@@ -72,14 +72,14 @@ def ratchet_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 
 @pytest.fixture(scope="session")
 def ratchet_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
-    """A stand-in for a Schema Registry: ``.url``, ``.register(subject, schema)``."""
+    """A substitute for a Schema Registry: ``.url``, ``.register(subject, schema)``."""
     with RegistryServer(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 
 @pytest.fixture
 def ratchet_topic(ratchet_servers: EmbeddedServers | ExternalServers) -> MakeTopic:
-    """Makes topics with records, for one test::
+    """Creates topics with records, for one test::
 
         def test_orders(ratchet_topic, ratchet_servers):
             topic = ratchet_topic([b'{"cents": 5}'], partitions=2)

@@ -121,9 +121,9 @@ class ChildProcess(Running):
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the server. The processes that it had started end by themselves when they
-        notice. Wait for that: until then PostgreSQL does not start again on the same data."""
-        self._send(signal.SIGSTOP)  # it starts no more of them
+        """SIGKILL to the server. Its own child processes end by themselves when they notice. Wait
+        for that: until then PostgreSQL does not start again on the same data."""
+        self._send(signal.SIGSTOP)  # so that it starts no more of them
         server = self.pid
         started = _children_of(server) if server is not None else []
         self._send(signal.SIGKILL)

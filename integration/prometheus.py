@@ -13,7 +13,7 @@ from integration.server import Server, exchange
 
 #: The alert rules in Ratchet's repository; an installed package does not have them.
 RULES = Path(__file__).parent.parent / "deploy" / "prometheus" / "ratchet-alerts.yml"
-#: Where a driver serves its metrics by the examples in the documentation.
+#: The address of a driver's metrics in the examples of the documentation.
 TARGET = "127.0.0.1:9464"
 
 _CONFIG = """global:
@@ -31,9 +31,11 @@ class PrometheusServer(Server):
     """A server on the loopback interface. Always a process of this machine: it scrapes drivers
     there, whose metrics are served on the loopback interface too.
 
-    ``targets``: HOST:PORT of the drivers. The file ``targets.json`` in its folder has them, and is
-    read again when it changes. ``rules``: files with alert rules; those that are missing are left
-    out. Raises ``ServerError`` for a target that is none.
+    * ``targets``: HOST:PORT of the drivers. They are in the file ``targets.json`` in its folder,
+      which is read again when it changes.
+    * ``rules``: files with alert rules; missing files are ignored.
+
+    Raises ``ServerError`` for an invalid target.
     """
 
     name = "prometheus"

@@ -67,8 +67,8 @@ class TcpProxy:
         self.reset()
 
     def retarget(self, target: str, *, resets: bool = True) -> None:
-        """Reset all connections, or leave them as they are. New ones go to another ``host:port``,
-        as if a name moved to another server."""
+        """Reset all connections, or keep them. New ones go to another ``host:port``, as if a name
+        moved to another server."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         if resets:
@@ -83,7 +83,7 @@ class TcpProxy:
                 _reset(each)
 
     def heal(self) -> None:
-        """Forward everything again. Data that a black hole held back arrives late."""
+        """Forward everything again. Data held back by a black hole arrives late."""
         self._refusing = self._silent = self._losing = False
         self._delay_s, self._slice = 0.0, 0
 

@@ -15,7 +15,7 @@ from docker.errors import DockerException
 def main(owner: str) -> None:
     """Wait, then remove the containers. A container that is already gone is not an error."""
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing our standard input
+        signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing this standard input
     while os.read(0, 4096):
         pass
     with contextlib.suppress(DockerException):

@@ -1,4 +1,4 @@
-"""A server that stands in for a Schema Registry."""
+"""A server that replaces a Schema Registry in tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ANSWER_TIMEOUT_S = 60.0
 
 
 class RegistryServer(Server):
-    """Serves the schemas that were given to ``register``, until it is stopped. ``user``:
-    ``name:password``; clients must then authenticate (HTTP basic)."""
+    """Serves the schemas given to ``register``, until it is stopped. ``user``: ``name:password``;
+    clients must then authenticate (HTTP basic)."""
 
     name = "registry"
     kind = "registry"
@@ -54,8 +54,8 @@ class RegistryServer(Server):
         *,
         serialized: str | None = None,
     ) -> int:
-        """Add a version to a subject. Returns the id of the schema. ``serialized``: what those get
-        who ask for the schema in this form."""
+        """Add a version to a subject. Returns the id of the schema. ``serialized``: the schema for
+        clients that request the serialized form."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         document = {"schema": text, "references": references or [], "schemaType": schema_type, "serialized": serialized}
         found: int = self._ask("POST", f"/subjects/{subject}/versions", document)["id"]

@@ -208,14 +208,13 @@ class Server(ABC):
             running.stop(timeout_s)
 
     def kill(self) -> None:
-        """``kill -9``, like a crash. ``start`` brings it back on the same data. Safe to call
-        twice."""
+        """``kill -9``, like a crash. ``start`` restarts it on the same data. Safe to call twice."""
         running, self._running = self._running, None
         if running is not None:
             running.kill()
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open, and it answers nothing."""
+        """Freeze the server: connections stay open, and requests get no answer."""
         if self._running is not None:
             self._running.pause()
 

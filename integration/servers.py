@@ -156,7 +156,7 @@ class EmbeddedServers:
 
     def _wait_for_lock(self, lock: IO[str]) -> None:
         """Take the lock. If a previous owner was killed, its servers may still be stopping, and
-        their guardians hold the lock: wait for them. If the owner lives, fail at once."""
+        their guardians hold the lock: wait for them. If the owner lives, fail immediately."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while True:
             try:
@@ -189,7 +189,9 @@ _EXITING = 0x4
 
 
 def is_ours(pid: int, folder: Path) -> bool:
-    """Whether the process is a server of this folder, and not a later process with the same pid."""
+    """Whether the process is a server of this folder, rather than a later process with the same
+    pid.
+    """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
@@ -197,8 +199,8 @@ def is_ours(pid: int, folder: Path) -> bool:
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except (OSError, IndexError):
         return False
-    # The first thread of a JVM may be gone while other threads still hold its ports. Then its
-    # command line is gone, too. The same holds for a process that is ending: it frees its memory
+    # The first thread of a JVM may have ended while other threads still hold its ports. Then its
+    # command line is empty, too. The same holds for a process that is ending: it frees its memory
     # first, and its ports later.
     if state == "Z":
         return threads > 1

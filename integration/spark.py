@@ -34,8 +34,8 @@ class _SparkProcess(Server):
         self._secret = secret
 
     def command(self, *arguments: str) -> list[str]:
-        """The command, without this process's import path: executors must import only what they are
-        sent."""
+        """The command, without this process's import path: executors must import only the code that
+        is sent to them."""
         home = spark_jars().parent
         options = f"{' '.join(self.java_options)} {self.java_logging()} -Dratchet.folder={self.folder}"
         environment = [
@@ -81,7 +81,9 @@ class SparkMaster(_SparkProcess):
 
     @property
     def secret(self) -> str:
-        """What the processes of the cluster and its drivers prove to each other."""
+        """The secret with which the processes of the cluster and its drivers authenticate each
+        other.
+        """
         return self._secret
 
     def alive_workers(self) -> set[int]:
@@ -124,7 +126,7 @@ class SparkWorker(_SparkProcess):
 
 class SparkCluster:
     """A master and ``workers`` workers in ``folder``, which authenticate every connection.
-    ``settings``: what a driver needs to use them."""
+    ``settings``: a driver's configuration for the cluster."""
 
     def __init__(
         self, folder: Path, workers: int = 2, *, cores: int = 1, memory: str = "1g", guarded: bool = True

@@ -1,8 +1,8 @@
-"""Everything that a pipeline imports: ``from ratchet import Fields, Count, submit``.
+"""The one import of pipelines: ``from ratchet import Fields, Count, submit``.
 
-A name is looked up when it is first used. So ``import ratchet`` loads nothing else, and the client
-of a store is loaded only where it is used. Other packages add sources and sinks by entry points:
-see ``framework.extensions``.
+A name is imported on first use. So ``import ratchet`` loads no other module, and the client of a
+store is loaded only if the store is used. Other packages add sources and sinks by entry points: see
+``framework.extensions``.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the packages below, for type checkers
     from sinks import *  # noqa: F403
     from spouts import *  # noqa: F403
 
-#: Where names are looked up, in this order. Each package has those of its ``__all__``.
+#: The packages that are searched for names, in this order. Each contributes its ``__all__``.
 PACKAGES = (
     "framework",
     "framework.errors",
@@ -30,7 +30,7 @@ PACKAGES = (
     "ratchet.streams",
 )
 
-if not TYPE_CHECKING:  # else every name would have a type: Any
+if not TYPE_CHECKING:  # otherwise every name would have the type Any
 
     def __getattr__(name: str) -> Any:
         if name == "__all__":

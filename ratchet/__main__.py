@@ -1,4 +1,4 @@
-"""``python -m ratchet``: the command, where its script is not on the path."""
+"""``python -m ratchet``: the command, for environments where its script is not on the path."""
 
 from ratchet.console import main
 

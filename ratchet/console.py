@@ -1,6 +1,7 @@
-"""What ``ratchet`` does when it is typed.
+"""The entry point of the command ``ratchet``.
 
-It imports nothing of ours before Ctrl-C is quiet: Python takes a second to import the framework.
+It imports Ratchet's modules only after Ctrl-C is handled, because importing the framework takes a
+second.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import signal
 
 
 def main() -> None:
-    """Run the command that was typed."""
+    """Run the command line."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process without a trace
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process without a traceback
     from framework.commands.cli import app
 
     signal.signal(signal.SIGINT, before)

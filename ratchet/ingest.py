@@ -1,6 +1,7 @@
 """``ratchet ingest TOPIC --into URL``: brings a topic into a table, without code.
 
-It writes a pipeline, shows it, and runs it. ``--eject`` writes it into a file, to go on from.
+It generates a pipeline, shows it, and runs it. ``--eject`` writes the pipeline to a file, as a
+starting point.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from spouts.codecs.json_schema import schema_of_sample
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-#: So many records of a topic tell which columns it has.
+#: The number of a topic's first records from which its columns are inferred.
 SAMPLE = 1_000
-#: Where the password of an address is, in the environment.
+#: The environment variable with the password of an address.
 PASSWORD = "RATCHET_INTO_PASSWORD"
-#: What no name of a topic has, so that a name with it is a pattern.
+#: Characters that no topic name contains: a name with one is a pattern.
 _PATTERN = re.compile(r"[^a-zA-Z0-9._-]")
 _FILES = ("parquet", "delta")
 _PLACES = {
@@ -57,12 +58,12 @@ _TYPES: Mapping[str, pa.DataType] = {
     "date": pa.date32(),
     "datetime": pa.timestamp("us", "UTC"),
 }
-#: As which a column is declared by a keyword.
+#: The keyword that declares a column's type.
 _KEYWORDS = {kind: name for name, kind in _TYPES.items()}
 
 
 class Mode(StrEnum):
-    """What becomes of a record."""
+    """The mode: how records become rows."""
 
     APPEND = "append"
     UPSERT = "upsert"
@@ -70,7 +71,7 @@ class Mode(StrEnum):
 
 
 class Codec(StrEnum):
-    """How the bytes of a value are read."""
+    """The format of a value's bytes."""
 
     JSON = "json"
     AVRO = "avro"
@@ -82,7 +83,7 @@ class Codec(StrEnum):
 
 
 class Job(NamedTuple):
-    """What was asked for. ``columns``: of JSON values."""
+    """The user's options. ``columns``: of JSON values."""
 
     topic: str
     into: str
@@ -230,7 +231,7 @@ def main(
 
 
 def check(job: Job) -> None:
-    """Raise ``ConfigError`` for options that do not fit together."""
+    """Raise ``ConfigError`` for options that contradict each other."""
     place = _PLACES.get(urlsplit(job.into).scheme)
     if place is None:
         known = "postgresql://..., mysql://..., sqlite:PATH, parquet:FOLDER, delta:FOLDER"
@@ -314,7 +315,7 @@ def _place(job: Job, imports: set[str]) -> str:
 
 
 def _without_password(url: str) -> str:
-    """The address with the name of a variable in the place of a password."""
+    """The address with the password replaced by the name of a variable."""
     password = urlsplit(url).password
     if password is None or password.startswith("${"):
         return url
@@ -356,7 +357,7 @@ def _code(kind: pa.DataType) -> str:
 
 
 def _columns(job: Job, given: Sequence[str], settings: Config) -> pa.Schema:
-    """The fields of a JSON topic: those of its first records, and those that were given."""
+    """The fields of a JSON topic: those of its first records, and the given ones."""
     declared: dict[str, pa.DataType] = {}
     for each in given:
         name, _, kind = each.partition("=")
@@ -406,7 +407,7 @@ def _sampled(job: Job, settings: Config) -> list[bytes]:
 
 
 def _run(job: Job, text: str, config: Path | None, overrides: list[str] | None, **options: Any) -> None:
-    """Run the pipeline as ``ratchet run`` does a module of the user's."""
+    """Run the pipeline as ``ratchet run`` runs a user's module."""
     password = urlsplit(job.into).password
     if password is not None and not password.startswith("${"):
         os.environ[PASSWORD] = password

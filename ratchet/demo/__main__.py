@@ -1,4 +1,4 @@
-"""``python -m ratchet.demo load`` fills the demo's topic on brokers of one's own, and ``compare``
+"""``python -m ratchet.demo load`` fills the demo's topic on your own brokers, and ``compare``
 compares the tables with the file. The configuration is that of the driver: ``app.kafka`` and
 ``app.database``."""
 

@@ -55,7 +55,7 @@ class Routes(ArrowBolt):
 def _backend(address: str, table: str) -> MapBackend:
     if not address.startswith("postgresql://"):
         return SqliteBackend(address, table)
-    from sinks import PostgresBackend  # an extra, which the demo itself does without
+    from sinks import PostgresBackend  # an optional extra, which the demo itself does not need
 
     return PostgresBackend(address, table)
 

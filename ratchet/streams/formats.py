@@ -1,6 +1,6 @@
-"""How the bytes of a record become columns: ``Json``, ``Text``, ``Bytes``, ``Avro``, ``Protobuf``,
-``Debezium``, ``MessagePack``, ``Csv``, ``CloudEvents``, ``Compressed``, and those of a Schema
-Registry."""
+"""The formats of a record's bytes, as columns: ``Json``, ``Text``, ``Bytes``, ``Avro``,
+``Protobuf``, ``Debezium``, ``MessagePack``, ``Csv``, ``CloudEvents``, ``Compressed``, and those of
+a Schema Registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from spouts.codecs.json_schema import schema_of_json_schema
 
 
 class Format(ABC):
-    """Columns, and the codec that decodes those of them that are used."""
+    """Columns, and a codec that decodes the used ones."""
 
     schema: pa.Schema
 
@@ -63,9 +63,9 @@ class Json(Format):
     """JSON objects with these fields: ``Json(order=str, cents=int, at=datetime)``, or with the
     fields of a JSON Schema or an Arrow schema.
 
-    A field that the pipeline does not use is not decoded: a value of another type in it is not
-    noticed. With ``extra="capture"``, a column ``extra`` has the fields that are not declared, as
-    JSON, as of ``spouts.JsonCodec``.
+    A field that the pipeline does not use is not decoded, so a value of a wrong type in it is not
+    detected. With ``extra="capture"``, a column ``extra`` contains the undeclared fields as JSON,
+    as in ``spouts.JsonCodec``.
 
     >>> Json(order=str, cents=int).schema.names
     ['order', 'cents']
@@ -97,7 +97,7 @@ class Json(Format):
 
     def codec(self, used: Sequence[str]) -> Codec:
         if any(name not in self._declared.names for name in used):
-            return self._whole  # which knows all names that are declared
+            return self._whole  # a codec that knows all declared names
         return JsonCodec(pa.schema([self._declared.field(name) for name in used]))
 
 
@@ -107,7 +107,7 @@ def Text(field: str = "value") -> Format:
 
 
 def Bytes(field: str = "value") -> Format:
-    """The bytes as they are, in one column."""
+    """The unchanged bytes, in one column."""
     return Whole(BytesCodec(field))
 
 
@@ -173,5 +173,5 @@ def Debezium(fields: Fields | pa.Schema, **options: Any) -> Format:
 
 
 def format_of(given: Format | Codec) -> Format:
-    """A format, also of a codec of the user's own."""
+    """Accepts a format, or a codec of the user's own."""
     return given if isinstance(given, Format) else Whole(given)

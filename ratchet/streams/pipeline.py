@@ -136,12 +136,15 @@ class Pipeline(StreamsPipeline):
         unavailable: str = "__debezium_unavailable_value",
         **options: Any,
     ) -> None:
-        """Keep a copy of another database from the topics of its changes, which Debezium writes,
-        with schemas in the values. Tables are made when their first change comes; with ``pattern``,
-        topics join while it runs. ``into``: a database, such as ``postgres(dsn, schema="copy")``.
-        ``named``: the name of the copy from a table's database, schema and name; by default the
-        name alone. ``unavailable``: the connector's ``unavailable.value.placeholder``. ``options``:
-        of ``read_kafka``. As of ``sinks.Mirror``."""
+        """Keep a copy of another database, from the topics of its changes, which Debezium writes
+        with schemas in the values. A table is created at its first change; with ``pattern``, topics
+        join while the pipeline runs. As ``sinks.Mirror``.
+
+        * ``into``: a database, such as ``postgres(dsn, schema="copy")``.
+        * ``named``: a function from a table's database, schema and name to the name of its copy; by
+          default the name alone.
+        * ``unavailable``: the connector's ``unavailable.value.placeholder``.
+        * ``options``: as in ``read_kafka``."""
         call = called("mirror", *([topics] if topics is not None else []))
         if not isinstance(into, Database):
             raise call.mistake(f"into is {into!r}: give a database, such as postgres(dsn, schema='copy')")
@@ -185,7 +188,7 @@ class Pipeline(StreamsPipeline):
         return EventTimeIn(self.name, self._state)
 
     def batches(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Self:
-        """Read at most so many records, and about so many bytes, in a transaction."""
+        """Limit a transaction to this many records, and about this many bytes."""
         call = called("batches", max_records=max_records, max_bytes=max_bytes)
         if not isinstance(self._reading, Kafka):
             raise call.mistake("say it after read_kafka(...): it is about the topics that are read")
@@ -218,7 +221,7 @@ class Pipeline(StreamsPipeline):
         timeout_s: float | None = None,
         **options: Any,
     ) -> None:
-        """Run the pipeline until everything is committed that its source holds at the call."""
+        """Run the pipeline until all records that its source holds at the call are committed."""
         with self.submit(config, store, executor, **options) as run:
             run.wait_until_caught_up(timeout_s)
 
@@ -230,10 +233,12 @@ class Pipeline(StreamsPipeline):
         take: int = 100,
         config: Mapping[str, Any] | Config | None = None,
     ) -> Tables:
-        """Run the pipeline over lists, in this process, and return what each sink holds: name ->
-        its rows. Nothing of yours is written to: the committers write to files that are removed.
-        ``records``: source -> rows; by default those of ``read(rows)``. ``faults``: of
-        ``framework.testing``. ``take``: rows in a batch."""
+        """Run the pipeline over lists, in this process, and return the rows of each sink: name ->
+        rows. None of your stores is written to: the committers write to temporary files.
+
+        * ``records``: source -> rows; by default those of ``read(rows)``.
+        * ``faults``: as in ``framework.testing``.
+        * ``take``: rows in a batch."""
         topology = self.build()
         given = self._given(records)
         fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
@@ -258,11 +263,11 @@ class Pipeline(StreamsPipeline):
         return Tables(found)
 
     def show(self, rows: int = 5, records: Mapping[str, Iterable[Any]] | None = None) -> Tables:
-        """The first rows of each sink, as of ``test``."""
+        """The first rows of each sink, as in ``test``."""
         return self.test(records).head(rows)
 
     def _sinks(self) -> list[Any]:
-        """Committers, and bolts that nothing follows."""
+        """Committers, and bolts without subscribers."""
         placed = [each for each in self._placed if not each.takes_clock]
         return [each for each in placed if hasattr(each.bolt, "finish_batch") or not each.schema.names]
 
@@ -292,5 +297,5 @@ class Pipeline(StreamsPipeline):
 
 
 def _fitting(row: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
-    """The columns that the spout emits. One that is not there is null, as in JSON."""
+    """The columns that the spout emits. A missing one is null, as in JSON."""
     return {name: row.get(name) for name in fields}

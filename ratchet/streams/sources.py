@@ -1,4 +1,4 @@
-"""What a pipeline reads: topics of Kafka as one spout, or rows in memory."""
+"""The sources of a pipeline: topics of Kafka as one spout, or rows in memory."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class Kafka(Reading):
         return {each.name: each.name if several else DEFAULT_STREAM for each in self.added}
 
     def add(self, call: Call, topics: Topics) -> None:
-        """Raises ``TopologyError`` where the spout cannot read these beside the others."""
+        """Raises ``TopologyError`` if the spout cannot read these topics together with the
+        others."""
         every = [*self.added, topics]
         if len(every) > 1 and any(each.pattern is not None or len(each.topics) > 1 for each in every):
             raise call.mistake("a pipeline that reads several streams reads one topic in each: name one topic here")

@@ -1,4 +1,4 @@
-"""What the sinks of a pipeline hold, for tests and notebooks."""
+"""The rows of a pipeline's sinks, for tests and notebooks."""
 
 from __future__ import annotations
 

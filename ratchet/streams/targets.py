@@ -1,5 +1,5 @@
-"""Places that streams and tables are written to: ``sqlite``, ``postgres``, ``mysql``, ``redis``,
-``parquet``, ``delta``."""
+"""The targets of streams and tables: ``sqlite``, ``postgres``, ``mysql``, ``redis``, ``parquet``,
+``delta``."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Store(Target):
         return StateCommitter(OpaqueMapState(self._backend()), key, aggregates)
 
     def state(self) -> OpaqueMapState:
-        """A state that a step keeps there."""
+        """A state that a step keeps in this store."""
         return OpaqueMapState(self._backend())
 
     def dead_letters(self) -> Bolt:
-        """The committer that keeps records that cannot be decoded."""
+        """The committer for records that cannot be decoded."""
         return DeadLetterTable(OpaqueMapState(self._backend()))
 
     def __str__(self) -> str:
@@ -54,8 +54,8 @@ class Store(Target):
 
 
 class Database(Store):
-    """A table of a database, which takes aggregates, newest rows and every row. Without a table,
-    the database, which takes the copy of another one."""
+    """A table of a database, for aggregates, newest rows and appended rows. Without a table: the
+    whole database, for a copy of another one."""
 
     def __init__(
         self, shown: str, table: str | None, backend: Callable[[str], MapBackend], rows: Callable[[str], RowTable]
@@ -182,8 +182,8 @@ def delta(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = 
 
 
 def dead_letters(target: Store | str, **options: Any) -> Bolt:
-    """Where records go that cannot be decoded: a database, or the name of a Kafka topic, with the
-    options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
+    """The destination of records that cannot be decoded: a database, or the name of a Kafka topic,
+    with the options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
     return target.dead_letters() if isinstance(target, Store) else DeadLetterTopic(target, **options)
 
 

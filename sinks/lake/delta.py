@@ -134,8 +134,8 @@ class DeltaLakeTable(FileTable):
             self._check_writable(table)
             if (
                 self.read_header() != header
-            # read after the table's version, so that a later leader's commit conflicts with this
-            # one
+                # read after the table's version, so that a later leader's commit conflicts with this
+                # one
             ):
                 raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
             table.create_write_transaction(
