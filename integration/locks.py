@@ -16,8 +16,8 @@ from integration.errors import ServerError
 def private_folder() -> Path:
     """This user's folder in the temporary folder; created when missing.
 
-    Its name is predictable, so somebody else may have created it first. Raises ``ServerError`` if
-    it is a link, a file, a folder of another user, or a folder that others may access."""
+    Its name is predictable, so another user may have created it first. Raises ``ServerError`` if it
+    is a link, a file, a folder of another user, or a folder that others may access."""
     folder = Path(tempfile.gettempdir()) / f"ratchet-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -269,8 +269,8 @@ class CheckpointRecord:
 
 
 class CheckpointStep(NamedTuple):
-    """What the next round must be like. ``drain``: spouts emit nothing. ``alone``: no other round
-    may be under way."""
+    """The requirements for the next round. ``drain``: spouts emit nothing. ``alone``: no other
+    round may be under way."""
 
     marker: CheckpointMarker | None = None
     drain: bool = False
@@ -382,7 +382,7 @@ class Checkpoints:
 
     @property
     def failed_for_good(self) -> str | None:
-        """Why the topology cannot go on, once components have failed too often; else None."""
+        """Why the topology cannot continue, once components have failed too often; else None."""
         if self._ended >= self._attempts_max:
             return (
                 f"processes have ended {self._ended} times in a row without a checkpoint in between, the last time: "
@@ -425,9 +425,9 @@ class Checkpoints:
         return max(self._taken_at + self._interval_s - now, 0.0)
 
     def plan(self, now: float, *, quiet: bool, waiting: bool = False) -> CheckpointStep:
-        """What the next round must be like. ``quiet``: every tree is complete, and no round is
-        under way. ``waiting``: a bolt has tuples that it has not executed yet. Raises what ``save``
-        raises."""
+        """Plan the next round. ``quiet``: every tree is complete, and no round is under way.
+        ``waiting``: a bolt has tuples that it has not executed yet. Raises the errors of ``save``.
+        """
         if not self._assigned:
             self._put(self.record)
             self._assigned = True

@@ -18,23 +18,25 @@ class TimeWindow:
     """The tuples of ``length_s`` seconds, every ``step_s`` seconds; without a step, one window
     after the other. Windows begin at whole steps since 1970.
 
-    ``timestamp``: the field with a tuple's time: a ``datetime`` with a zone, or a number of seconds
-    since 1970. ``lag_s``: how much out of order tuples may come; the *watermark* is that far behind
-    the latest one. A window fires when the watermark reaches its end. ``lateness_s``: how long the
-    window is kept after that; it fires again with each tuple that comes for it. A tuple that comes
-    still later is *late*. When ``lateness_s`` is raised, windows that are over stay so.
+    * ``timestamp``: the field with a tuple's time: a ``datetime`` with a zone, or a number of
+      seconds since 1970.
+    * ``lag_s``: how much out of order tuples may arrive; the *watermark* is that far behind the
+      latest tuple. A window fires when the watermark reaches its end.
+    * ``lateness_s``: how long a window is kept after its end; it fires again with each tuple that
+      arrives for it. A tuple that arrives still later is *late*. When ``lateness_s`` is raised,
+      windows that are over stay over.
 
-    ``idle_s``: an input of which nothing has come to a task for so many seconds holds up none of
-    its windows any more. When nothing has come of any input, time goes on as fast as the clock
-    does, so windows fire though nothing comes. What comes later with an earlier time may be late.
-    None: time stands still while nothing comes.
+    * ``idle_s``: an input without tuples in a task for this many seconds no longer delays the
+      task's windows. When all inputs are idle, time advances with the clock, so windows fire
+      without input. Tuples that arrive later with an earlier time may be late. None: time stands
+      still without input.
 
-    ``max_ahead_s``: how far a tuple's time may be ahead of the clock, one day by default. A time
-    beyond that is wrong, such as milliseconds that are taken for seconds: its tuple is late, and
-    moves no watermark. ``math.inf``: any time is right.
+    * ``max_ahead_s``: how far a tuple's time may be ahead of the clock, one day by default. A time
+      beyond that is wrong, such as milliseconds that are taken for seconds: its tuple is late, and
+      moves no watermark. ``math.inf``: any time is accepted.
 
     Without a ``timestamp``, windows go by *processing time*: a tuple's time is when the bolt
-    executes it, and a window fires when its end has passed, even if nothing comes.
+    executes it, and a window fires when its end has passed, even without input.
     """
 
     length_s: float
@@ -62,7 +64,7 @@ class TimeWindow:
             )
 
     def kind(self) -> list[Any]:
-        """What must not change while tuples are kept."""
+        """The settings that must not change while tuples are kept."""
         return ["processing time" if self.timestamp is None else "time", self.length / MICROS, self.every / MICROS]
 
     @property
@@ -75,7 +77,7 @@ class TimeWindow:
 
     @property
     def assigner(self) -> EventWindows:
-        """Which windows a time belongs to."""
+        """Assigns windows to a time."""
         return EventWindows(self.length, self.every)
 
     @property
@@ -91,5 +93,5 @@ class TimeWindow:
         return seconds_to_micros(self.idle_s) if self.idle_s is not None else None
 
     def is_ahead(self, time: int, now: int) -> bool:
-        """Whether a time is further ahead of ``now`` than any can be."""
+        """Whether a time is further ahead of ``now`` than allowed."""
         return (time - now) / MICROS > self.max_ahead_s

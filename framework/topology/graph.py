@@ -241,7 +241,7 @@ class Bolts:
 
 def in_order(components: Iterable[Component], *, attempts: bool = True) -> tuple[Component, ...]:
     """Order the components: spouts first, each bolt after the components it subscribes to. Check
-    and bind every input. Raises ``TopologyError`` naming what is wrong."""
+    and bind every input. Raises ``TopologyError`` with the problem."""
     by_id = {each.id: each for each in components}
     ordered: list[Component] = []
     for component in _topological(by_id):

@@ -191,7 +191,8 @@ class Spout(ABC):
 
 
 class TransactionalSpoutCoordinator(ABC):
-    """Decides what a batch is. Lives on the driver, one per leader, used from one thread."""
+    """Chooses the metadata of batches. Lives on the driver, one per leader, used from one
+    thread."""
 
     @abstractmethod
     def initialize_transaction(self, txid: int, previous_metadata: Any) -> Any:

@@ -13,7 +13,7 @@ States of a transaction::
                         WAITING <──────────────────┘
                          │   ^
       its range is gone  v   │ failure
-                     ROLLING_BACK ──RolledBack──> (dropped, planned afresh)
+                     ROLLING_BACK ──RolledBack──> (dropped, planned again)
 
 When the value of a record is refused, its batch waits with a narrower plan; if its commit was
 opened, it is rolled back first (C51).

@@ -1,4 +1,4 @@
-"""What ``group_by(...).agg(...)`` takes. ``field`` is a column, or an expression of columns."""
+"""Aggregates for ``group_by(...).agg(...)``. ``field``: a column, or an expression of columns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def max_(field: Field) -> Aggregate:
 
 
 def mean(field: Field) -> Aggregate:
-    """The mean, with its sum and count in columns beside it."""
+    """The mean. Its sum and count are in two more columns."""
     return Mean(field)  # type: ignore[arg-type]
 
 

@@ -44,9 +44,9 @@ class Pipeline(StreamsPipeline):
 
         shop.test({"orders": [{"order": "a", "shop": "x", "cents": 5}]})["per-shop"]
 
-    ``ratchet run module:shop`` runs it. ``state``: a function from a name to the store where a
-    step keeps what it knows: ``lambda name: sqlite("shop.db", name)``. Steps that go by event time
-    need it.
+    ``ratchet run module:shop`` runs it. ``state``: a function from a name to the store in which a
+    step keeps its state: ``lambda name: sqlite("shop.db", name)``. Steps that go by event time need
+    it.
     """
 
     def __init__(self, name: str, *, state: Callable[[str], Store] | None = None) -> None:

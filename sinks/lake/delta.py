@@ -132,11 +132,8 @@ class DeltaLakeTable(FileTable):
             if held is not None and held >= opened.txid:
                 return
             self._check_writable(table)
-            if (
-                self.read_header() != header
-                # read after the table's version, so that a later leader's commit conflicts with this
-                # one
-            ):
+            # Read the header after the version, so that a later leader's commit meets a conflict.
+            if self.read_header() != header:
                 raise StaleWriterError(f"{self.location}: its header has changed", self.read_header().epoch)
             table.create_write_transaction(
                 [_action(each, self.partition_by) for each in files],
