@@ -30,6 +30,7 @@ from sinks.rows.sqlite import SqliteTable
 from sinks.rows.upsert import UpsertCommitter
 from sinks.sql.sqlite import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
+from sinks.table_join import TableJoiningCommitter
 from sinks.values import OpaqueValue, TransactionalValue
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ __all__ = [
     "SqliteTable",
     "StateCommitter",
     "Sum",
+    "TableJoiningCommitter",
     "TimerCommitter",
     "Together",
     "TransactionalMapState",

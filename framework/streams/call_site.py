@@ -27,8 +27,9 @@ class Call:
     place: str
 
     def mistake(self, what: object) -> TopologyError:
-        """The error that says what is wrong with this call."""
-        return TopologyError(f"{self.place}: {self.text}: {escaped(' '.join(str(what).split()))}")
+        """The error that says what is wrong with this call; one that says so already, as it is."""
+        said = escaped(" ".join(str(what).removeprefix(f"{self}: ").split()))
+        return TopologyError(f"{self}: {said}")
 
     def unknown_column(self, name: str, columns: Iterable[str]) -> TopologyError:
         """The error for a column that is not there."""

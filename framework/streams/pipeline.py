@@ -13,7 +13,7 @@ from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.plan import Joined, Node, Placed, Read, builder_of, name_of, ways_to
-from framework.streams.ports import EventTime, GivenSpout, Reading, Target
+from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
 from framework.topology import (
     DEFAULT_STREAM,
@@ -145,9 +145,9 @@ class Pipeline(TopologyMaker):
         self._placed.append(complete)
         return complete
 
-    def event_time(self, call: Call) -> EventTime:
-        """The committers that go by event time."""
-        raise call.mistake("this pipeline has no event time: use the Pipeline of ratchet")
+    def stateful_steps(self, call: Call) -> StatefulSteps:
+        """The committers that keep a state of their own."""
+        raise call.mistake("this pipeline has no steps with a state: use the Pipeline of ratchet")
 
     @property
     def partition(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Pipeline(TopologyMaker):
                     f"event time goes by partition: read_kafka(..., metadata={list(partition)!r}), and keep these columns"
                 )
             try:
-                bolt = self.event_time(call).watermark(f"{name}-watermark", on, partition, late)
+                bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, late)
             except ConfigError as error:
                 raise call.mistake(error) from None
             placed = Placed(

@@ -55,8 +55,9 @@ class GivenSpout(Reading):
         return {self.spout_id: DEFAULT_STREAM}
 
 
-class EventTime(ABC):
-    """The committers that go by event time. ``name``: of the component, which its state follows."""
+class StatefulSteps(ABC):
+    """The committers that keep a state of their own, most of them by event time. ``name``: of the
+    component, which its state follows."""
 
     @abstractmethod
     def watermark(self, name: str, on: str, partition: Sequence[str], late: Duration) -> Bolt:
@@ -93,6 +94,14 @@ class EventTime(ABC):
         self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration | None, how: JoinHow
     ) -> Bolt:
         """The committer that joins each row with the newest one of the other side at its time."""
+
+    @abstractmethod
+    def current_rows(
+        self, name: str, key: Sequence[str], table: str, sequence_by: str | None, *, deleted: str | None, how: JoinHow
+    ) -> Bolt:
+        """The committer that joins each row with the newest one of the other side, which has the
+        column ``table``, in its transaction. ``deleted``: the column that says that there is none
+        any more."""
 
 
 class Target(ABC):

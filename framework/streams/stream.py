@@ -38,7 +38,7 @@ from framework.streams.steps import (
     Step,
     Windows,
 )
-from framework.streams.table import Grouped, NewestTable, Table, of_target
+from framework.streams.table import TOMBSTONE, Grouped, NewestTable, Table, of_target
 from framework.topology import Bolt, Fields, FieldsGrouping, Grouping
 from framework.topology.fields import FieldType
 from framework.topology.groupings import (
@@ -51,8 +51,6 @@ from framework.topology.groupings import (
 if TYPE_CHECKING:
     from framework.streams.pipeline import Pipeline
 
-#: The column of truth values that says that a row is deleted.
-TOMBSTONE = "tombstone"
 _GROUPINGS: Mapping[str, Callable[[], Grouping]] = {
     "local": LocalOrShuffleGrouping,
     "shuffle": ShuffleGrouping,
@@ -417,7 +415,7 @@ class Stream:
         call = called("deduplicate", *keys, within=within, on=on, name=name)
         check_names(call, [*keys, on], self.schema)
         try:
-            bolt = self._pipeline.event_time(call).first_rows(name, keys, on, within)
+            bolt = self._pipeline.stateful_steps(call).first_rows(name, keys, on, within)
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
         watermark = self._pipeline.watermark(call, name, self._node, on, late)
@@ -430,19 +428,21 @@ class Stream:
         other: Stream | Table,
         *,
         on: str | Sequence[str],
-        times: str | tuple[str, str],
+        times: str | tuple[str, str] | None = None,
         within: Duration | None = None,
         name: str,
         how: JoinHow = "inner",
         late: Duration = 0,
         parallelism: int = 1,
     ) -> Stream:
-        """Pairs of rows with the same key whose times are no further apart than ``within``; each
-        pair once, in the transaction that reads the second row of it.
+        """With a stream, pairs of rows with the same key whose times are no further apart than
+        ``within``; each pair once, in the transaction that reads the second row of it.
 
-        With a table of newest rows, ``prices.latest_by("item")``: each row of this stream once,
-        with the row that the table had at its time, no older than ``within``, in the transaction
-        whose watermark passes the row. ``how="left"``: also rows for which the table had none.
+        With a table of newest rows, ``customers.latest_by("customer")``, each row of this stream
+        once. Without ``times``: in its own transaction, with the row that the table has now, after
+        all of its rows in that transaction. With ``times``: with the row that the table had at its
+        time, no older than ``within``, in the transaction whose watermark passes the row.
+        ``how="left"``: also rows for which the table has none, with nulls.
 
         ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
         stream and that of the other. ``how``: a row of an outer side that has found no other comes
@@ -451,18 +451,23 @@ class Stream:
         streams have is called ``<name>_right`` where it is the other's. ``name``: the id, which the
         state follows."""
         keys = (on,) if isinstance(on, str) else tuple(on)
-        call = called("join", *keys, within=within, name=name)
+        call = called("join", *keys, **({"within": within} if within is not None else {}), name=name)
         table = other if isinstance(other, NewestTable) else None
-        other = table.rows_of_join(call, keys, times) if table is not None else other
+        if table is not None:
+            other = table.rows_of_join(call, keys, times)
         if not isinstance(other, Stream):
-            raise call.mistake(f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...)")
-        if table is None and within is None:
-            raise call.mistake("say how far apart the rows of a pair may be, as in within='1 h'")
+            raise call.mistake(
+                f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...); of aggregates, "
+                "upsert_into(...) returns the stream of changes, and its latest_by(...) is a table"
+                if isinstance(other, Table)
+                else f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...)"
+            )
+        if table is None and (times is None or within is None):
+            raise call.mistake("say how far apart the rows of a pair may be, as in times='at', within='1 h'")
         if other._pipeline is not self._pipeline:
             raise call.mistake("the streams are of two pipelines: read both topics in one")
-        left, right = (times, times) if isinstance(times, str) else times
-        check_names(call, [*keys, left], self.schema)
-        check_names(call, [*keys, right], other.schema)
+        check_names(call, keys, self.schema)
+        check_names(call, keys, other.schema)
         place = self._pipeline.partition
         taken = [each for each in self.schema.names if each not in place or each in keys]
         names = {each: each if each in keys or each not in taken else f"{each}_right" for each in other.schema.names}
@@ -473,6 +478,39 @@ class Stream:
         theirs = other._selected(
             call, {each: names[each] for each in other.schema.names if each not in place or each in keys}
         )
+        committers, watermark = self._pipeline.stateful_steps(call), None
+        if table is not None and times is None:
+            if within is not None or late:
+                raise call.mistake("without times= there is no time to compare: leave within and late out")
+            bolt = self._bolt(call, lambda: table.joining(committers, name, names, how))
+        else:
+            left, right = (times, times) if isinstance(times, str) else times or ("", "")
+            both, own_times = self._moments(call, other, left, right), (left, names.get(right, right))
+            bolt = self._bolt(
+                call,
+                lambda: (
+                    committers.latest_rows(name, keys, own_times, within, how)
+                    if table is not None
+                    else committers.pairs(name, keys, own_times, within or 0, how)
+                ),
+            )
+            watermark = self._pipeline.watermark(call, name, both, _EVENT_TIME, late)
+        joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
+        return joined._placed(
+            call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
+        )
+
+    def _bolt(self, call: Call, make: Callable[[], Bolt]) -> Bolt:
+        try:
+            return make()
+        except (ConfigError, TopologyError) as error:
+            raise call.mistake(error) from None
+
+    def _moments(self, call: Call, other: Stream, left: str, right: str) -> Merged:
+        """The times of the rows of both streams."""
+        check_names(call, [left], self.schema)
+        check_names(call, [right], other.schema)
+        place = self._pipeline.partition
         moments = [
             stream._selected(call, {each: each for each in place if each in stream.schema.names} | {time: _EVENT_TIME})
             for stream, time in ((self, left), (other, right))
@@ -481,21 +519,7 @@ class Stream:
             raise call.mistake(
                 f"the times differ: {self.schema.field(left).type} and {other.schema.field(right).type}: cast one"
             )
-        both = Merged((moments[0]._node, moments[1]._node), moments[0].schema)
-        try:
-            committers = self._pipeline.event_time(call)
-            own_times = (left, names[right])
-            if table is not None:
-                bolt = committers.latest_rows(name, keys, own_times, within, how)
-            else:
-                bolt = committers.pairs(name, keys, own_times, within or 0, how)
-        except (ConfigError, TopologyError) as error:
-            raise call.mistake(error) from None
-        watermark = self._pipeline.watermark(call, name, both, _EVENT_TIME, late)
-        joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
-        return joined._placed(
-            call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
-        )
+        return Merged((moments[0]._node, moments[1]._node), moments[0].schema)
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
         """The rows that came too late for the step that this stream comes from: ``when_closed``,

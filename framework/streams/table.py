@@ -18,12 +18,16 @@ from framework.operators.watermarks import CHANGED_STREAM
 from framework.streams.call_site import Call, called
 from framework.streams.expressions import column_or_expression
 from framework.streams.plan import Node, Placed, SideOutput, Stepped
-from framework.streams.ports import Target
+from framework.streams.ports import JoinHow, StatefulSteps, Target
 from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.topology import Bolt, Fields, FieldsGrouping
 
 if TYPE_CHECKING:
     from framework.streams.stream import Stream
+
+
+#: The column of truth values that says that a row is deleted.
+TOMBSTONE = "tombstone"
 
 
 class Grouped:
@@ -146,7 +150,7 @@ class AggregatesTable(Table):
         if not key:
             raise call.mistake("group by at least one column besides the window")
         try:
-            committers, kind = pipeline.event_time(call), windows.windows
+            committers, kind = pipeline.stateful_steps(call), windows.windows
             if isinstance(kind, Sessions):
                 if allowed_lateness:
                     raise call.mistake("a session that is over stays over: leave allowed_lateness out")
@@ -189,11 +193,15 @@ class NewestTable(Table):
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> the newest row)"
 
-    def rows_of_join(self, call: Call, on: tuple[str, ...], times: str | tuple[str, str]) -> Stream:
-        """The rows that a join takes: the newest by event time is that of a moment. Raises
-        ``TopologyError`` where the table has another order, or other keys."""
+    def rows_of_join(self, call: Call, on: tuple[str, ...], times: str | tuple[str, str] | None) -> Stream:
+        """The rows that a join takes. With times, the newest by event time is that of a moment.
+        Raises ``TopologyError`` where the table has another order then, or other keys."""
         if set(on) != set(self._key):
             raise call.mistake(f"the table has a row per {', '.join(self._key)}: give the same columns as on=")
+        if times is None:
+            if not self._own():
+                raise call.mistake("the table has no column beside its key: keep one, or use deduplicate(...)")
+            return self._stream
         at = times if isinstance(times, str) else times[1]
         if self._sequence_by not in (None, at):
             raise call.mistake(
@@ -202,6 +210,18 @@ class NewestTable(Table):
         if self._deletes:
             raise call.mistake("a row that is deleted cannot be told from an older one here: leave delete_when out")
         return self._stream
+
+    def joining(self, committers: StatefulSteps, name: str, names: Mapping[str, str], how: JoinHow) -> Bolt:
+        """The committer that joins rows with those that the table has now. ``names``: those of the
+        table's columns there."""
+        sequence = names[self._sequence_by] if self._sequence_by is not None else None
+        deleted = names[TOMBSTONE] if self._deletes else None
+        return committers.current_rows(name, self._key, names[self._own()[0]], sequence, deleted=deleted, how=how)
+
+    def _own(self) -> list[str]:
+        """The columns beside the key that a join keeps."""
+        other = (*self._key, *self._stream._pipeline.partition, *([TOMBSTONE] if self._deletes else []))
+        return [each for each in self._stream.schema.names if each not in other]
 
     def _committer(self, target: Target) -> Bolt:
         return target.newest(self._key, self._sequence_by)

@@ -14,18 +14,18 @@ from framework.errors import RatchetError
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
 from framework.streams.call_site import Call, called, nearest
-from framework.streams.ports import EventTime, Target
+from framework.streams.ports import StatefulSteps, Target
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
 from framework.topology import Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
-from ratchet.streams.event_time import EventTimeIn
 from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.sources import Kafka, Rows, Topics, check_options
+from ratchet.streams.stateful_steps import StatefulStepsIn
 from ratchet.streams.tables import RowsTable, Tables
 from ratchet.streams.targets import Database, Store, Topic
-from sinks import Mirror
+from sinks import Mirror, TableJoiningCommitter
 from spouts import BytesCodec, Codec, DebeziumChanges
 from spouts.kafka.record_format import METADATA_TYPES
 
@@ -179,13 +179,13 @@ class Pipeline(StreamsPipeline):
         servers = self._reading.options.get("bootstrap_servers") if isinstance(self._reading, Kafka) else None
         return Topic(call, topic, {**({"bootstrap_servers": servers} if servers is not None else {}), **options})
 
-    def event_time(self, call: Call) -> EventTime:
-        """The committers that go by event time, with their states in the stores of ``state``."""
+    def stateful_steps(self, call: Call) -> StatefulSteps:
+        """The committers that keep a state of their own, in the stores of ``state``."""
         if self._state is None:
             raise call.mistake(
                 f"it keeps a state: give the pipeline a store, Pipeline({self.name!r}, state=lambda name: sqlite('state.db', name))"
             )
-        return EventTimeIn(self.name, self._state)
+        return StatefulStepsIn(self.name, self._state)
 
     def batches(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Self:
         """Limit a transaction to this many records, and about this many bytes."""
@@ -251,7 +251,7 @@ class Pipeline(StreamsPipeline):
         done = run_on(topology, sample, faults=list(faults), take=take, config=config)
         found: dict[str, RowsTable] = {}
         for each in self._sinks():
-            if each.watermark is not None:
+            if each.watermark is not None or isinstance(each.bolt, TableJoiningCommitter):
                 rows_of_sink = done.rows(each.id)
             elif done.has_table(each.id):
                 rows_of_sink = done.table(each.id)

@@ -15,7 +15,8 @@ from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
 from sinks.event_time.committer import Watermarks
-from sinks.event_time.two_stream_join import LEFT, RIGHT, PairCommitter
+from sinks.event_time.two_stream_join import PairCommitter
+from sinks.joined_sides import LEFT, RIGHT
 from sinks.states import MapState
 
 _DUE = "due_at"
@@ -122,12 +123,12 @@ class AsOfJoiningCommitter(PairCommitter):
                     puts[(*key, _LATEST, 0, 0)] = latest.at, until, self._encoded(RIGHT, latest.values)
         self.state.multi_put(list(puts), list(puts.values()))
         self.state.delete([place for place in gone if place not in puts])
-        return self._sent(out)
+        return self._bound().batches(out)
 
     def _joined(self, key: Key, left: _Timed, latest: _Timed | None) -> list[Value]:
         if latest is not None and latest.at <= left.at and (self.within is None or left.at - latest.at <= self.within):
             return [(*key, *left.values, *latest.values)]
-        return [self._alone(key, LEFT, left.values)] if self.how == "left" else []
+        return [self._bound().alone(key, LEFT, left.values)] if self.how == "left" else []
 
     def _encoded(self, side: int, values: Value) -> str:
         return json.dumps(list(self._bound()[side].codec.encode(values)))

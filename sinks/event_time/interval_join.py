@@ -14,7 +14,8 @@ from framework.topology import Input
 from sinks.backend import Key, Value
 from sinks.event_time.committer import Watermarks
 from sinks.event_time.join_buffer import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
-from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, LEFT, RIGHT, PairCommitter
+from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, PairCommitter
+from sinks.joined_sides import LEFT, RIGHT
 from sinks.states import MapState
 
 __all__ = ["LATE_LEFT_STREAM", "LATE_RIGHT_STREAM", "JoiningCommitter"]
@@ -92,6 +93,6 @@ class JoiningCommitter(PairCommitter):
                     if not rows.is_over(each):
                         rows.add(key, side, each)
                     elif self._outer[side] and not each.matched:
-                        out.append(self._alone(key, side, each.values))
-        out += [self._alone(key, side, each.values) for key, side, each in rows.write()]
-        return self._sent(out)
+                        out.append(self._bound().alone(key, side, each.values))
+        out += [self._bound().alone(key, side, each.values) for key, side, each in rows.write()]
+        return self._bound().batches(out)

@@ -26,12 +26,12 @@ from framework.topology import (
     OutputFieldsDeclarer,
     TopologyContext,
     TransactionAttempt,
-    ValueType,
 )
 from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
-from sinks.states import MapState, checked_state
+from sinks.keyed_committer import opaque
+from sinks.states import MapState
 
 #: The rows for the other committers' tasks, one per transaction: the watermark before it, the
 #: watermark after it, and its planning time, in microseconds since 1970.
@@ -250,16 +250,6 @@ class _NewestTimes(Combiner):
         if not self._newest:
             return None
         return pa.RecordBatch.from_arrays([list(self._newest), list(self._newest.values())], schema=_NEWEST)
-
-
-def opaque(committer: str, state: MapState) -> MapState:
-    """Check that a replay with this state starts from its previous values, and return it. Raises
-    ``TopologyError``.
-    """
-    checked = checked_state(committer, state)
-    if checked.value_type is not ValueType.OPAQUE:
-        raise TopologyError(f"{committer} needs an OpaqueMapState: a replay must start from the time before it")
-    return checked
 
 
 def _shown(micros: int) -> str:

@@ -26,6 +26,7 @@ from sinks import (
     SessionCommitter,
     SqliteBackend,
     StateCommitter,
+    TableJoiningCommitter,
     TimerCommitter,
     WatermarkCommitter,
     WindowedCommitter,
@@ -64,13 +65,14 @@ def topology(folder: Path, spout: OpaqueMemoryTransactionalSpout, part: str) -> 
         "first": lambda: DeduplicatingCommitter(state("part"), within=60, **one),
         "pairs": lambda: JoiningCommitter(state("part"), within=30, how="outer", **both),
         "valued": lambda: AsOfJoiningCommitter(state("part"), **both),
+        "current": lambda: TableJoiningCommitter(state("part"), key=["id"], table="payment_at"),
         "timers": lambda: Reminding(state("part"), output=Fields(id=str, number=int), **one),
         "counted": lambda: CountWindowCommitter(state("part"), 5, step=2, key=["id"], aggregates=count),
     }
     subscribed = builder.set_bolt("part", parts[part](), 2)
-    for source in ("orders", "payments") if part in ("pairs", "valued") else ("records",):
+    for source in ("orders", "payments") if part in ("pairs", "valued", "current") else ("records",):
         subscribed.fields_grouping(source, Fields("id"))
-    if part != "counted":
+    if part not in ("counted", "current"):
         subscribed.all_grouping("watermark")
     builder.set_bolt("sent", StateCommitter(state("sent"), ["id"], count), 2).fields_grouping("part", Fields("id"))
     return builder.build()
@@ -89,7 +91,7 @@ def held(built: Topology) -> dict[str, dict[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("part", ["windows", "sessions", "first", "pairs", "valued", "timers", "counted"])
+@pytest.mark.parametrize("part", ["windows", "sessions", "first", "pairs", "valued", "current", "timers", "counted"])
 def test_a_transaction_is_taken_back_and_made_again(part: str, tmp_path: Path) -> None:
     rows = {
         source: [[("order", "payment")[at % 3 == 0], f"k{at % 4}", source, at * 7, at] for at in range(50)]

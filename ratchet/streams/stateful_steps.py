@@ -1,15 +1,15 @@
-"""The committers that go by event time, each with a state in a store of the user's."""
+"""The committers that keep a state of their own, each in a store of the user's."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from framework.durations import Duration
 from framework.errors import TopologyError
 from framework.operators.event_windows import EventWindows
-from framework.streams.ports import EventTime, JoinHow
+from framework.streams.ports import JoinHow, StatefulSteps
 from framework.topology import Bolt
 from ratchet.streams.targets import Store
 from sinks import (
@@ -17,12 +17,13 @@ from sinks import (
     DeduplicatingCommitter,
     JoiningCommitter,
     SessionCommitter,
+    TableJoiningCommitter,
     WatermarkCommitter,
     WindowedCommitter,
 )
 
 
-class EventTimeIn(EventTime):
+class StatefulStepsIn(StatefulSteps):
     """``state``: the store for a name. A name is that of the pipeline and that of
     the step, as a name for a table: ``shop_per_hour``."""
 
@@ -60,9 +61,22 @@ class EventTimeIn(EventTime):
         self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration | None, how: JoinHow
     ) -> Bolt:
         left, right = times
-        if how not in ("inner", "left"):
-            raise TopologyError(f"how is {how!r}: with a table, give 'inner' or 'left'")
-        return AsOfJoiningCommitter(self._of(name), key=key, left=left, right=right, within=within, how=how)
+        return AsOfJoiningCommitter(
+            self._of(name), key=key, left=left, right=right, within=within, how=_with_table(how)
+        )
+
+    def current_rows(
+        self, name: str, key: Sequence[str], table: str, sequence_by: str | None, *, deleted: str | None, how: JoinHow
+    ) -> Bolt:
+        return TableJoiningCommitter(
+            self._of(name), key=key, table=table, sequence_by=sequence_by, deleted=deleted, how=_with_table(how)
+        )
 
     def _of(self, name: str) -> Any:
         return self._state(re.sub(r"\W", "_", f"{self._pipeline}_{name}", flags=re.ASCII)).state()
+
+
+def _with_table(how: JoinHow) -> Literal["inner", "left"]:
+    if how not in ("inner", "left"):
+        raise TopologyError(f"how is {how!r}: with a table, give 'inner' or 'left'")
+    return how
