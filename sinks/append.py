@@ -58,6 +58,9 @@ class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
             return self
         return with_scratch_states(self, folder)
 
+    def recounting(self, folder: Path) -> Bolt:
+        return self.substitute(folder)
+
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = batch.select(list(self._fields.names)).cast(self.table.schema)
         self.table.check_rows(rows)

@@ -8,10 +8,9 @@ scripts and tests), does all of that itself.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,8 @@ from framework.topology.canonical_form import RowForm, equal, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import SWEPT, Key, MapBackend, Row, Value
 from sinks.exchange import exchangeable
+from sinks.key_text import key_values
+from sinks.paging import pages_of
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.snapshots import as_of, at_one_moment, check_held, items_as_of
 from sinks.values import OpaqueValue, TransactionalValue
@@ -385,7 +386,7 @@ class MapState(KeyedState, RebuildableState):
         backend = copy.backend
         if not isinstance(backend, ReplayBackend):
             raise InvariantViolation(f"{self.location} is compared with {replayed.location}")
-        for page in _pages(key for key, _ in backend.scan()):
+        for page in pages_of((key for key, _ in backend.scan()), PAGE_KEYS):
             for key, told, expected in zip(page, backend.in_sink(page), copy.expected(page), strict=True):
                 yield self._change(key, told, expected)
 
@@ -399,8 +400,8 @@ class MapState(KeyedState, RebuildableState):
         return Change(bare, self._bare(told.before), after, self._bare(held), agrees=agrees)
 
     def pages(self, scratch: FencedState) -> Iterator[Sequence[Key]]:
-        yield from _pages(key for key, _ in self.backend.scan())
-        for page in _pages(_scratch(scratch).expected_keys()):
+        yield from pages_of((key for key, _ in self.backend.scan()), PAGE_KEYS)
+        for page in pages_of(_scratch(scratch).expected_keys(), PAGE_KEYS):
             found = self.backend.multi_get(page)
             yield [key for key, row in zip(page, found, strict=True) if row is None]
 
@@ -427,27 +428,7 @@ class MapState(KeyedState, RebuildableState):
     # --- for explain ------------------------------------------------------------------------------
 
     def key_of(self, text: str) -> Key:
-        fields = self.backend.fields[0]
-        values: Any = [text]
-        if len(fields) > 1:
-            with suppress(ValueError):
-                values = json.loads(text, parse_float=str, parse_int=str)
-        if not isinstance(values, list) or len(values) != len(fields):
-            names = ", ".join(fields)
-            raise ConfigError(f"{text!r} is no key of {self.location}: write a JSON array of its columns ({names})")
-        if None in values:
-            raise ConfigError(f"{text!r} is no key of {self.location}: none of its columns can be null")
-        return self._key(tuple(map(self._key_value, fields, values)))
-
-    def _key_value(self, name: str, value: Any) -> Any:
-        kind = self.backend.fields[0].type_of(name)
-        written = value if isinstance(value, str) else json.dumps(value)
-        try:
-            return pa.array([written]).cast(kind)[0].as_py() if kind is not None else value
-        except pa.ArrowException as error:
-            raise ConfigError(
-                f"{written!r} cannot be read as {kind}, which column {name!r} of {self.location} holds"
-            ) from error
+        return self._key(key_values(text, self.backend.fields[0], self.location))
 
     def by_column(self, value: Value | None) -> Mapping[str, Any] | None:
         return dict(zip(self.backend.fields[1], value, strict=True)) if value is not None else None
@@ -698,12 +679,6 @@ def _scratch(state: FencedState) -> MapState:
     if not isinstance(state, MapState):
         raise InvariantViolation(f"a map is compared with {state.location}")
     return state
-
-
-def _pages(keys: Iterable[Key]) -> Iterator[list[Key]]:
-    iterator = iter(keys)
-    while page := list(itertools.islice(iterator, PAGE_KEYS)):
-        yield page
 
 
 def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:

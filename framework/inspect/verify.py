@@ -95,7 +95,9 @@ class _Audit:
         archive: HistoryTarget | None,
     ) -> None:
         self._topology, self._store = topology, store
-        self._shadow, left_out = shadow_of(topology, folder, recounting, joined=read_joined(store, topology.id))
+        self._shadow, left_out = shadow_of(
+            topology, folder, recounting, joined=read_joined(store, topology.id), strict=False
+        )
         self._not_verified = [str(each) for each in left_out]
         if not self._shadow.states:
             raise ConfigError(
@@ -115,7 +117,18 @@ class _Audit:
                 if later:
                     moved.append((number, later))
             self._follow(reports, moved)
+        reports = [each for each in map(self._undoubted, self._watched, reports) if each is not None]
         return VerifyReport(self._topology.id, copy.txid, copy.is_recorded, reports, self._not_verified)
+
+    def _undoubted(self, state: InspectableState, report: StateReport) -> StateReport | None:
+        """The report; None where its differences show nothing about the topology."""
+        why = state.doubts(report.differences) if report.difference_count else ""
+        if not why:
+            return report
+        self._not_verified.append(
+            f"{report.location}: {report.difference_count} of {report.compared} differ, and {why}"
+        )
+        return None
 
     @property
     def _watched(self) -> list[InspectableState]:

@@ -124,6 +124,11 @@ class InspectableState(FencedState):
         """Compare the result of ``held`` with ``scratch``, which has been brought to the same txid.
         Calls ``differs`` for each difference. Returns the number of keys compared."""
 
+    def doubts(self, differences: Sequence[Difference]) -> str:
+        """Why some of these differences may come from somebody else who changes the rows as they
+        are written, in a few words; empty: none does."""
+        return ""
+
 
 class RebuildableState(InspectableState):
     """An inspectable state whose rows can be exchanged for others, for ``rebuild``."""
@@ -201,6 +206,16 @@ class RecountedBolt(Protocol):
     def recounting(self, folder: Path) -> Bolt:
         """Called on the driver, on a copy of this bolt. Return the bolt that recomputes the content
         of this bolt's states, in an empty ``folder``. Raises ``ConfigError`` when it cannot."""
+
+
+@runtime_checkable
+class ReplayedBolt(Protocol):
+    """A bolt that says which bolt commits a transaction again. By default, its states say."""
+
+    def replaying(self, folder: Path, txid: int, topology_id: str) -> Bolt:
+        """Called on the driver, on a copy of this bolt. Return the bolt that commits ``txid`` into
+        ``folder``, which does not exist yet: its states are as after
+        ``InspectableState.become_replay``. Raises as that."""
 
 
 @runtime_checkable

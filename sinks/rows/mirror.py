@@ -148,7 +148,7 @@ class _ScratchCatalog(SqliteTable):
 
     def rows_written(self) -> pa.Table:
         found: list[tuple[str, str]] = []
-        with self.reading() as connection:
+        with self.connected() as connection:
             for table in self.members.every(connection) if self.members is not None else ():
                 names = [each.name for each in table.columns(connection)]
                 for row in table.rows_where(connection, names, "TRUE"):
@@ -258,7 +258,7 @@ class _Catalog(Members):
         """Write the changes of all tables, and which tables they are, in one sql_txn."""
         own = self._own
         if parts and not own.makes_in_sql_txn:
-            with own.reading() as connection:
+            with own.connected() as connection:
                 self._make(connection, parts, attempt.txid)
         with own.committing(attempt) as (connection, first):
             if not first or not parts:

@@ -7,7 +7,7 @@ a row that has another unique value of a new row, whatever its key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Fields, Header, TransactionAttempt
-from sinks.rows.table import TXID, WRITTEN_TABLE, Column, RowTable
+from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.table import READ_ROWS, TXID, WRITTEN_TABLE, Column
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, line_of
 from sinks.sql.mysql_store import DUPLICATE, MySqlStore
 
 import pymysql  # isort: skip - after the module that says how to install it
+from pymysql.cursors import SSCursor  # isort: skip
 
 _STAGED = "_ratchet_staged"
 #: The most characters of a text, or bytes, in the key of a table that is created.
@@ -40,7 +42,7 @@ _TOO_LONG = 1071
 _GENERATED = (1906, 3105)
 
 
-class MySqlTable(MySqlStore, RowTable):
+class MySqlTable(MySqlStore, InspectedTable):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB, for
     ``AppendCommitter`` and ``UpsertCommitter``.
 
@@ -154,6 +156,19 @@ class MySqlTable(MySqlStore, RowTable):
                     connection,
                     f"CREATE INDEX _ratchet_stamp ON {self._at(self._table)} ({self._q(self._stamp or '')})",
                 )
+
+    def _triggers(self, connection: Any) -> list[str]:
+        query = (
+            "SELECT trigger_name FROM information_schema.triggers WHERE event_object_schema = DATABASE() "
+            "AND event_object_table = %s ORDER BY trigger_name"
+        )
+        return [name for (name,) in connection.execute(query, (self._table,)).fetchall()]
+
+    def streamed(self, connection: Any, query: str) -> Iterator[tuple[Any, ...]]:
+        with connection.cursor(SSCursor) as cursor:
+            cursor.execute(query, ())  # with parameters, so that %% is a %
+            while rows := cursor.fetchmany(READ_ROWS):
+                yield from rows
 
     # --- in tasks ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ import pyarrow.csv as pa_csv
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
-from sinks.rows.table import Column, RowTable
+from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.table import READ_ROWS, Column
 from sinks.sql.postgres_rows import first_nul
 from sinks.sql.postgres_store import PostgresStore
 from sinks.sql.schema import qualified
@@ -23,6 +24,9 @@ SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentit
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 _PRIMARY_KEY = "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'"
+_TRIGGERS = """
+SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname
+"""
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
 _WIDENINGS = (
@@ -32,7 +36,7 @@ _WIDENINGS = (
 )
 
 
-class PostgresTable(PostgresStore, RowTable):
+class PostgresTable(PostgresStore, InspectedTable):
     """A table of a PostgreSQL database, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``dsn``: as of ``PostgresBackend``. ``name``: the table. It is created when missing, and may
@@ -116,6 +120,15 @@ class PostgresTable(PostgresStore, RowTable):
 
     def _index_stamp(self, connection: Any) -> None:
         self._run(connection, f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})")
+
+    def _triggers(self, connection: Any) -> list[str]:
+        return [name for (name,) in connection.execute(_TRIGGERS, (qualified(self._home, self._table),))]
+
+    def streamed(self, connection: Any, query: str) -> Iterator[tuple[Any, ...]]:
+        with connection.cursor(name="_ratchet_rows") as cursor:
+            cursor.execute(query, ())
+            while rows := cursor.fetchmany(READ_ROWS):
+                yield from rows
 
     def _widened(self, held: str, declared: pa.DataType) -> str | None:
         bare = held.partition("(")[0]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from framework.topology.canonical_form import python_values
+from framework.topology.canonical_form import form_of, python_values
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table import Changes, RowTable
+from sinks.rows.values import is_nested, json_form, json_writer
 from sinks.value_encoding import restored
 
 
@@ -74,6 +76,15 @@ class ScratchTable(SqliteTable):
         except TopologyError:  # equal values are pickled to the same bytes
             return False
         return True
+
+    def held_value(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        field = self.schema.field(name)
+        found = self._restored(field, value)
+        if is_nested(field.type):
+            return json_form(json_writer(field.type)(found))
+        return form_of(field.type)(found)
 
     def _restored(self, field: pa.Field, value: object) -> object:
         if self._is_compared(field):

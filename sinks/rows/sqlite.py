@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
-from sinks.rows.table import Column, RowTable
+from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.table import Column
 from sinks.sql.sqlite_store import SqliteStore
 
 
-class SqliteTable(SqliteStore, RowTable):
+class SqliteTable(SqliteStore, InspectedTable):
     """A table of a SQLite file, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``path``: the file; a relative path starts at the driver's current directory. ``name``: the
@@ -100,6 +101,12 @@ class SqliteTable(SqliteStore, RowTable):
         connection.execute(
             f"CREATE INDEX IF NOT EXISTS {index} ON {self._at(self._table)} ({self._q(self._stamp or '')})"
         )
+
+    def _triggers(self, connection: sqlite3.Connection) -> list[str]:
+        found = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (self._table,)
+        )
+        return [name for (name,) in found]
 
     def _error_of(self, error: sqlite3.Error) -> Exception:
         found = super()._error_of(error)

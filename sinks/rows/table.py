@@ -31,12 +31,15 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, TopologyError
 from framework.topology import Fields, Header, OpenCommit, TransactionAttempt, ValueType, check_granted
-from sinks.rows.values import column_type, storable
+from framework.topology.canonical_form import form_of
+from sinks.rows.values import column_type, is_nested, json_form, storable
 from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
 from sinks.sql.store import SqlStore
 from sinks.table import Table
 
 _DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),(\d+)\)")
+#: Rows that a reader takes at a time.
+READ_ROWS = 10_000
 OnNewColumn = Literal["add", "ignore", "fail"]
 #: A value that is written in the same way in every SQL; no text with a backslash or a %.
 Default = bool | int | float | str
@@ -514,7 +517,7 @@ class RowTable(SqlStore, Table):
         return self._table
 
     @contextmanager
-    def reading(self) -> Iterator[Any]:
+    def connected(self) -> Iterator[Any]:
         """A connection that is in no sql_txn."""
         with self._reading() as connection:
             yield connection
@@ -736,6 +739,31 @@ class RowTable(SqlStore, Table):
             f"UPDATE {staged} SET {ACTION} = {UPSERT} WHERE {ACTION} = {REPLACE} AND EXISTS (SELECT 1 FROM {table} "
             f"WHERE {self._same(table, staged)} AND {newer})",
         )
+
+    # --- as the database returns them -------------------------------------------------------------
+
+    def streamed(self, connection: Any, query: str) -> Iterator[tuple[Any, ...]]:
+        """The rows that a query selects, without all of them in memory."""
+        cursor = self._run(connection, query)
+        while rows := cursor.fetchmany(READ_ROWS):
+            yield from rows
+
+    def held_value(self, name: str, value: Any) -> Any:
+        """A value that the database has returned, in canonical form. One that is none of the
+        declared type, because the user's column has another, stays as it is."""
+        declared = self.schema.field(name).type
+        if value is None:
+            return None
+        try:
+            if is_nested(declared):
+                return json_form(value)
+            return form_of(declared)(self._loaded(value, declared))
+        except (ValueError, TypeError, ArithmeticError, pa.ArrowException):
+            return value
+
+    def key_parameter(self, name: str, value: Any) -> Any:
+        """A value of a key as a parameter of a statement."""
+        return self._stored(value, self.schema.field(name).type)
 
     # --- statements -------------------------------------------------------------------------------
 

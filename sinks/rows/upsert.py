@@ -15,9 +15,11 @@ from framework.topology import (
 )
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
+from framework.topology.inspectable import with_scratch_states
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
+from sinks.rows.reference_upserts import ReferenceUpserts
 from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import Changes, OnNewColumn, RowTable
 from sinks.table_committer import TableCommitter
@@ -127,9 +129,19 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         self.table = ScratchTable.of(self.table, folder)
         return self
 
+    def recounting(self, folder: Path) -> Bolt:
+        if type(self) is not UpsertCommitter or self.table._fields is None:
+            return with_scratch_states(self, folder)
+        return ReferenceUpserts(folder, self.table._fields, self._changes, self.changes_in)
+
     # --- in tasks ---------------------------------------------------------------------------------
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(self.changes_in(batch))
+
+    def changes_in(self, batch: pa.RecordBatch) -> pa.Table:
+        """The columns of the table, ``DELETED``, and ``UNCHANGED`` where the input says so. Raises
+        ``BadRecordError`` for a change that cannot be made."""
         deleted = pa.array([False] * batch.num_rows)
         if self._tombstones:
             deleted = pc.or_(deleted, pc.fill_null(batch.column(TOMBSTONE), False))
@@ -150,7 +162,7 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         table = table.append_column(DELETED, deleted)
         if self._unavailable:
             table = table.append_column(UNCHANGED, batch.column(UNAVAILABLE))
-        self._batches.append(table)
+        return table
 
     def finish_batch(self) -> None:
         if self._attempt is None:

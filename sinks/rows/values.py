@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import BadRecordError
+from framework.topology import Fields
 from framework.topology.canonical_form import python_values
 from framework.topology.json_values import json_encoder
 from sinks.sql.schema import Dialect
@@ -16,6 +17,32 @@ from sinks.sql.schema import Dialect
 
 def is_nested(declared: pa.DataType) -> bool:
     return bool(pa.types.is_nested(declared))
+
+
+def stored_fields(fields: Fields) -> Fields:
+    """The fields with the types of what a table holds: nested values are JSON text."""
+
+    def stored(declared: pa.DataType) -> pa.DataType:
+        if pa.types.is_dictionary(declared):
+            return stored(declared.value_type)
+        return pa.string() if is_nested(declared) else declared
+
+    return Fields.of({name: stored(fields.type_of(name)) for name in fields})
+
+
+def json_form(value: Any) -> str:
+    """The JSON text, or what a database has parsed of it, in a form that is the same for equal
+    values: ``jsonb`` orders names, and writes numbers in its own way."""
+    parsed = json.loads(value) if isinstance(value, (str, bytes)) else value
+    return json.dumps(_with_whole_numbers(parsed), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def column_type(dialect: Dialect, json_type: str, name: str, declared: pa.DataType) -> str:
@@ -34,16 +61,20 @@ def storable(rows: pa.Table, location: str) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             rows = rows.set_column(number, field.name, column.cast(field.type.value_type))
         elif is_nested(field.type):
-            encode = _encoder(field.type)
+            encode = json_writer(field.type)
             try:
-                texts = [
-                    None if each is None else json.dumps(encode(each), ensure_ascii=False, separators=(",", ":"))
-                    for each in python_values(column, field.name)
-                ]
+                texts = [None if each is None else encode(each) for each in python_values(column, field.name)]
             except ValueError as error:
                 raise BadRecordError(f"{location}: {field.name!r} has no JSON form: {error}") from error
             rows = rows.set_column(number, field.name, pa.chunked_array([pa.array(texts, pa.string())]))
     return rows
+
+
+def json_writer(declared: pa.DataType) -> Callable[[Any], str]:
+    """A function from a nested value to its JSON text. It raises ``ValueError`` for a value that
+    has no JSON form."""
+    encode = _encoder(declared)
+    return lambda value: json.dumps(encode(value), ensure_ascii=False, separators=(",", ":"))
 
 
 def _encoder(declared: pa.DataType) -> Callable[[Any], Any]:

@@ -130,14 +130,6 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
         if name is not None and self._may_create_view(connection, name):
             connection.execute(self.shape.live_view_ddl())
 
-    def _stored(self, value: Any, declared: pa.DataType) -> Any:
-        """The value as a bound parameter."""
-        return value
-
-    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
-        """A selected value as a Python value of the declared type."""
-        return value
-
     # --- shape ------------------------------------------------------------------------------------
 
     def bind(self, key: Fields, value: Fields) -> None:

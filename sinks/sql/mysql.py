@@ -11,10 +11,8 @@ copied into the table that they replace.
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -25,14 +23,12 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header
 from framework.topology.canonical_form import python_values
-from framework.topology.json_values import plain
-from sinks.backend import Key, MapBackend
+from sinks.backend import Key
 from sinks.refusals import explained
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection
 from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width
 from sinks.sql.mysql_store import MySqlStore
-from sinks.value_encoding import is_plain, restored
 
 #: Keys per SELECT.
 _KEYS_PER_SELECT = 500
@@ -60,21 +56,6 @@ class MySqlBackend(MySqlStore, SqlBackend):
     def __init__(self, dsn: str, table: str, key: Fields | None = None, value: Fields | None = None) -> None:
         self._open_at(dsn)
         super().__init__(table, key, value)
-
-    @contextmanager
-    def at_one_moment(self) -> Iterator[MapBackend]:
-        """In a sql_txn that reads; it holds up nobody."""
-        with self._connected() as connection:
-            reader = copy.copy(self)
-            if connection.is_mariadb:
-                connection.execute("SET SESSION idle_transaction_timeout = 0")
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            connection.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-            try:
-                reader._pinned = connection
-                yield reader
-            finally:
-                connection.end()  # with the setting
 
     # --- tables, each in a statement that commits by itself ---------------------------------------
 
@@ -304,20 +285,6 @@ class MySqlBackend(MySqlStore, SqlBackend):
             )
             count += connection.execute(query, [*parameters, *stamp]).fetchone()[0]
         return count
-
-    def _stored(self, value: Any, declared: pa.DataType) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadRecordError(
-                f"{self.location}: {self.dialect.name} has no NaN and no infinity, and this is {value}"
-            )
-        if pa.types.is_integer(declared) and not isinstance(value, int):
-            raise BadRecordError(f"{self.location}: {value!r} is no whole number, and would be rounded")
-        if is_plain(declared) or pa.types.is_boolean(declared):
-            return value
-        return plain(value, declared)
-
-    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
-        return restored(value, declared)
 
 
 def _is_alone(value: bool, name: str) -> bool:

@@ -6,18 +6,24 @@ A statement that creates, drops, renames or alters a table commits the sql_txn t
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
+
+import pyarrow as pa
 
 from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError
 from framework.topology import Header, Reach
+from framework.topology.json_values import plain
 from sinks.sql.mysql_connections import Connection, Connections, address_of
 from sinks.sql.mysql_dialect import MariaDbDialect, MySqlDialect
 from sinks.sql.mysql_server import READ_ONLY, code_of, identity, line_of, losses, named, unfit
 from sinks.sql.schema import HEADERS_TABLE, qualified
 from sinks.sql.store import SqlStore
+from sinks.value_encoding import is_plain, restored
 
 import pymysql  # isort: skip - after the module that says how to install it
 from pymysql.constants import SERVER_STATUS  # isort: skip
@@ -196,6 +202,35 @@ class MySqlStore(SqlStore):
 
     def _named(self, error: Exception) -> Exception:
         return named(error, self.location)
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[Self]:
+        """In a sql_txn that reads; it holds up nobody."""
+        with self._connected() as connection:
+            reader = copy.copy(self)
+            if connection.is_mariadb:
+                connection.execute("SET SESSION idle_transaction_timeout = 0")
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+            try:
+                reader._pinned = connection
+                yield reader
+            finally:
+                connection.end()  # with the setting
+
+    def _stored(self, value: Any, declared: pa.DataType) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadRecordError(
+                f"{self.location}: {self.dialect.name} has no NaN and no infinity, and this is {value}"
+            )
+        if pa.types.is_integer(declared) and not isinstance(value, int):
+            raise BadRecordError(f"{self.location}: {value!r} is no whole number, and would be rounded")
+        if is_plain(declared) or pa.types.is_boolean(declared):
+            return value
+        return plain(value, declared)
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        return restored(value, declared)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:

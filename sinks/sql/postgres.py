@@ -11,9 +11,8 @@ and no prepared statements, and locks end with the sql_txn.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,9 +25,9 @@ from framework.errors import (
     BadRecordError,
 )
 from framework.topology import REBUILT, Fields, Header, Stamp, ValueType
-from framework.topology.canonical_form import NAN, python_values
+from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate
-from sinks.backend import Key, MapBackend, Row
+from sinks.backend import Key, Row
 from sinks.refusals import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_rows import first_nul, long_keys
@@ -128,21 +127,6 @@ class PostgresBackend(PostgresStore, SqlBackend):
     ) -> None:
         self._open_at(dsn, schema)
         super().__init__(table, key, value)
-
-    @contextmanager
-    def at_one_moment(self) -> Iterator[MapBackend]:
-        """In a sql_txn that reads; it holds up nobody."""
-        with self._connected() as connection:
-            reader = copy.copy(self)
-            connection.execute(
-                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
-            )
-            try:
-                reader._pinned = connection
-                yield reader
-            finally:
-                with suppress(psycopg.Error):
-                    connection.execute("ROLLBACK")
 
     # --- in statements that the server allows -----------------------------------------------------
 
@@ -350,18 +334,6 @@ class PostgresBackend(PostgresStore, SqlBackend):
             return _array_text(column)
         values = python_values(column, name)
         return _array_of(None if value is None else self._stored(value, column.type) for value in values)
-
-    def _stored(self, value: Any, declared: pa.DataType) -> Any:
-        if pa.types.is_duration(declared):
-            return pa.scalar(value, declared).value
-        return value
-
-    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
-        if pa.types.is_duration(declared):
-            return pa.scalar(value, declared).as_py()
-        if pa.types.is_uint64(declared):
-            return int(value)
-        return NAN if pa.types.is_floating(declared) and value != value else value
 
 
 def _array_of(values: Iterable[Any]) -> str:

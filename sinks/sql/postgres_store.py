@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import select
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from framework.errors import (
     RetryableError,
 )
 from framework.topology import Header, Reach
+from framework.topology.canonical_form import NAN
 from sinks.sql.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
 from sinks.sql.postgres_server import identity, losses
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
@@ -313,6 +315,33 @@ class PostgresStore(SqlStore):
         """Find out in which schema the tables are."""
         if not self._home:
             self._home = _connections.default_schema(self._dsn, connection)
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[Self]:
+        """In a sql_txn that reads; it holds up nobody."""
+        with self._connected() as connection:
+            reader = copy.copy(self)
+            connection.execute(
+                "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
+            )
+            try:
+                reader._pinned = connection
+                yield reader
+            finally:
+                with suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+
+    def _stored(self, value: Any, declared: pa.DataType) -> Any:
+        if pa.types.is_duration(declared):
+            return pa.scalar(value, declared).value
+        return value
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        if pa.types.is_duration(declared):
+            return pa.scalar(value, declared).as_py()
+        if pa.types.is_uint64(declared):
+            return int(value)
+        return NAN if pa.types.is_floating(declared) and value != value else value
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:

@@ -8,23 +8,20 @@ text. All but decimals sort correctly in these forms.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from framework.topology import Fields, Header
-from sinks.backend import Key, MapBackend
+from sinks.backend import Key
 from sinks.sql.backend import SqlBackend, Upsert
-from sinks.sql.sqlite_store import ReadFile, SqliteStore
-from sinks.value_encoding import restored
+from sinks.sql.sqlite_store import SqliteStore
 
 #: Keys per SELECT. SQLite takes at most 32,766 parameters.
 _KEYS_PER_SELECT = 500
@@ -53,11 +50,6 @@ class SqliteBackend(SqliteStore, SqlBackend):
         self._open_at(path)
         super().__init__(table, key, value)
 
-    def for_reading(self) -> SqliteBackend:
-        reader = copy.copy(self)
-        reader._opens = ReadFile
-        return reader
-
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         with self._reading() as connection:  # held, since the setting is of the connection
             connection.execute("PRAGMA legacy_alter_table = ON")  # views go on naming the table that they named
@@ -65,23 +57,6 @@ class SqliteBackend(SqliteStore, SqlBackend):
                 super().exchange(expected, new, rebuilt)
             finally:
                 connection.execute("PRAGMA legacy_alter_table = OFF")
-
-    @contextmanager
-    def at_one_moment(self) -> Iterator[MapBackend]:
-        """In a sql_txn that reads; it does not hold up writers. States of one file share it, so
-        they are read as of the same moment."""
-        reader = self.for_reading()
-        with reader._reading() as connection:
-            if connection.in_transaction:  # another state of this file has begun it
-                yield reader
-                return
-            connection.execute("BEGIN")
-            try:
-                yield reader
-            finally:
-                with suppress(sqlite3.Error):  # another file may have taken its name
-                    connection.execute("ROLLBACK")
-                reader.close()
 
     def check_exchange(self, topology_id: str) -> None:
         if Path(self._path).exists():
@@ -140,9 +115,6 @@ class SqliteBackend(SqliteStore, SqlBackend):
         marks = ", ".join("?" * deltas.num_columns)
         columns = [self._stored_column(*each) for each in zip(deltas.columns, deltas.column_names, strict=True)]
         connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
-
-    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
-        return restored(value, declared)
 
     def _in_the_way(self, connection: sqlite3.Connection) -> list[str]:
         found = connection.execute(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -27,7 +28,7 @@ from framework.topology.json_values import plain
 from sinks.paths import check_can_be_made
 from sinks.sql.schema import Dialect
 from sinks.sql.store import SqlRollBack, SqlStore
-from sinks.value_encoding import check_storable, is_plain
+from sinks.value_encoding import check_storable, is_plain, restored
 
 #: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently
 #: becomes a float.
@@ -210,6 +211,28 @@ class SqliteStore(SqlStore):
     def close(self) -> None:
         self._opens.at(self._path).close()
 
+    def for_reading(self) -> Self:
+        reader = copy.copy(self)
+        reader._opens = ReadFile
+        return reader
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[Self]:
+        """In a sql_txn that reads; it does not hold up writers. States of one file share it, so
+        they are read as of the same moment."""
+        reader = self.for_reading()
+        with reader._reading() as connection:
+            if connection.in_transaction:  # another state of this file has begun it
+                yield reader
+                return
+            connection.execute("BEGIN")
+            try:
+                yield reader
+            finally:
+                with suppress(sqlite3.Error):  # another file may have taken its name
+                    connection.execute("ROLLBACK")
+                reader.close()
+
     def _store(self, connection: sqlite3.Connection) -> str:
         found = self._opens.at(self._path).found
         return f"'{found}'"
@@ -293,6 +316,9 @@ class SqliteStore(SqlStore):
         if not is_plain(kind):
             return [None if value is None else self._stored(value, kind) for value in values]
         return values
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        return restored(value, declared)
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         return plain(value, declared)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar
 
+import pyarrow as pa
+
 from framework.errors import BadRecordError, CorruptStateError
 from framework.topology import Header
 from sinks.sql.schema import HEADERS_TABLE, Dialect, HeadersTable, header_of, header_values
@@ -49,6 +51,14 @@ class SqlStore(StoreIdentity):
     def _store(self, connection: Any) -> str:
         """A SQL expression for the identity of this store. It differs in a store that takes its
         place with older data (C27)."""
+
+    def _stored(self, value: Any, declared: pa.DataType) -> Any:
+        """The value as a bound parameter."""
+        return value
+
+    def _loaded(self, value: Any, declared: pa.DataType) -> Any:
+        """A selected value as a Python value of the declared type."""
+        return value
 
     def _probe(self, connection: Any, *, exists: bool) -> None:
         """Raise ``ConfigError`` if the store or the user's rights do not allow what a run does."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from framework.errors import RetryableError
+from sinks.rows.inspected_table import InspectedTable
 from sinks.rows.table import RowTable
 from tests.kit.row_tables import Database
 from tests.sinks.rows.test_upsert import Writer, change
@@ -29,7 +30,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
             raise Killed(f"before statement {number}")
         return run(table, *given)
 
-    for kind in (RowTable, *RowTable.__subclasses__()):
+    for kind in (RowTable, *InspectedTable.__subclasses__()):
         if "_run" in vars(kind):
             monkeypatch.setattr(kind, "_run", counted)
     return count

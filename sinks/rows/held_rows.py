@@ -1,0 +1,208 @@
+"""What a table of rows held after a transaction, read at one moment.
+
+Invariants:
+
+1. Rows that are appended carry the txid that wrote them, so a table tells what it held after any
+   transaction. Without a stamp, it tells only of the last one, while none is open.
+2. Of rows that are changed by key, the table tells what it held after the transaction that was
+   opened last, once it is done, and after the one before, because the rows from before are in
+   ``<table>_before``. Of a single row with a stamp it tells more: the row is unchanged since then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from framework.errors import MovedOnError
+from framework.topology import Header
+from sinks.paging import pages_of
+from sinks.rows.table import EXISTED, TXID, RowTable
+
+#: Keys per SELECT. A condition of more alternatives is too deep for SQLite.
+KEYS_PER_SELECT = 300
+#: Keys of a page.
+PAGE_KEYS = 5_000
+
+Key = tuple[Any, ...]
+Values = tuple[Any, ...]
+
+
+class _Found(NamedTuple):
+    """A row in one of the two tables. ``values``: those beside the key; None: there was no row.
+    ``stamp``: the txid that wrote it; None: nobody knows, or it is the user's."""
+
+    values: Values | None
+    stamp: int | None
+
+
+class HeldRows:
+    """The rows of ``table``, which reads at one moment."""
+
+    def __init__(self, table: RowTable, connection: Any, header: Header) -> None:
+        self._table, self.connection, self.header = table, connection, header
+        self._opened = header.open.txid if header.open is not None else 0
+        self._columns = {each.name for each in table._held_columns(connection, table._table)}
+        self._stamp = table._stamp
+
+    def rows(self, txid: int) -> Iterator[Values]:
+        """The declared columns of all rows after a transaction, in any order. Raises
+        ``MovedOnError`` where the table does not tell."""
+        table, names = self._table, list(self._table.schema.names)
+        if table._changes is None:
+            if self._stamp is not None:
+                where = f" WHERE {table._q(self._stamp)} IS NULL OR {table._q(self._stamp)} <= {txid:d}"
+            elif txid == self.header.done >= self._opened:
+                where = ""
+            else:
+                raise self._moved(txid)
+            yield from self._streamed(table._table, names, where)
+            return
+        if txid > self.header.done or txid not in (self._opened, self._opened - 1):
+            raise self._moved(txid)
+        if txid == self._opened:
+            yield from self._streamed(table._table, names)
+            return
+        before, own = table._at(f"{table._table}_before"), table._at(table._table)
+        same = table._same(before, own)
+        yield from self._streamed(table._table, names, f" WHERE NOT EXISTS (SELECT 1 FROM {before} WHERE {same})")
+        yield from self._streamed(f"{table._table}_before", names, f" WHERE {EXISTED} = 1")
+
+    def written(self, txid: int) -> Iterator[Values]:
+        """As ``rows``, of a table that is appended to, without the rows that Ratchet has not
+        written, as far as a stamp tells them."""
+        if self._stamp is None:
+            return self.rows(txid)
+        table = self._table
+        return self._streamed(table._table, list(table.schema.names), f" WHERE {table._q(self._stamp)} <= {txid:d}")
+
+    def has_unstamped(self) -> bool:
+        """Whether there are rows that Ratchet has not written, as far as a stamp tells them."""
+        if self._stamp is None:
+            return False
+        query = (
+            f"SELECT 1 FROM {self._table._at(self._table._table)} WHERE {self._table._q(self._stamp)} IS NULL LIMIT 1"
+        )
+        return self._table._run(self.connection, query).fetchone() is not None
+
+    def stamped(self, keys: Sequence[Key]) -> set[Key]:
+        """Those of these keys that ``stamped_keys`` gives."""
+        found = (self._looked_up(self._table._table, some) for some in pages_of(keys, KEYS_PER_SELECT))
+        return {key for some in found for key, row in some.items() if self._stamp is None or row.stamp is not None}
+
+    def rows_of(self, txid: int) -> Iterator[Values]:
+        """The rows that a transaction has appended. The table has a stamp."""
+        table = self._table
+        where = f" WHERE {table._q(self._stamp or '')} = {txid:d}"
+        return self._streamed(table._table, list(table.schema.names), where)
+
+    def stamped_keys(self, after: Key | None) -> list[Key]:
+        """A page of keys of the rows that Ratchet has written, as the database returns them, in
+        the order of the keys, after one of them."""
+        table = self._table
+        conditions: list[str] = []
+        given: list[Any] = []
+        if self._stamp is not None:
+            conditions.append(f"{table._q(self._stamp)} IS NOT NULL")
+        if after is not None:
+            condition, given = self._above(after)
+            conditions.append(condition)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        key = table._list(table._by_key().key)
+        query = f"SELECT {key} FROM {table._at(table._table)}{where} ORDER BY {key} LIMIT {PAGE_KEYS}"
+        return list(table._run(self.connection, query, given).fetchall())
+
+    def _above(self, key: Key) -> tuple[str, list[Any]]:
+        """A condition for the keys above one, by which an index finds them."""
+        names, mark = [self._table._q(each) for each in self._table._by_key().key], self._table.dialect.mark
+        if len(names) == 1:
+            return f"{names[0]} > {mark}", [*key]
+        alternatives: list[str] = []
+        given = [key[0]]
+        for place, name in enumerate(names):
+            equal = [f"{each} = {mark}" for each in names[:place]]
+            alternatives.append(f"({' AND '.join([*equal, f'{name} > {mark}'])})")
+            given += key[: place + 1]
+        return f"{names[0]} >= {mark} AND ({' OR '.join(alternatives)})", given
+
+    def values(self, keys: Sequence[Key], txid: int) -> dict[Key, Values | None]:
+        """The values beside the key that these keys had after a transaction; None: no row. Without
+        the keys of which the table does not tell any more."""
+        found: dict[Key, Values | None] = {}
+        if txid > self.header.done:
+            return found
+        for some in pages_of(keys, KEYS_PER_SELECT):
+            now = self._looked_up(self._table._table, some)
+            before = self._looked_up(f"{self._table._table}_before", some)
+            for key in some:
+                known, values = self._as_of(txid, now.get(key), before.get(key))
+                if known:
+                    found[key] = values
+        return found
+
+    def _as_of(self, txid: int, now: _Found | None, before: _Found | None) -> tuple[bool, Values | None]:
+        """Whether it is known, and what it is. ``before``: where the transaction that was opened
+        last has changed the row."""
+        if before is not None and txid < self._opened:
+            return txid == self._opened - 1 or (before.stamp is not None and before.stamp <= txid), before.values
+        if txid >= self._opened - 1:
+            return True, now.values if now is not None else None
+        if now is None or self._stamp is None:
+            return False, None
+        return now.stamp is None or now.stamp <= txid, now.values
+
+    def changed_keys(self) -> list[Key]:
+        """The keys of the rows that the transaction that was opened last has changed."""
+        table = self._table
+        key = table._by_key().key
+        query = f"SELECT {table._list(key)} FROM {table._at(f'{table._table}_before')}"
+        return [self._key(row) for row in table._run(self.connection, query).fetchall()]
+
+    def key(self, row: Sequence[Any]) -> Key:
+        """A key that the database has returned."""
+        return self._key(row)
+
+    def _key(self, row: Sequence[Any]) -> Key:
+        names = self._table._by_key().key
+        return tuple([self._table.held_value(name, value) for name, value in zip(names, row, strict=True)])
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _looked_up(self, name: str, keys: Sequence[Key]) -> Mapping[Key, _Found]:
+        table = self._table
+        own = table._by_key().key
+        before = name != table._table
+        others = [each for each in table.schema.names if each not in own]
+        last = [*([EXISTED] if before else []), *([table._q(self._stamp)] if self._stamp is not None else [])]
+        selected = [*map(table._q, own), *self._expressions(name, others), *last]
+        one = " AND ".join(f"{table._q(each)} = {table.dialect.mark}" for each in own)
+        where = " OR ".join([f"({one})"] * len(keys))
+        if before:
+            where = f"{TXID} = {self._opened:d} AND ({where})"
+        given = [table.key_parameter(each, part) for key in keys for each, part in zip(own, key, strict=True)]
+        rows = table._run(
+            self.connection, f"SELECT {', '.join(selected)} FROM {table._at(name)} WHERE {where}", given
+        ).fetchall()
+        found: dict[Key, _Found] = {}
+        for row in rows:
+            values = [table.held_value(each, value) for each, value in zip(others, row[len(own) :], strict=False)]
+            there = not before or bool(row[len(own) + len(others)])
+            stamp = row[-1] if self._stamp is not None else None
+            found[self._key(row[: len(own)])] = _Found(tuple(values) if there else None, stamp)
+        return found
+
+    def _expressions(self, name: str, columns: Iterable[str]) -> list[str]:
+        """What to select for declared columns; null for one that the table lacks."""
+        held = self._columns
+        if name != self._table._table:
+            held = {each.name for each in self._table._held_columns(self.connection, name)}
+        return [self._table._q(each) if each in held else "NULL" for each in columns]
+
+    def _streamed(self, name: str, columns: Sequence[str], where: str = "") -> Iterator[Values]:
+        table = self._table
+        query = f"SELECT {', '.join(self._expressions(name, columns))} FROM {table._at(name)}{where}"
+        for row in table.streamed(self.connection, query):
+            yield tuple([table.held_value(each, value) for each, value in zip(columns, row, strict=True)])
+
+    def _moved(self, txid: int) -> MovedOnError:
+        return MovedOnError(f"{self._table.location}: it does not tell any more what it held after transaction {txid}")

@@ -1,0 +1,240 @@
+"""Tables of rows, as the tools see them: read as of a transaction, compared, and explained."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+
+from framework.errors import ConfigError, InvariantViolation, MovedOnError
+from framework.topology import (
+    Change,
+    Difference,
+    FencedState,
+    Fields,
+    Header,
+    KeyedState,
+    StateReading,
+)
+from framework.topology.canonical_form import RowForm
+from sinks.key_text import key_values
+from sinks.paging import pages_of
+from sinks.rows.held_rows import PAGE_KEYS, HeldRows, Key, Values
+from sinks.rows.row_bag import RowBag
+from sinks.rows.table import READ_ROWS, RowTable
+from sinks.rows.values import stored_fields
+from sinks.sql.schema import HEADERS_TABLE
+from sinks.states import MapState
+
+#: What stands for the rows of a table without keys.
+_ALL_ROWS = "rows"
+
+
+class InspectedTable(RowTable, KeyedState):
+    """A table of a database that tools look into. A key is one of an ``UpsertCommitter``; its value
+    is the other declared columns. Columns of nested values are JSON text. A table of an
+    ``AppendCommitter`` has no keys: it is compared whole."""
+
+    # --- what a database adds ---------------------------------------------------------------------
+
+    @abstractmethod
+    def at_one_moment(self) -> AbstractContextManager[Self]:
+        """A copy for one thread that only reads: header and rows are those of one moment."""
+
+    @abstractmethod
+    def _triggers(self, connection: Any) -> list[str]:
+        """The names of the user's triggers that can change a row of the table while it is
+        written."""
+
+    # --- values -----------------------------------------------------------------------------------
+
+    @property
+    def stored_fields(self) -> Fields:
+        """The declared columns, with the types of what the table holds."""
+        if self._fields is None:
+            raise InvariantViolation(f"{self.location} has no columns yet")
+        return stored_fields(self._fields)
+
+    @property
+    def value_names(self) -> list[str]:
+        """The declared columns beside the key."""
+        return [each for each in self.schema.names if each not in self._by_key().key]
+
+    # --- as of a transaction ----------------------------------------------------------------------
+
+    @contextmanager
+    def held_rows(self, topology_id: str | None = None) -> Iterator[HeldRows]:
+        """The rows, at one moment. Raises ``ConfigError`` where there is nothing yet, and for the
+        table of another topology."""
+        with self.at_one_moment() as table, table._reading() as connection:
+            written = table._held_columns(connection, table._table) and table._held_columns(connection, HEADERS_TABLE)
+            header = table._select_header(connection, "") if written else None
+            if header is None:
+                raise ConfigError(f"{self.location}: there is nothing yet")
+            if topology_id is not None and header.topology_id != topology_id:
+                raise ConfigError(f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}")
+            yield HeldRows(table, connection, header)
+
+    @contextmanager
+    def reading(self, topology_id: str | None = None) -> Iterator[RowsReading]:
+        with self.held_rows(topology_id) as held:
+            yield RowsReading(self, held)
+
+    # --- compared ---------------------------------------------------------------------------------
+
+    def become_scratch(self, folder: Path) -> None:
+        raise ConfigError(f"{self.location} is recomputed only for an AppendCommitter or an UpsertCommitter")
+
+    def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
+        raise ConfigError(f"{self.location} is replayed only for an AppendCommitter or an UpsertCommitter")
+
+    def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
+        raise ConfigError(f"{self.location} cannot be replayed yet")
+
+    def pages(self, scratch: FencedState) -> Iterator[Sequence[Any]]:
+        """Without the keys of rows that Ratchet has not written, unless ``scratch`` has them."""
+        if self._changes is None:
+            yield [_ALL_ROWS]
+            return
+        after: Key | None = None
+        while page := self._page_of_keys(after):
+            after, keys = page
+            yield keys
+        for some in pages_of(_expected(scratch).expected_keys(), PAGE_KEYS):
+            yield self._without_stamped(some)
+
+    def _page_of_keys(self, after: Key | None) -> tuple[Key, list[Key]] | None:
+        with self.held_rows() as held:
+            found = held.stamped_keys(after)
+            return (found[-1], [held.key(each) for each in found]) if found else None
+
+    def _without_stamped(self, keys: Sequence[Key]) -> list[Key]:
+        with self.held_rows() as held:
+            stamped = held.stamped(keys)
+        return [each for each in keys if each not in stamped]
+
+    def held(self, keys: Sequence[Any], txid: int) -> Mapping[Any, Any]:
+        with self.held_rows() as held:
+            if self._changes is not None:
+                return held.values(keys, txid)
+            bag = RowBag()
+            try:
+                bag.add_found(held.written(txid))
+            except MovedOnError:
+                return {}
+            return {_ALL_ROWS: bag}
+
+    def compare(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
+        if self._changes is None:
+            return self._compare_all(held, scratch, differs)
+        compared = 0
+        keys = list(held)
+        for key, expected in zip(keys, _expected(scratch).expected(keys), strict=True):
+            found = held[key]
+            compared += found is not None or expected is not None
+            if (found is None) is not (expected is None) or (expected is not None and not expected.agrees(found)):
+                bare = key[0] if len(key) == 1 else key
+                differs(Difference(bare, found, expected.value if expected is not None else None))
+        return compared
+
+    def _compare_all(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
+        """Compares rows as a multiset. In a difference, ``key`` is the row, and the other two
+        fields are how often it occurs in the sink and in the scratch copy."""
+        if not isinstance(scratch, InspectedTable):
+            raise InvariantViolation(f"{self.location} is compared with {scratch.location}")
+        if not held:
+            return 0
+        bag: RowBag = held[_ALL_ROWS]
+        with scratch.held_rows() as expected:
+            bag.add_expected(expected.rows(expected.header.done))
+        for row, found, wanted in bag.differing():
+            differs(Difference(row, found, wanted))
+        return bag.found()
+
+    def doubts(self, differences: Sequence[Difference]) -> str:
+        with self.held_rows() as held:
+            triggers = self._triggers(held.connection)
+            others = held.has_unstamped()
+        changes = self._changes
+        if triggers:
+            return f"trigger {', '.join(triggers)} of the table may have changed them"
+        if changes is None or not differences:
+            return ""
+        if self._stamp is None and any(each.expected is None for each in differences):
+            return "the table has no stamp, which would tell rows of the user's from those of the topology"
+        if others and (changes.sequence is not None or changes.ignore_nulls):
+            return "rows that the topology has not written take part in what it writes"
+        return ""
+
+    # --- explained --------------------------------------------------------------------------------
+
+    def key_of(self, text: str) -> Key:
+        if self._changes is None:
+            raise ConfigError(f"{self.location} has no keys, so no row in it can be explained: it is appended to")
+        fields = self.stored_fields.select(list(self._changes.key))
+        return RowForm(fields)(key_values(text, fields, self.location))
+
+    def by_column(self, value: Values | None) -> Mapping[str, Any] | None:
+        return dict(zip(self.value_names, value, strict=True)) if value is not None else None
+
+    def written(self, key: Key, txid: int) -> bool:
+        raise self._no_copy()
+
+    def recomputed(self, key: Key) -> Values | None:
+        raise self._no_copy()
+
+    def _no_copy(self) -> InvariantViolation:
+        return InvariantViolation(f"{self.location} is no scratch copy: its rows are recomputed in a ReferenceRows")
+
+
+class RowsReading(StateReading):
+    """The rows of a table of a database."""
+
+    def __init__(self, table: InspectedTable, held: HeldRows) -> None:
+        self._table, self._held = table, held
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.stored_fields.schema()
+
+    def header(self) -> Header:
+        return self._held.header
+
+    def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        schema = self.schema
+        found = self._held.rows(txid) if keys is None else self._named(keys, txid)
+        for page in pages_of(found, READ_ROWS):
+            columns = zip(*page, strict=True)
+            arrays = [self._array(values, field) for values, field in zip(columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _array(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"{self._table.location}: {field.name!r} holds values that are no {field.type} ({error}): read it by SQL"
+            ) from error
+
+    def _named(self, keys: Sequence[str], txid: int) -> Iterator[Values]:
+        table = self._table
+        wanted = list(dict.fromkeys(map(table.key_of, keys)))
+        known = self._held.values(wanted, txid)
+        own = table._by_key().key
+        for key in wanted:
+            if key not in known:
+                raise MovedOnError(f"{table.location}, key {key!r}: changed after transaction {txid}")
+            values = known[key]
+            if values is not None:
+                row = {**dict(zip(own, key, strict=True)), **dict(zip(table.value_names, values, strict=True))}
+                yield tuple([row[name] for name in table.schema.names])
+
+
+def _expected(scratch: FencedState) -> MapState:
+    if not isinstance(scratch, MapState):
+        raise InvariantViolation(f"rows by key are compared with {scratch.location}")
+    return scratch

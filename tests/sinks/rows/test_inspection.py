@@ -1,0 +1,177 @@
+"""The tools see what tables of databases hold, and how it came to be."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework.errors import ConfigError
+from framework.inspect.explain import explain
+from framework.inspect.verify import VerifyReport, verify
+from framework.transactions import MemoryStore
+from sinks import AppendCommitter, UpsertCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.row_tables import Database, PostgresDatabase, SqliteDatabase
+from tests.kit.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.rule("C41")
+FIELDS = Fields.of(
+    {
+        "id": pa.int64(),
+        "name": pa.string(),
+        "price": pa.decimal128(10, 2),
+        "at": pa.timestamp("us", "UTC"),
+        "tags": pa.list_(pa.string()),
+        "lsn": pa.int64(),
+        "tombstone": pa.bool_(),
+    }
+)
+COLUMNS = ["id", "name", "price", "at", "tags", "lsn"]
+AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
+
+
+def change(key: int, name: str | None, lsn: int = 0, *, dead: bool = False) -> list[Any]:
+    return [key, name, Decimal("1.50"), AT, [name, "x"], lsn, dead]
+
+
+class Landed:
+    """A topology that appends its input to the table ``log``, and upserts it into ``people``."""
+
+    def __init__(self, database: Database, records: Sequence[Any], batch: int = 2, **options: Any) -> None:
+        self.database, self.store = database, MemoryStore()
+        self.spout = OpaqueMemoryTransactionalSpout({0: list(records)}, FIELDS, batch)
+        builder = TransactionalTopologyBuilder("landed", "spout", self.spout)
+        builder.set_bolt("log", AppendCommitter(database.table("log"), COLUMNS)).shuffle_grouping("spout")
+        rows = UpsertCommitter(database.table("people"), ["id"], columns=COLUMNS, **options)
+        builder.set_bolt("people", rows).shuffle_grouping("spout")
+        self.topology: Topology = builder.build()
+
+    def run(self) -> Landed:
+        with submit(self.topology, store=self.store, executor="local") as run:
+            run.wait_until_caught_up(PATIENCE_S)
+        return self
+
+    def verify(self) -> VerifyReport:
+        return verify(self.topology, self.store)
+
+
+RECORDS = [
+    *(change(1, "a"), change(2, "b"), change(1, "c"), change(3, "d")),
+    *(change(2, None, dead=True), change(4, "e"), change(4, "f"), change(3, "d")),
+    *(change(4, None, dead=True), change(5, "ü 'x' \\ %s")),
+]
+
+
+def test_verify_of_right_tables_finds_no_difference(database: Database) -> None:
+    report = Landed(database, RECORDS).run().verify()
+    assert report.right and report.not_verified == [], report.lines()
+    assert [each.compared for each in report.states] == [len(RECORDS), 3]
+    assert report.recorded_batches
+
+
+def test_verify_names_every_row_that_differs(database: Database) -> None:
+    landed = Landed(database, RECORDS).run()
+    database.run("UPDATE people SET name = 'wrong' WHERE id = 1")
+    database.run("DELETE FROM people WHERE id = 3")
+    database.run("INSERT INTO people (id, name, _txid) VALUES (9, 'extra', 2)")
+    database.run("DELETE FROM log WHERE id = 5")
+    database.run("UPDATE log SET name = 'other' WHERE name = 'e'")
+    log, rows = landed.verify().states
+    assert {each.key for each in rows.differences} == {1, 3, 9}
+    named = {each.key: each for each in rows.differences}
+    assert named[1].found[0] == "wrong" and named[1].expected[0] == "c"
+    assert named[3].found is None and named[9].expected is None
+    assert sorted((each.key[1], each.found, each.expected) for each in log.differences) == [
+        ("e", 0, 1),
+        ("other", 1, 0),
+        ("ü 'x' \\ %s", 0, 1),
+    ]
+
+
+def test_verify_obeys_the_sequence(database: Database) -> None:
+    records = [
+        *(change(1, "new", 5), change(1, "old", 3), change(2, "x", 7), change(2, None, 8, dead=True)),
+        *(change(2, "late", 7), change(1, "same", 5), change(3, None, 4, dead=True), change(3, "late", 3)),
+        *(change(3, "again", 4), change(2, "newer", 8)),
+        *(change(4, "newest", 9), change(5, "x"), change(4, "stale", 2)),
+    ]
+    landed = Landed(database, records, sequence_by="lsn").run()
+    assert landed.verify().right
+    assert database.rows("people", "id, name") == [(1, "same"), (2, "newer"), (3, "again"), (4, "newest"), (5, "x")]
+
+
+def test_rows_from_before_are_not_compared(database: Database) -> None:
+    Landed(database, []).run()
+    database.run("INSERT INTO people (id, name) VALUES (77, 'mine')")
+    database.run("INSERT INTO log (id, name) VALUES (77, 'mine')")
+    landed = Landed(database, RECORDS)
+    report = landed.run().verify()
+    assert report.right and [each.compared for each in report.states] == [len(RECORDS), 3]
+
+
+def test_what_a_trigger_changes_is_not_verified_and_the_others_are(database: Database) -> None:
+    Landed(database, []).run()
+    add_trigger(database)
+    report = Landed(database, RECORDS).run().verify()
+    (log,) = report.states
+    assert log.compared == len(RECORDS) and report.right
+    (line,) = report.not_verified
+    assert " of 3 differ" in line and "trigger shout" in line
+
+
+def add_trigger(database: Database) -> None:
+    """A trigger that changes the name in each row that is inserted."""
+    if isinstance(database, SqliteDatabase):
+        database.run(
+            "CREATE TRIGGER shout AFTER INSERT ON people BEGIN UPDATE people SET name = upper(name) || '!' WHERE id = new.id; END"
+        )
+        return
+    if isinstance(database, PostgresDatabase):
+        database.run(
+            "CREATE FUNCTION shouted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.name := upper(NEW.name) || '!'; "
+            "RETURN NEW; END $$"
+        )
+        database.run("CREATE TRIGGER shout BEFORE INSERT OR UPDATE ON people FOR EACH ROW EXECUTE FUNCTION shouted()")
+        return
+    for event in ("INSERT", "UPDATE"):
+        name = "shout" if event == "INSERT" else "shout_again"
+        database.run(
+            f"CREATE TRIGGER {name} BEFORE {event} ON people FOR EACH ROW SET NEW.name = CONCAT(UPPER(NEW.name), '!')"
+        )
+
+
+def test_explain_says_which_records_made_a_row_and_which_deleted_it(database: Database) -> None:
+    landed = Landed(database, RECORDS).run()
+    told = explain(landed.topology, landed.store, state="people", key="4")
+    assert told.agrees and told.held is None and told.is_independent
+    assert [
+        (step.txid, step.before and step.before["name"], step.after and step.after["name"]) for step in told.steps
+    ] == [
+        (3, None, "e"),
+        (4, "e", "f"),
+        (5, "f", None),
+    ]
+    assert [[(each.meta, each.rows[0]["name"]) for each in step.causes] for step in told.steps]
+    assert [[each.rows[0]["tombstone"] for each in step.causes] for step in told.steps] == [[False], [False], [True]]
+    kept = explain(landed.topology, landed.store, state="people", key="1")
+    assert kept.agrees and kept.held is not None and kept.held["name"] == "c"
+    assert [[each.rows[0]["name"] for each in step.causes] for step in kept.steps] == [["a"], ["c"]]
+
+
+def test_explain_leaves_out_what_the_sequence_leaves_out(database: Database) -> None:
+    records = [change(1, "new", 5), change(1, "old", 3), change(1, None, 4, dead=True), change(1, "newer", 6)]
+    landed = Landed(database, records, batch=1, sequence_by="lsn").run()
+    told = explain(landed.topology, landed.store, state="people", key="1")
+    assert [step.txid for step in told.steps] == [1, 4] and told.agrees
+
+
+def test_a_table_without_keys_has_no_row_to_explain(database: Database) -> None:
+    landed = Landed(database, RECORDS).run()
+    with pytest.raises(ConfigError, match="has no keys"):
+        explain(landed.topology, landed.store, state="log", key="1")
