@@ -55,6 +55,7 @@ from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of, stored_plan
+from framework.transactions.shape_changes import shape_changes
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
@@ -162,12 +163,12 @@ class TopologyDocuments:
         return joining if accept_changed else ()
 
     def _accept_change(self, before: Mapping[str, Any], now: Mapping[str, Any], *, accept_changed: bool) -> None:
-        differences = "; ".join(_differences(before, now)) or "its outline differs"
+        differences = "; ".join(shape_changes(before, now)) or "its outline differs"
         if not accept_changed:
             raise ConfigError(
                 f"the topology {self._topology.id!r} is not the one its state was written by: {differences}. Run it once "
-                "with --accept-changed-topology if it may go on from that state, give it another id, or restore the "
-                "former one"
+                "with --accept-changed-topology if it may go on from that state; or give another name to the step whose "
+                "state no longer fits, another id to the topology, or restore the former one"
             )
         if _has_clock(before) and not _has_clock(now):
             raise ConfigError(
@@ -587,7 +588,7 @@ def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequen
     meta = TransactionalState(store, topology.id).get_data(META)
     if meta is None or _meta_in(meta, topology.id).get("digest") == topology.digest():
         return ()
-    return _differences(meta["outline"], topology.outline()) or ["its outline differs"]
+    return shape_changes(meta["outline"], topology.outline()) or ["its outline differs"]
 
 
 def _record_in(state: TransactionalState, topology_id: str, name: str) -> TransactionRecord | None:
@@ -649,18 +650,3 @@ def _locations(outline: Mapping[str, Any]) -> set[str]:
 def _has_clock(outline: Mapping[str, Any]) -> bool:
     spout = outline.get("components", {}).get(outline.get("spout"), {})
     return CLOCK_STREAM in spout.get("streams", {})
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    was, has = before.get("components", {}), now["components"]
-    if before.get("fields_hash") != now["fields_hash"]:
-        return [f"the hash behind fields groupings was {before.get('fields_hash')!r}, is {now['fields_hash']!r}"]
-    found = [f"component {name!r} is gone" for name in was if name not in has]
-    found += [f"component {name!r} is new" for name in has if name not in was]
-    for name in has:
-        if name in was and was[name] != has[name]:
-            before_now = [{**each, **each.get("settings", {})} for each in (was[name], has[name])]
-            keys = [key for key in {**before_now[1], **before_now[0]} if key != "settings"]
-            pairs = [(key, *(each.get(key) for each in before_now)) for key in keys]
-            found += [f"{name!r}: {key} was {old!r}, is {new!r}" for key, old, new in pairs if old != new]
-    return found

@@ -46,7 +46,7 @@ def more(setup: Setup) -> dict[str, int]:
 
 def test_a_changed_topology_goes_on_when_the_user_accepts_the_change(setup: Setup) -> None:
     setup.run_all()
-    with pytest.raises(ConfigError, match="'count': parallelism was 2, is 3.*--accept-changed-topology"):
+    with pytest.raises(ConfigError, match="'count' has 3 tasks, and had 2.*--accept-changed-topology"):
         setup.start(changed(setup)).wait_until_caught_up(PATIENCE_S)
     setup.spout.append(0, [["w0"], ["w1"]])
     with structlog.testing.capture_logs() as logs, setup.start(changed(setup), accept_changed_topology=True) as run:

@@ -209,7 +209,7 @@ def test_a_sink_of_a_later_epoch_stops(setup: Setup) -> None:
 
 def test_a_changed_topology_on_old_state_is_refused_with_the_difference(setup: Setup) -> None:
     setup.run_all()
-    refused(setup, ConfigError, "'count': parallelism was 2, is 3", setup.topology(3))
+    refused(setup, ConfigError, "'count' has 3 tasks, and had 2", setup.topology(3))
 
 
 def test_a_table_of_another_topology_is_refused(setup: Setup) -> None:

@@ -69,10 +69,18 @@ class Shop:
 @pytest.mark.parametrize(
     ("window", "options", "why"),
     [
-        (tumbling("5 min"), {}, "'windows': window was .*60000000.* is .*300000000"),
-        (hopping("1 min", "30 s"), {}, "'windows': window was .* is .*30000000"),
-        (tumbling("1 min"), {"allowed_lateness": "1 min"}, "'windows': allowed_lateness was 0, is 60000000"),
-        (tumbling("1 min"), {"partition": []}, r"'watermark': partition was \['source'\], is \[\]"),
+        (tumbling("5 min"), {}, "'windows' has another option window: it was .*60000000.* and is .*300000000"),
+        (hopping("1 min", "30 s"), {}, "'windows' has another option window: it was .* and is .*30000000"),
+        (
+            tumbling("1 min"),
+            {"allowed_lateness": "1 min"},
+            "'windows' has another option allowed_lateness: it was 0, and is 60000000",
+        ),
+        (
+            tumbling("1 min"),
+            {"partition": []},
+            r"'watermark' has another option partition: it was \['source'\], and is \[\]",
+        ),
     ],
 )
 def test_other_windows_over_open_ones_are_refused_by_name(window: Any, options: Any, why: str) -> None:
