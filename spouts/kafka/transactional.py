@@ -29,7 +29,8 @@ from spouts.kafka.consumer.native_range_consumer import why_not_native
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.planning.batch_limits import KafkaLimits
-from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning.planner import KafkaPlanner
+from spouts.kafka.planning.source import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.read_bounds import checked_bounds
 from spouts.kafka.reader import KafkaReader

@@ -231,7 +231,7 @@ def test_a_group_without_offsets_is_refused(runs: KafkaRuns) -> None:
 def test_an_offset_of_a_group_after_the_end_of_the_log_is_lost_data(
     runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.planning.planner.BELIEVED_AFTER_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.planning.lost_records.BELIEVED_AFTER_S", 0.2)
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"x"] * 3)
     committed_to(topics, f"{name}-group", {(name, 0): 30})

@@ -254,7 +254,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
-    monkeypatch.setattr("spouts.kafka.planning.planner.BELIEVED_AFTER_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.planning.lost_records.BELIEVED_AFTER_S", 0.5)
     planner = KafkaRuns(topics, tmp_path, name).spout(pattern=f"{name}-.*").planner({}, TopologyContext("t", "s", 0, 1))
     for topic in (f"{name}-a", f"{name}-b"):
         topics.send(topics.create(topic), [b"x"] * 5)

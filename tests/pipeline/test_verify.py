@@ -333,7 +333,7 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     finally:
         store.close()
     topics.admin.delete_topics([topic])[topic].result(PATIENCE_S)
-    monkeypatch.setattr("spouts.kafka.planning.planner.BELIEVED_AFTER_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.planning.lost_records.BELIEVED_AFTER_S", 0.5)
     gone = words.ratchet("verify")
     assert gone.returncode in (1, 3)
     assert len(gone.stderr.strip().splitlines()) >= 1

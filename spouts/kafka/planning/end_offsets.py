@@ -29,10 +29,23 @@ class ReadingEnd:
         self._open_transactions = open_transactions
         self._waits_for_open = waits_for_open
         self._fixed: Plan | None = None  # the last plan that was found to be fixed; a plan never changes
+        #: The last plan that was made after nothing: another one may replace it.
+        self.first_plan: Mapping[str, Meta] = {}
+        self._known: Plan = {}  # the last plan, also if another one is to replace it
 
     @property
     def is_bounded(self) -> bool:
         return self._asked is not None
+
+    def resume(self, plan: Mapping[str, Meta]) -> None:
+        """Go on after a plan of an earlier run, which the next one may replace."""
+        self.note_plan(plan, first=True)
+
+    def note_plan(self, plan: Mapping[str, Meta], *, first: bool) -> None:
+        """``first``: nothing was planned before it."""
+        self._known = plan
+        if first:
+            self.first_plan = plan
 
     def says(self, partition: str) -> bool:
         """Whether ``end`` says anything of this partition."""
@@ -54,6 +67,14 @@ class ReadingEnd:
         if plan is not self._fixed and bool(plan) and all(self.holds(each, meta) for each, meta in plan.items()):
             self._fixed = plan
         return plan is self._fixed
+
+    def ignores(self, partition: str, plan: Mapping[str, Meta | None]) -> bool:
+        """Whether a partition came after the ends were fixed."""
+        if not self.is_bounded or partition in plan:
+            return False
+        if not plan and self.is_fixed(self.first_plan):
+            return partition not in self.first_plan
+        return bool(plan) and (self.is_fixed(plan) or not self.says(partition))
 
     def unreached(self, plan: Plan) -> Plan:
         """The entries after which more is to be read."""
@@ -83,10 +104,10 @@ class ReadingEnd:
         return end is not None and log_end < end[0] and not end[1].startswith(OFFSET)
 
     def note_log_changes(
-        self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset], known_ends: Plan
+        self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]
     ) -> None:
         """Where a log is another one than the end was fixed in, reading ends where that log ended
-        when this was seen. ``known_ends``: as of ``fix``. Raises ``RetryableError`` when it has no
+        when this was seen. Raises ``RetryableError`` when it has no
         leader."""
         for partition, position in positions.items():
             if position.end is None or position.gap is None or position.gap["reason"] in SAME_LOG:
@@ -95,15 +116,15 @@ class ReadingEnd:
                 raise RetryableError(f"partition {partition} is another log, and has no leader; the batch waits for it")
             end, asked = position.end
             log_end = ends[partition].offset if partition in ends else position.offset
-            if (known := self._known(partition, position, known_ends)) is not None:
+            if (known := self._known_end(partition, position)) is not None:
                 end = known
             elif position.gap["reason"] == "recreated":
                 end = log_end
             position.end = min(end, log_end), asked
 
-    def _known(self, partition: str, position: Position, known_ends: Plan) -> int | None:
+    def _known_end(self, partition: str, position: Position) -> int | None:
         """Where reading ends by a plan of the same log."""
-        known = known_ends.get(partition)
+        known = self._known.get(partition)
         if known is None or not self.holds(partition, known) or known.get("topic_id") != position.topic_id:
             return None
         return int(known[END_OFFSET])
@@ -112,11 +133,10 @@ class ReadingEnd:
         self,
         positions: Mapping[str, Position],
         ends: Mapping[str, Offset],
-        known_ends: Plan,
         metadata: KafkaMetadata,
     ) -> None:
-        """Note where reading ends, in the partitions where that is not fixed yet. ``known_ends``: a
-        plan that the next one may replace: the ends are those that it has. Raises ``ConfigError``
+        """Note where reading ends, in the partitions where that is not fixed yet. When the
+        next plan may replace another one, the ends are those of that plan. Raises ``ConfigError``
         where nothing is said of a partition, or a time is in the future."""
         bounds = {
             each: named_bound("end", self._asked, each)
@@ -124,7 +144,7 @@ class ReadingEnd:
             if position.end is None or position.end[1] != self.asked_of(each)
         }
         for partition in list(bounds):
-            if (known := self._known(partition, positions[partition], known_ends)) is not None:
+            if (known := self._known_end(partition, positions[partition])) is not None:
                 positions[partition].end = known, text_of_bound(bounds.pop(partition))
         if not bounds:
             return

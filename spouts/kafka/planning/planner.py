@@ -1,6 +1,7 @@
 """Plans batches of Kafka offsets, on the driver.
 
-``spouts.kafka.partitions`` describes the entry of a partition in a plan.
+``spouts.kafka.partitions`` describes the entry of a partition in a plan. ``LostRecords`` checks the
+logs, ``ReadingEnd`` bounds them, ``KafkaProgress`` measures plans.
 
 Invariants:
 
@@ -25,27 +26,21 @@ Invariants:
 
 from __future__ import annotations
 
-import math
-import operator
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import READ_ANEW, ConfigError, DataLossError, RetryableError
+from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, WrittenTopic
 from framework.topology.spouts import END_OFFSET, Backlog, Meta
 from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
-from spouts.kafka.consumer.damaged_batches import Damage, find_damage
-from spouts.kafka.consumer.truncation import truncated
 from spouts.kafka.group_offsets import GroupOffsets, committed_positions
-from spouts.kafka.metadata import METADATA_AGE_MAX_S, NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
+from spouts.kafka.metadata import NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partitions import (
     READ_FIRST_UNTIL,
-    SAME_LOG,
     Position,
     begun_again,
     end_in,
@@ -57,75 +52,29 @@ from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.planning.bound_offsets import named_bound, offsets_at
 from spouts.kafka.planning.end_offsets import ReadingEnd
+from spouts.kafka.planning.known_logs import KnownLogs
+from spouts.kafka.planning.lost_records import LostRecords
 from spouts.kafka.planning.offset_ranges import KafkaRanges
 from spouts.kafka.planning.open_transactions import OpenTransactions
+from spouts.kafka.planning.progress import KafkaProgress
+from spouts.kafka.planning.read_first import ReadFirst
+from spouts.kafka.planning.source import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
-from spouts.kafka.read_bounds import EARLIEST, Bound, Bounds
+from spouts.kafka.read_bounds import Bound
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.streams import Streams
 
 _log = get_logger()
 
-#: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
-#: persists for this long is believed.
-BELIEVED_AFTER_S = 10.0
 #: How long the start waits for the offsets of a consumer group.
 _GROUP_S = 5.0
-_DECIDE = f"{READ_ANEW}; to go on after the gap, give the spout on_data_loss='skip'"
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaSource:
-    """The topics, and where the first batch of a new topology starts. ``skips_lost_data``: the user
-    chose ``on_data_loss="skip"``. ``waits_for_leaders``: a batch of an idempotent spout waits for
-    every partition; an opaque one leaves out those without a leader. ``read_first``: topics that a
-    new topology reads to their ends, as they are then, before the others. ``start_group``: the
-    consumer group whose committed offsets a new topology begins at; partitions without one begin at
-    ``start``. ``end``: where reading ends; None: it does not. ``waits_for_open``: the end of a log
-    includes what is behind an open kafka_txn."""
-
-    topics: tuple[str, ...]
-    pattern: str | None
-    start: Bounds
-    skips_lost_data: bool
-    waits_for_leaders: bool
-    _: KW_ONLY
-    read_first: tuple[str, ...] = ()
-    start_group: str | None = None
-    end: Bounds | None = None
-    waits_for_open: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a new topology begins at the beginnings."""
-        return self.start == EARLIEST and self.start_group is None
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What the planner knows of the logs, for ``lag`` and ``progress``, and remembers between
-    plans. ``ends`` is replaced, never changed: other threads read it."""
-
-    ends: Mapping[str, Offset] = field(default_factory=dict)
-    beginnings: dict[str, int] = field(default_factory=dict)
-    beginnings_at: float = -math.inf
-    _: KW_ONLY
-    amiss_since: dict[str, float] = field(default_factory=dict)  # partitions that are too short, or gone
-    reader_lost: bool = False  # whether the reader has found a loss since the last plan
-    lost_plan: Mapping[str, Meta] = field(default_factory=dict)  # what it was reading
-    damage: dict[str, tuple[Damage, ...]] = field(default_factory=dict)  # in the way of these partitions
-    found_nothing: bool = False
-    first_plan: Mapping[str, Meta] = field(default_factory=dict)  # the last one after nothing
-    known_ends: Mapping[str, Meta] = field(default_factory=dict)  # the last plan, also if it is to be replaced
-    latest: Mapping[str, Meta | None] = field(default_factory=dict)  # the last plan, or what the next one comes after
-    is_released: bool = False  # whether no entry has an end, in a spout without one
 
 
 class KafkaPlanner(PartitionPlanner):
     """Plans the batches of one spout. ``bad_records``: the limit on the share of bad records.
     ``streams``: what is done with bad records of which topic; None: they end the run.
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
-    readers."""
+    readers. ``metadata``: what the cluster says of the topics; None: asks it."""
 
     shares_entries = True  # invariant 8
 
@@ -139,11 +88,12 @@ class KafkaPlanner(PartitionPlanner):
         streams: Streams | None = None,
         group: GroupOffsets | None = None,
         reader_group: str = "ratchet",
+        metadata: KafkaMetadata | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
         self._reader_group = reader_group
-        self._metadata = KafkaMetadata(settings, source.topics, source.pattern)
+        self._metadata = metadata or KafkaMetadata(settings, source.topics, source.pattern)
         self._watch = KafkaWatch(settings, reader_group)
         self._viewer = RecordViewer(settings, reader_group)
         self._ranges = KafkaRanges(self._viewer, streams)
@@ -152,13 +102,19 @@ class KafkaPlanner(PartitionPlanner):
         self._bad_records = bad_records if bad_records is not None else BadRecordShares(None)
         self._absent = AbsentFields()
         self._group = group
-        self._seen = _Seen()
-        self._lag: tuple[object, object, object, int] | None = None
-        self._progress: tuple[tuple[object, ...], Mapping[str, PartitionProgress]] | None = None
         self._gaps_told: dict[str, int] = {}
         self._open_transactions = OpenTransactions()
         self._adopted = False  # whether what the group has of former runs is renewed
         self._end = ReadingEnd(source.end, self._open_transactions, waits_for_open=source.waits_for_open)
+        self._logs = KnownLogs(self._metadata)
+        self._lost = LostRecords(
+            settings, reader_group, self._metadata, self._logs, self._end, skips=source.skips_lost_data
+        )
+        self._progress = KafkaProgress(self._logs, self._end, self._open_transactions)
+        self._read_first = ReadFirst(source.read_first)
+        self._found_nothing = False  # whether the source had no partition before
+        self._latest: Mapping[str, Meta | None] = {}  # the last plan, or what the next one comes after
+        self._is_released = False  # whether no entry has an end, in a spout without one
         self._own_topics: OwnTopics | None = None
         self._checked: KafkaTopics | None = None  # the topics in which none is of its own
 
@@ -172,7 +128,7 @@ class KafkaPlanner(PartitionPlanner):
         return sorted(self._metadata.topics().leaders)
 
     def resume(self, plan: Mapping[str, Meta]) -> None:
-        self._seen.first_plan = self._seen.known_ends = plan
+        self._end.resume(plan)
 
     def finished(self, plan: Mapping[str, Meta]) -> bool:
         return self._end.is_over(plan)
@@ -189,18 +145,12 @@ class KafkaPlanner(PartitionPlanner):
         return {each: position_after(meta).meta(0, None) for each, meta in known.items()} or None
 
     def backlog(self, previous: Mapping[str, Meta | None]) -> Backlog:
-        self._see(self._metadata.ends(patient=False))
-        records = 0
-        for partition, end in self._seen.ends.items():
-            meta = previous.get(partition)
-            if self._is_ignored(partition, previous):
-                continue
-            begin = int(meta["next_offset"]) if meta is not None else self._seen.beginnings.get(partition, 0)
-            records += max(self._end.limit(meta, end.offset) - begin, 0)
+        self._logs.see_ends(self._metadata.ends(patient=False))
+        records = self._progress.unplanned_records(previous)
         return Backlog(records, self._sizer.bytes_of(records))
 
     def watch(self, arrived: Callable[[], None]) -> bool:
-        ends = self._seen.ends
+        ends = self._logs.ends
         # A request names every partition: a wide source would cost more to watch than to ask.
         if not 0 < len(ends) <= NARROW_PARTITIONS:
             return False
@@ -229,8 +179,7 @@ class KafkaPlanner(PartitionPlanner):
             self._own_topics = OwnTopics(self._settings, self._source.topics, self._source.pattern, written, conf)
 
     def lost(self, plan: Mapping[str, Meta]) -> None:
-        self._seen.reader_lost = True
-        self._seen.lost_plan = plan
+        self._lost.report(plan)
 
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
         self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
@@ -238,9 +187,7 @@ class KafkaPlanner(PartitionPlanner):
         self._absent.check(read.absent, {stream: records for stream, (records, _) in read.streams.items()})
 
     def committed(self, plan: Mapping[str, Meta]) -> None:
-        for partition in plan.keys() & self._seen.damage.keys():
-            left = [each for each in self._seen.damage.pop(partition) if each.next > plan[partition]["next_offset"]]
-            self._seen.damage.update({partition: tuple(left)} if left else {})
+        self._lost.forget(plan)
         for partition, meta in plan.items():
             gap, gaps = meta.get("gap"), int(meta.get("gaps", 0))
             told = self._gaps_told.get(partition, gaps if gap is None else gaps - 1)
@@ -258,46 +205,15 @@ class KafkaPlanner(PartitionPlanner):
         return {each: int(meta["next_offset"]) - int(meta["first_offset"]) for each, meta in plan.items()}
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int | None:
-        ends, open_ends, known = self._seen.ends, self._open_transactions.ends, self._lag
-        if not ends:
-            return None
-        if known is not None and known[0] is ends and known[1] is open_ends and known[2] is previous:
-            return known[3]
-        lag = 0
-        for partition, end in ends.items():
-            if (meta := previous.get(partition)) is None and self._is_ignored(partition, previous):
-                continue
-            readable, hidden = self._readable(partition, meta, end)
-            lag += (max(readable - int(meta["next_offset"]), 0) if meta is not None else readable) + hidden
-        self._lag = ends, open_ends, previous, lag
-        return lag
+        return self._progress.lag(previous)
 
     def progress(
         self, committed: Mapping[str, Meta], in_flight: Sequence[Mapping[str, Meta]]
     ) -> Mapping[str, PartitionProgress]:
-        ends, known = self._seen.ends, self._progress
-        of = (ends, self._open_transactions.ends, self._seen.beginnings, committed, *in_flight)
-        if known is not None and len(known[0]) == len(of) and all(map(operator.is_, known[0], of)):
-            return known[1]
-        found: dict[str, PartitionProgress] = {}
-        first_known = committed or (in_flight[0] if in_flight else {})
-        for partition in sorted({*ends, *committed, *(each for plan in in_flight for each in plan)}):
-            done, end = committed.get(partition), ends.get(partition)
-            ranges = [plan[partition] for plan in in_flight if partition in plan]
-            if not ranges and self._is_ignored(partition, first_known):
-                continue
-            entry = done if done is not None else ranges[0] if ranges else None
-            readable, hidden = self._readable(partition, entry, end) if end is not None else (None, 0)
-            first = ranges[0]["first_offset"] if ranges else self._seen.beginnings.get(partition, 0)
-            found[partition] = PartitionProgress(
-                readable,
-                int(done["next_offset"] if done is not None else first),
-                sum(int(meta["next_offset"]) - int(meta["first_offset"]) for meta in ranges),
-                int(done.get("lost_records", 0)) if done is not None else 0,
-                hidden,
-            )
-        self._progress = of, found
-        return found
+        return self._progress.partitions(committed, in_flight)
+
+    def hidden(self) -> Mapping[str, Meta]:
+        return self._progress.hidden(self._latest, self._metadata.topics().topic_ids)
 
     @property
     def ranges(self) -> KafkaRanges:
@@ -315,27 +231,19 @@ class KafkaPlanner(PartitionPlanner):
         self._metadata.check_topics()
         ends = self._metadata.ends(patient=self._source.waits_for_leaders)
         begins = self._metadata.beginnings(ends, patient=self._source.waits_for_leaders) if ends else {}
-        self._see(ends)
+        self._logs.see_ends(ends)
         self._open_transactions.look(self._metadata, ends, now=True)
-        topic_ids, latest = self._metadata.topics().topic_ids, self._seen.latest
+        topic_ids, latest = self._metadata.topics().topic_ids, self._latest
         if not self._end.is_fixed(latest):
             raise RetryableError("the end of reading is not fixed yet")
         goal = {}
-        for each, (log_end, _) in self._seen.ends.items():
-            if self._is_ignored(each, latest):
+        for each, (log_end, _) in self._logs.ends.items():
+            if self._end.ignores(each, latest):
                 continue
             end = self._end.limit(latest.get(each), log_end)
             first = min(begins[each].offset, end) if each in begins else 0
             goal[each] = Position(first, topic_ids.get(topic_and_number(each)[0])).meta(end - first, None)
         return goal
-
-    def hidden(self) -> Mapping[str, Meta]:
-        topic_ids, latest, found = self._metadata.topics().topic_ids, self._seen.latest, {}
-        for each, end in self._seen.ends.items():
-            readable, records = self._readable(each, latest.get(each), end)
-            if records and not self._is_ignored(each, latest):
-                found[each] = Position(readable, topic_ids.get(topic_and_number(each)[0])).meta(records, None)
-        return found
 
     def covers(self, plan: Mapping[str, Meta], goal: Mapping[str, Meta]) -> bool:
         """Whether ``plan`` reaches ``goal`` in every partition. A partition that was never planned
@@ -370,40 +278,40 @@ class KafkaPlanner(PartitionPlanner):
             self._group.advance()
         # A start other than the beginning, topics that are read first, and ends apply to every
         # existing partition: wait for all.
-        self._seen.latest = previous
+        self._latest = previous
         fixing = not self._end.is_fixed(previous)
         needs_all = not self._source.is_plain or bool(self._source.read_first)
         patient = self._source.waits_for_leaders or (not previous and needs_all) or fixing
         topics = self._available_topics(previous, patient=patient)
         ends = self._metadata.ends(patient=patient)
-        self._see(ends)
+        self._logs.see_ends(ends)
         self._open_transactions.look(self._metadata, ends)
-        if self._seen.reader_lost:
+        if self._lost.reported:
             self._metadata.refresh()
             topics = self._metadata.topics()
         unended = self._end.unreached(previous)
         released = self._is_to_release(previous)
-        looks_at_all = self._seen.reader_lost or fixing or released
+        looks_at_all = self._lost.reported or fixing or released
         moving = unended if looks_at_all else self._moving(unended, topics, ends)
-        new = [each for each in ends if previous.get(each) is None and not self._is_ignored(each, previous)]
+        new = [each for each in ends if previous.get(each) is None and not self._end.ignores(each, previous)]
         positions = self._positions(moving, new, topics, ends, first=not previous)
         if fixing and not positions.keys() >= set(new):
             raise self._leader_moved()
         if self._end.is_bounded:
-            self._end.note_log_changes(positions, topics, ends, self._seen.known_ends)
+            self._end.note_log_changes(positions, topics, ends)
         else:
             for position in positions.values():
                 position.end = None
         if fixing:
-            self._end.fix(positions, ends, self._seen.known_ends, self._metadata)
-        unread = self._note_tables(positions, ends, first=not previous)
+            self._end.fix(positions, ends, self._metadata)
+        unread = self._read_first.note(positions, ends, first=not previous, believed=self._lost.believed)
         available = {}
         for partition, position in positions.items():
             end = ends.get(partition)
-            if unread and not self._is_table(partition):
+            if unread and not self._read_first.includes(partition):
                 continue
-            if end is not None and not self._is_short(partition, position, end):
-                readable = self._readable_end(partition, position, end)
+            if end is not None and not self._lost.is_short(partition, position, end):
+                readable = self._lost.readable_end(partition, position, end)
                 if position.end is not None:
                     readable = max(min(readable, position.end[0]), position.offset)
                 available[partition] = readable - position.offset
@@ -428,27 +336,9 @@ class KafkaPlanner(PartitionPlanner):
             end = ends.get(each)
             plan[each] = position.meta(shares.get(each, 0), end.leader_epoch if end is not None else None)
         made = plan if len(plan) == len(previous) else dict(sorted(plan.items()))
-        self._seen.latest = self._seen.known_ends = made
-        if not previous:
-            self._seen.first_plan = made
+        self._latest = made
+        self._end.note_plan(made, first=not previous)
         return made
-
-    # --- the end of reading -----------------------------------------------------------------------
-
-    def _is_ignored(self, partition: str, plan: Mapping[str, Meta | None]) -> bool:
-        """Whether a partition came after the ends were fixed (invariant 7)."""
-        if not self._end.is_bounded or partition in plan:
-            return False
-        if not plan and self._end.is_fixed(self._seen.first_plan):
-            return partition not in self._seen.first_plan
-        return bool(plan) and (self._end.is_fixed(plan) or not self._end.says(partition))
-
-    def _readable(self, partition: str, meta: Meta | None, end: Offset) -> tuple[int, int]:
-        """How far the partition may be read now, and how many records behind an open kafka_txn are
-        to be read later."""
-        hidden = self._open_transactions.records(partition, end.offset)
-        readable = self._end.limit(meta, end.offset)
-        return readable, self._end.limit(meta, end.offset + hidden) - readable
 
     def _leader_moved(self) -> RetryableError:
         self._metadata.refresh()
@@ -456,45 +346,11 @@ class KafkaPlanner(PartitionPlanner):
 
     def _is_to_release(self, previous: Mapping[str, Meta | None]) -> bool:
         """Whether entries have an end that the spout has no more."""
-        if self._end.is_bounded or self._seen.is_released:
+        if self._end.is_bounded or self._is_released:
             return False
         found = any(meta is not None and END_OFFSET in meta for meta in previous.values())
-        self._seen.is_released = bool(previous) and not found
+        self._is_released = bool(previous) and not found
         return found
-
-    # --- topics that are read first ---------------------------------------------------------------
-
-    def _is_table(self, partition: str) -> bool:
-        """Whether the partition is of a topic that is read first."""
-        return topic_and_number(partition)[0] in self._source.read_first
-
-    def _note_tables(self, positions: Mapping[str, Position], ends: Mapping[str, Offset], *, first: bool) -> list[str]:
-        """Note up to where tables are read first: to their ends at the first start, or, where the
-        log is another one since then, to its end. Returns the partitions that are not read up to
-        there: the other topics wait for them."""
-        if not self._source.read_first:
-            return []
-        unread = []
-        for partition, position in positions.items():
-            if not self._is_table(partition):
-                continue
-            end = ends.get(partition)
-            is_other_log = position.gap is not None and position.gap["reason"] not in SAME_LOG
-            if end is not None and (first or (is_other_log and position.until is not None)):
-                position.until = end.offset
-            if position.until is None or position.offset >= position.until:
-                continue
-            if end is not None and end.offset <= position.offset and self._believed(partition):
-                position.until = None  # the log was truncated, and has nothing more to read first
-            else:
-                unread.append(partition)
-        return unread
-
-    def _see(self, ends: Mapping[str, Offset]) -> None:
-        known = self._seen.ends
-        if ends.items() <= known.items():
-            return
-        self._seen.ends = {**known, **ends}
 
     def _moving(
         self, previous: Mapping[str, Meta | None], topics: KafkaTopics, ends: Mapping[str, Offset]
@@ -502,7 +358,7 @@ class KafkaPlanner(PartitionPlanner):
         """The partitions of ``previous`` that are not at rest. One at rest has read its log to the
         end, contributed nothing last time, has no gap to forget, and its leader epochs and topic
         are still those of its entry."""
-        current, amiss = set(topics.topic_ids.values()), self._seen.amiss_since
+        current = set(topics.topic_ids.values())
         moving = {}
         for partition, meta in previous.items():
             end = ends.get(partition)
@@ -518,7 +374,7 @@ class KafkaPlanner(PartitionPlanner):
                 and (
                     END_OFFSET not in meta or (self._end.is_bounded and not self._end.is_cut(end_in(meta), end.offset))
                 )
-                and partition not in amiss
+                and not self._lost.is_amiss(partition)
             ):
                 continue
             moving[partition] = meta
@@ -536,7 +392,7 @@ class KafkaPlanner(PartitionPlanner):
                 f"topic {topics.missing[0]!r} does not exist at {self._where}: create it, or correct its name"
             )
         if not topics.leaders:
-            self._seen.found_nothing = True
+            self._found_nothing = True
         if patient:
             gone = [each for each in topics.missing if any(topic_and_number(name)[0] == each for name in previous)]
             if gone:
@@ -559,147 +415,22 @@ class KafkaPlanner(PartitionPlanner):
         """The position at which each partition continues that is ``moving``, and each ``new`` one
         begins. ``first``: nothing was ever planned."""
         positions = {each: position_after(meta) for each, meta in moving.items() if meta is not None}
-        after_loss = self._seen.reader_lost
+        after_loss = self._lost.reported
         # Of a log that was read to its end, retention can take nothing.
         behind = [
             each for each, at in positions.items() if (end := ends.get(each)) is not None and end.offset > at.offset
         ]
-        self._look_for_beginnings(topics.led if after_loss else [*behind, *new], now=after_loss)
+        self._logs.look_for_beginnings(topics.led if after_loss else [*behind, *new], now=after_loss)
         for partition, position in positions.items():
-            self._check(partition, position, topics)
+            self._lost.check(partition, position, topics)
         if after_loss:
-            self._check_epochs(positions, topics, ends)
+            self._lost.check_epochs(positions, topics, ends)
         if new:
             positions.update(self._begin(new, topics, ends, first=first))
         if after_loss:
-            self._look_for_damage(positions, topics)
-            self._seen.reader_lost = False  # only now: if a step before fails, all are repeated
+            self._lost.look_for_damage(positions, topics)
+            self._lost.reported = False  # only now: if a step before fails, all are repeated
         return positions
-
-    def _check(self, partition: str, position: Position, topics: KafkaTopics) -> None:
-        """Check that the topic is still the one that was read, and that the log still has the next
-        offset. Skips what is lost, or raises ``DataLossError``."""
-        topic, _ = topic_and_number(partition)
-        topic_id = topics.topic_ids.get(topic)
-        if topic_id is None:
-            self._check_gone(partition, position)
-            return  # it contributes nothing until it comes back
-        if position.topic_id is not None and position.topic_id != topic_id:
-            self._lost(
-                f"topic {topic!r} was deleted and created again (its id was {position.topic_id}, is {topic_id}) after "
-                f"partition {partition} had been read up to offset {position.offset}"
-            )
-            beginning = self._metadata.beginnings([partition], patient=False).get(partition)
-            position.skip("recreated", beginning.offset if beginning is not None else 0)
-            self._seen.beginnings[partition] = position.offset
-        position.topic_id = topic_id
-        beginning_at = self._seen.beginnings.get(partition, 0)
-        if position.end is not None:
-            beginning_at = min(beginning_at, position.end[0])
-        if position.offset < beginning_at and position.gap is None:
-            self._lost(
-                f"partition {partition} no longer holds offsets {position.offset} to {beginning_at}, which were not read "
-                "yet: retention removed them"
-            )
-            position.skip("retention", beginning_at)
-
-    def _check_epochs(self, positions: Mapping[str, Position], topics: KafkaTopics, ends: Mapping[str, Offset]) -> None:
-        """Find truncated logs after the reader has found a loss.
-
-        A partition with a new leader, and without a loss that is visible here, may have been
-        truncated and have grown again. Only its broker knows. Such a partition continues at the
-        same offset, in the new log."""
-        doubtful = {
-            partition: position
-            for partition, position in positions.items()
-            if topics.leaders.get(partition) is not None
-            and (end := ends.get(partition)) is not None
-            and end.offset >= position.offset
-            and position.leader_epoch not in (None, end.leader_epoch)
-        }
-        for partition in truncated(self._settings, self._reader_group, doubtful):
-            positions[partition].skip("truncated", positions[partition].offset)
-
-    def _look_for_damage(self, positions: Mapping[str, Position], topics: KafkaTopics) -> None:
-        """Find the batches that the reader could not read, where the user has chosen to go on after
-        them."""
-        if not self._source.skips_lost_data:
-            return
-        ranges = {
-            partition: (positions[partition].offset, int(meta["next_offset"]))
-            for partition, meta in self._seen.lost_plan.items()
-            if partition in positions
-            and topics.leaders.get(partition) is not None
-            and positions[partition].gap is None
-            and positions[partition].offset < int(meta["next_offset"])
-        }
-        self._seen.damage.update(find_damage(self._settings, self._reader_group, ranges))
-
-    def _readable_end(self, partition: str, position: Position, end: Offset) -> int:
-        """Where the next range of a partition has to end at the latest: before a damaged batch. At
-        such a batch, skips it."""
-        damage = [each for each in self._seen.damage.get(partition, ()) if each.next > position.offset]
-        if damage and damage[0].first <= position.offset:
-            position.skip("damaged", damage.pop(0).next)
-        return max(min(damage[0].first if damage else end.offset, end.offset), position.offset)
-
-    def _check_gone(self, partition: str, position: Position) -> None:
-        """The topic is gone or not visible. When this has lasted long enough to be believed, the
-        unread records are lost."""
-        known = self._seen.ends.get(partition)
-        end = max(known.offset if known is not None else 0, position.until or 0)
-        if position.end is not None:
-            end = position.end[0]
-        if end <= position.offset or not self._believed(partition):
-            return
-        self._lost(f"partition {partition} was deleted, and offsets {position.offset} to {end} were not read yet")
-        position.skip("deleted", end)
-
-    def _believed(self, partition: str) -> bool:
-        """Whether a partition has been short or gone for at least ``BELIEVED_AFTER_S`` seconds, so
-        that its broker is not just coming back."""
-        now = time.monotonic()
-        return now - self._seen.amiss_since.setdefault(partition, now) >= BELIEVED_AFTER_S
-
-    def _is_short(self, partition: str, position: Position, end: Offset) -> bool:
-        """Whether a log ends before the position. When this is believed, the log was truncated:
-        skip back to its end, or raise ``DataLossError``."""
-        if end.offset >= position.offset:
-            is_cut = self._end.is_cut(position.end, end.offset)
-            waits = is_cut or (position.until is not None and position.until > position.offset)
-            if end.offset > position.offset or not waits:
-                self._seen.amiss_since.pop(partition, None)
-            elif is_cut and position.end is not None and self._believed(partition):
-                self._lost(
-                    f"partition {partition} ends at offset {end.offset}, and reading was to end at offset {position.end[0]}, which "
-                    "it had: the log was truncated"
-                )
-                position.skip("truncated", end.offset)
-                position.end = (end.offset, position.end[1])
-            return False
-        if self._believed(partition):
-            self._lost(
-                f"partition {partition} ends at offset {end.offset}, and offsets up to {position.offset} were read before: "
-                "the log was truncated"
-            )
-            position.skip("truncated", end.offset)
-            if position.end is not None:
-                position.end = (end.offset, position.end[1])
-            del self._seen.amiss_since[partition]
-        return True
-
-    def _lost(self, what: str) -> None:
-        if not self._source.skips_lost_data:
-            raise DataLossError(f"{what}; {_DECIDE}")
-
-    def _look_for_beginnings(self, partitions: Sequence[str], *, now: bool) -> None:
-        """Look up where these logs begin. Retention moves this forward, so an older answer is a
-        lower bound."""
-        seen = self._seen
-        if partitions and (now or time.monotonic() - seen.beginnings_at > METADATA_AGE_MAX_S):
-            found = self._metadata.beginnings(partitions, patient=False)
-            seen.beginnings = {**seen.beginnings, **{each: at.offset for each, at in found.items()}}
-            seen.beginnings_at = time.monotonic()
 
     def _begin(
         self,
@@ -712,10 +443,10 @@ class KafkaPlanner(PartitionPlanner):
         """Where the partitions begin that were never planned before. Tables begin at their
         beginnings, whatever ``start`` says. A first plan that replaces another one begins where
         that one did."""
-        found_late = self._seen.found_nothing and self._source.start.everywhere is not None
+        found_late = self._found_nothing and self._source.start.everywhere is not None
         as_asked = first and not self._source.is_plain and not found_late
-        asked = [each for each in new if as_asked and not self._is_table(each)]
-        pinned = self._seen.first_plan if first else {}
+        asked = [each for each in new if as_asked and not self._read_first.includes(each)]
+        pinned = self._end.first_plan if first else {}
         positions = {each: begun_again(pinned[each]) for each in asked if each in pinned}
         if (group := self._source.start_group) is not None and (unknown := [e for e in asked if e not in positions]):
             positions.update(committed_positions(self._settings, group, unknown))
@@ -735,7 +466,7 @@ class KafkaPlanner(PartitionPlanner):
         if len(positions) < len(new) and (self._source.waits_for_leaders or first):
             raise self._leader_moved()
         if as_asked:
-            self._look_for_beginnings(asked, now=True)
+            self._logs.look_for_beginnings(asked, now=True)
             for partition in asked:
-                self._check(partition, positions[partition], topics)
+                self._lost.check(partition, positions[partition], topics)
         return positions

@@ -10,7 +10,8 @@ import pytest
 from framework.clients.kafka import KafkaSettings
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.batch_limits import KafkaLimits
-from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning.planner import KafkaPlanner
+from spouts.kafka.planning.source import KafkaSource
 from spouts.kafka.read_bounds import EARLIEST
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S

@@ -18,9 +18,10 @@ from spouts.kafka import metadata
 from spouts.kafka.consumer import truncation
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planning import planner
+from spouts.kafka.planning import known_logs, lost_records
 from spouts.kafka.planning.batch_limits import KafkaLimits
-from spouts.kafka.planning.planner import KafkaPlanner, KafkaSource
+from spouts.kafka.planning.planner import KafkaPlanner
+from spouts.kafka.planning.source import KafkaSource
 from spouts.kafka.read_bounds import EARLIEST
 
 
@@ -61,9 +62,8 @@ class FakeLogs:
 
 def planner_over(logs: FakeLogs, records_max: int = 1_000, **source_options: Any) -> KafkaPlanner:
     source = replace(KafkaSource(tuple(logs.ids), None, EARLIEST, True, False), **source_options)
-    made = KafkaPlanner(source, KafkaSettings("nowhere:9092", {}), KafkaLimits(records_max))
-    made._metadata = logs  # type: ignore[assignment]
-    return made
+    metadata: Any = logs
+    return KafkaPlanner(source, KafkaSettings("nowhere:9092", {}), KafkaLimits(records_max), metadata=metadata)
 
 
 def looking_at_all(logs: FakeLogs, records_max: int = 1_000, **source_options: Any) -> KafkaPlanner:
@@ -87,8 +87,8 @@ def test_a_plan_of_what_moves_is_the_plan_of_all(
     changes: list[tuple[str, int, int]], records_max: int, read_first: tuple[str, ...]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "BELIEVED_AFTER_S", 0.0)
-        patch.setattr(planner, "METADATA_AGE_MAX_S", -1.0)  # retention is seen by both at once
+        patch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
+        patch.setattr(known_logs, "METADATA_AGE_MAX_S", -1.0)  # retention is seen by both at once
         logs = FakeLogs(PARTITIONS)
         made = planner_over(logs, records_max, read_first=read_first)
         wanted = looking_at_all(logs, records_max, read_first=read_first)
@@ -136,7 +136,7 @@ def change(logs: FakeLogs, what: str, partition: str, number: int) -> None:
 def test_entries_of_partitions_at_rest_are_shared_and_only_logs_with_more_are_asked_where_they_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planner, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(known_logs, "METADATA_AGE_MAX_S", -1.0)
     logs = FakeLogs(f"t/{each}" for each in range(1_000))
     made = planner_over(logs)
     logs.logs["t/3"][1] = 5
@@ -179,7 +179,7 @@ def test_where_an_empty_log_begins_is_seen_as_soon_as_it_is_known() -> None:
     logs = FakeLogs(["t/0"])
     logs.logs["t/0"][:2] = [500, 500]
     made = planner_over(logs)
-    made._see(logs.ends(patient=False))
+    made._logs.see_ends(logs.ends(patient=False))
     assert made.progress({}, [])["t/0"].lag == 500
     assert made.plan({}) is None
     assert made.progress({}, [])["t/0"].lag == 0
@@ -196,8 +196,8 @@ def test_what_is_known_of_a_wide_source_may_be_older_in_proportion(monkeypatch: 
 @pytest.mark.parametrize("what", ["recreate", "truncate", "retain"])
 def test_plans_with_a_gap_between_them_are_not_joined(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Their offsets name other records now, or none: what was made of them cannot be recomputed."""
-    monkeypatch.setattr(planner, "BELIEVED_AFTER_S", 0.0)
-    monkeypatch.setattr(planner, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
+    monkeypatch.setattr(known_logs, "METADATA_AGE_MAX_S", -1.0)
     logs = FakeLogs(["a/0"])
     made = planner_over(logs, records_max=20)
     logs.logs["a/0"][1] = 30

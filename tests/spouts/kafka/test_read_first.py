@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaTransactionalSpout
 from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planning import planner
+from spouts.kafka.planning import known_logs, lost_records
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.read_bounds import Bound, Bounds
 from tests.kit.waiting import wait_for
@@ -84,8 +84,8 @@ def test_whatever_happens_to_the_logs_the_others_wait_and_do_not_wait_for_ever(
     changes: list[tuple[str, int, int]], records_max: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "BELIEVED_AFTER_S", 0.0)
-        patch.setattr(planner, "METADATA_AGE_MAX_S", -1.0)
+        patch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
+        patch.setattr(known_logs, "METADATA_AGE_MAX_S", -1.0)
         logs = FakeLogs(PARTITIONS)
         for partition in PARTITIONS:
             logs.logs[partition][1] = 12
@@ -166,7 +166,7 @@ def test_a_broker_that_reports_less_for_a_moment_does_not_end_the_wait(monkeypat
     logs.logs["b/0"][1] = 10  # all of it is read
     for _ in range(3):
         assert made.plan(sure(plan)) is None
-    monkeypatch.setattr(planner, "BELIEVED_AFTER_S", 0.0)  # it was not for a moment
+    monkeypatch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)  # it was not for a moment
     last = made.plan(sure(plan))
     assert taken(last, "a") == 5
     assert "read_first_until" not in sure(last)["b/0"]
@@ -193,7 +193,7 @@ def test_a_table_that_stays_short_is_believed_after_a_while(monkeypatch: pytest.
     logs = logs_of(5, 12)
     plan = sure(with_tables(logs).plan({}))
     logs.logs["b/0"][1] = 10
-    monkeypatch.setattr(planner, "BELIEVED_AFTER_S", 0.1)
+    monkeypatch.setattr(lost_records, "BELIEVED_AFTER_S", 0.1)
     made = with_tables(logs)
     assert made.plan(plan) is None
     wait_for(lambda: taken(made.plan(plan), "a") == 5)
@@ -213,7 +213,7 @@ def test_a_table_that_is_gone_is_a_loss_also_to_a_new_leader(monkeypatch: pytest
     logs = logs_of(5, 12)
     plan = sure(with_tables(logs).plan({}))
     del logs.ids["b"], logs.logs["b/0"]
-    monkeypatch.setattr(planner, "BELIEVED_AFTER_S", 0.0)
+    monkeypatch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
     made = planner_over(logs, read_first=("b",))
     last = sure(made.plan(plan))
     assert last["b/0"]["gap"] == {"reason": "deleted", "from_offset": 10, "to_offset": 12}

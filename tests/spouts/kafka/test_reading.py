@@ -172,7 +172,7 @@ class TestPlanning:
         topics.send(name, [b"x"])
         planner = spout(topics, name).planner({}, CONTEXT)
         assert planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 9}}) is None  # the log may come back
-        monkeypatch.setattr("spouts.kafka.planning.planner.BELIEVED_AFTER_S", 0.0)
+        monkeypatch.setattr("spouts.kafka.planning.lost_records.BELIEVED_AFTER_S", 0.0)
         with pytest.raises(DataLossError, match=rf"{name}/0 ends at offset 1, and offsets up to 9"):
             plan(spout(topics, name), {f"{name}/0": {"first_offset": 0, "next_offset": 9}})
 
