@@ -1,4 +1,4 @@
-"""Commands, sources and sinks that other packages add, by entry points.
+"""Commands, sources, sinks and histories that other packages add, by entry points.
 
 ::
 
@@ -19,9 +19,10 @@ from typing import Any
 
 from framework.errors import ConfigError
 
-#: The groups. An entry of the first is a ``typer.Typer``; of the others, what ``from ratchet
-#: import`` gives.
-COMMANDS, SOURCES, SINKS = "ratchet.commands", "ratchet.sources", "ratchet.sinks"
+#: The groups. An entry of the first is a ``typer.Typer``; of the next two, what ``from ratchet
+#: import`` gives. An entry of the last is named after the scheme of a URL, and makes of a URL and
+#: the id of a topology a ``framework.transactions.history_archive.HistoryTarget``.
+COMMANDS, SOURCES, SINKS, HISTORIES = "ratchet.commands", "ratchet.sources", "ratchet.sinks", "ratchet.histories"
 
 
 def added(group: str, name: str) -> Any:

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 import ratchet
 from framework import topology
 from framework.commands.cli import app
+from framework.config import Config
 from framework.errors import ConfigError
+from framework.transactions.history_archive import history_target
+from sinks.history import HistoryTable
 from tests.kit.processes import ROOT
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: Counts stars\n"
@@ -33,6 +36,10 @@ Fields = {module}:odd
 
 [ratchet.sinks]
 StarBackend = {module}:StarBackend
+
+[ratchet.histories]
+stars = {module}:opened
+sqlite = {module}:opened
 """
 MODULE = """
 import typer
@@ -51,6 +58,10 @@ class StarSpout(MemoryTransactionalSpout): ...
 
 
 class StarBackend(MemoryBackend): ...
+
+
+def opened(url, topology_id):
+    return url, topology_id
 """
 
 
@@ -120,6 +131,16 @@ def test_sources_and_sinks_of_an_installed_package_are_imported_from_ratchet(sit
     found: Any = ratchet
     assert found.Fields is topology.Fields
     assert [each.__module__ for each in (found.StarBackend, found.StarSpout)] == ["ratchet_stars", "ratchet_stars"]
+
+
+def test_an_installed_package_opens_histories_of_its_scheme_and_replaces_none(site: Path, tmp_path: Path) -> None:
+    def opened(url: str) -> Any:
+        return history_target(Config.of({"topology.history.table": url}), "words")
+
+    assert opened("stars://sky#night") == ("stars://sky#night", "words")
+    assert isinstance(opened(f"sqlite:{tmp_path}/history.db"), HistoryTable)
+    with pytest.raises(ConfigError, match="is no address of a table"):
+        opened("moons://sky")
 
 
 def test_a_name_that_two_packages_add_is_refused(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

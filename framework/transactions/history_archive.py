@@ -22,11 +22,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.metadata import EntryPoint
+from typing import cast
 
 from framework.config import Config
 from framework.coordination.store import CoordinationStore
 from framework.errors import CorruptStateError, RatchetError, StaleWriterError
+from framework.extensions import HISTORIES, added
 from framework.observe.journal import RECORDS_MAX, TransactionRecord
 from framework.observe.logs import get_logger
 from framework.observe.wait_log import Waits
@@ -39,6 +41,11 @@ RETRY_S = 1.0
 #: How long the end of a term waits for the last records to be copied. The next leader copies the
 #: rest.
 END_S = 5.0
+
+#: The entry point of the table that Ratchet itself has, and the schemes of its addresses. It is
+#: named here because a checkout that is not installed declares no entry points.
+_OWN = EntryPoint("table", "sinks.history:history_table", HISTORIES)
+_OWN_SCHEMES = ("sqlite", "postgresql", "postgres")
 
 _log = get_logger()
 
@@ -94,8 +101,10 @@ def history_target(config: Config, topology_id: str) -> HistoryTarget | None:
     ``ConfigError`` for an invalid address."""
     if config.history_table is None:
         return None
-    made: HistoryTarget = import_module("sinks.history").history_table(config.history_table, topology_id)
-    return made
+    scheme, _, _ = config.history_table.partition(":")
+    open_target = added(HISTORIES, scheme) if scheme not in _OWN_SCHEMES else None
+    open_target = open_target if open_target is not None else _OWN.load()
+    return cast(HistoryTarget, open_target(config.history_table, topology_id))
 
 
 class HistoryKeeper:
