@@ -21,7 +21,7 @@ class MetricsConfig(Section):
     metrics_allowed_hosts: tuple[str, ...] = Field(
         (),
         alias="metrics.prometheus.allowed.hosts",
-        description="More names by which metrics may be asked for, such as that of a service.",
+        description="More host names for requests of metrics, such as that of a service.",
     )
 
     @field_validator("metrics_allowed_hosts", mode="before")

@@ -26,13 +26,13 @@ class TopologyConfig(Section):
     spout_pending: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None,
         alias="topology.max.spout.pending",
-        description="Transactions that are processed at once, 1 by default; of a core topology the tuples of each spout "
-        "task whose fate is open, 10,000 by default.",
+        description="Transactions in flight, 1 by default; of a core topology, pending tuples of each spout task, 10,000 by "
+        "default.",
     )
     acker_executors: Annotated[int, Field(ge=0, le=1_000)] = Field(
         1,
         alias="topology.acker.executors",
-        description="Acker tasks of a core topology; 0 tracks no tuple: each is acked when it is emitted.",
+        description="Acker tasks of a core topology; with 0, tuples are not tracked, and are acked when they are emitted.",
     )
     message_timeout_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] = Field(
         30.0,
@@ -48,7 +48,7 @@ class TopologyConfig(Section):
     tick_tuple_freq_secs: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = Field(
         None,
         alias="topology.tick.tuple.freq.secs",
-        description="Seconds between tick tuples for every bolt of a core topology; a bolt's own tick_s wins. Not set: no ticks.",
+        description="Seconds between tick tuples for every bolt of a core topology; overridden by tick_s of a bolt. Not set: none.",
     )
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         5,
@@ -58,49 +58,49 @@ class TopologyConfig(Section):
     bad_record_errors: bool = Field(
         False,
         alias="topology.bad.record.errors",
-        description="Whether any error of a bolt that one record causes makes it a bad record, after topology.max.attempts "
+        description="Whether a record that causes any error of a bolt is a bad record, after topology.max.attempts "
         "(transactional topologies, where on_bad_record is 'skip' or 'dead_letter').",
     )
     commit_interval_s: Annotated[float, Field(gt=0, le=604_800, strict=False)] | None = Field(
         None,
         alias="topology.commit.interval",
-        description="From one transaction to the next, in seconds or as a text such as '5 min'. Not set: a transaction begins "
-        "as soon as there is something to read. ratchet set changes it while the topology runs.",
+        description="Time between two transactions, in seconds or as a text such as '5 min'. Not set: a transaction begins "
+        "as soon as there is a record to read. ratchet set changes it while the topology runs.",
     )
     commit_records_min: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
         None,
         alias="topology.commit.records.min",
-        description="So many records in the source end topology.commit.interval early. ratchet set changes it.",
+        description="Number of unread records that ends topology.commit.interval early. ratchet set changes it.",
     )
     commit_bytes_min: Annotated[int, Field(ge=1, le=10**18)] | None = Field(
         None,
         alias="topology.commit.bytes.min",
-        description="So many bytes in the source, estimated from the records read before, end topology.commit.interval early. "
-        "ratchet set changes it.",
+        description="Number of unread bytes, estimated from the records read so far, that ends topology.commit.interval "
+        "early. ratchet set changes it.",
     )
     rate_records_per_second: Annotated[float, Field(gt=0, le=1e12, strict=False)] | None = Field(
         None,
         alias="topology.rate.records.per.second",
-        description="The most records that are read per second, over all partitions. Not set: no limit. ratchet set changes it "
+        description="Maximum number of records read per second, over all partitions. Not set: no limit. ratchet set changes it "
         "while the topology runs.",
     )
     open_transactions: Literal["tell", "wait"] = Field(
         "tell",
         alias="topology.open.transactions",
-        description="What is done about records behind an open Kafka transaction, by --until-caught-up and where a spout has "
-        "end='latest': tell, they are not waited for, and a warning says how many; wait, until they can be read.",
+        description="How --until-caught-up, and a spout with end='latest', treat records behind an open Kafka transaction: "
+        "tell leaves them out and logs their number as a warning; wait waits until they can be read.",
     )
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
         100,
         alias="topology.spout.idle.poll.max.ms",
-        description="Longest pause between two looks at a source that has nothing, in milliseconds. A wide source "
-        "is asked less often, by what asking costs: up to every 2 seconds. A source that says when something has "
-        "come, as Kafka does, is asked once a second.",
+        description="Longest pause between two polls of an idle source, in milliseconds. A source with many partitions is "
+        "polled less often, according to the cost of a poll: up to every 2 seconds. A source that reports new records, "
+        "as Kafka does, is polled once a second.",
     )
     emit_empty_batches: bool = Field(
         False,
         alias="topology.spout.emit.empty.batches",
-        description="Whether an idle source makes empty batches, so that bolts and sinks see time pass.",
+        description="Whether an idle source makes empty batches, so that time advances for bolts and sinks.",
     )
     empty_batch_every_ms: Annotated[int, Field(ge=1, le=3_600_000)] = Field(
         500,
@@ -110,24 +110,24 @@ class TopologyConfig(Section):
     collapse_records_max: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
         20_000,
         alias="topology.collapse.records.max",
-        description="Batches, or rounds, of up to so many records run as one Spark task; 0 spreads all of them.",
+        description="Maximum number of records of a batch, or round, that runs as one Spark task; 0 spreads all of them.",
     )
     collapse_resident: bool = Field(
         True,
         alias="topology.collapse.resident",
-        description="Whether a Spark task stays for such batches and keeps its slot meanwhile; false: each is a job of its own.",
+        description="Whether a Spark task stays for such batches, and keeps its slot; false: each batch is a separate job.",
     )
     history_table: str | None = Field(
         None,
         alias="topology.history.table",
-        description="A table that keeps the record of each closed transaction for good: sqlite:PATH, or "
+        description="A table that permanently stores the record of each closed transaction: sqlite:PATH, or "
         "postgresql://USER@HOST/DATABASE; #NAME at its end is the name of the table, by default history_ and the id of the "
-        "topology. Not set: the last thousand are kept, in ZooKeeper. Give a password as ${NAME} from the environment.",
+        "topology. Not set: ZooKeeper stores the last thousand. Give a password as ${NAME} from the environment.",
     )
     state_provider: str = Field(
         "framework.state.InMemoryKeyValueStateProvider",
         alias="topology.state.provider",
-        description="The class that keeps the state of stateful bolts.",
+        description="The class that stores the state of stateful bolts.",
     )
     state_provider_config: Mapping[str, Any] | str = Field(
         default_factory=dict,
@@ -142,7 +142,7 @@ class TopologyConfig(Section):
     state_exactly_once: bool = Field(
         True,
         alias="topology.state.exactly.once",
-        description="Whether state counts each record once; false spares the spouts going back: at least once then.",
+        description="Whether state counts each record once; false gives at-least-once, without going back in the spouts.",
     )
 
     @field_validator("commit_interval_s", mode="before")

@@ -22,12 +22,12 @@ class UiConfig(Section):
     ui_host: str = Field(
         "127.0.0.1",
         alias="ui.host",
-        description="The address where the page is served. Any but a loopback address needs ui.token or ui.tls.client.ca.",
+        description="The address of the page. Any but a loopback address needs ui.token or ui.tls.client.ca.",
     )
     ui_token: SecretStr | None = Field(
         None,
         alias="ui.token",
-        description="What a viewer of the page must show, 16 characters or more. Secret: give it as ${NAME} from the environment.",
+        description="The token of viewers of the page, 16 characters or more. Secret: give it as ${NAME} from the environment.",
     )
     ui_allowed_hosts: tuple[str, ...] = Field(
         (),
@@ -41,7 +41,7 @@ class UiConfig(Section):
     ui_tls_client_ca: str | None = Field(
         None,
         alias="ui.tls.client.ca",
-        description="A PEM file with the authorities that sign the certificates of viewers, who need one then.",
+        description="A PEM file with the authorities that sign the certificates of viewers. If set, viewers need one.",
     )
 
     @field_validator("ui_allowed_hosts", mode="before")

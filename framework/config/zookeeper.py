@@ -26,12 +26,12 @@ class ZooKeeperConfig(Section):
         2181, alias="transactional.zookeeper.port", description="The port of servers that are given without one."
     )
     zookeeper_root: str = Field(
-        "/ratchet", alias="transactional.zookeeper.root", description="The path below which all topologies are kept."
+        "/ratchet", alias="transactional.zookeeper.root", description="The znode that contains all topologies."
     )
     zookeeper_session_timeout_secs: Annotated[float, Field(ge=1, le=600, strict=False)] = Field(
         10.0,
         alias="transactional.zookeeper.session.timeout.secs",
-        description="Seconds after which a leader that is not heard of loses the lead.",
+        description="Seconds without contact after which a leader loses the lead.",
     )
     zookeeper_connection_timeout_secs: Annotated[float, Field(gt=0, le=600, strict=False)] = Field(
         15.0,

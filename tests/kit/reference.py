@@ -18,7 +18,7 @@ def page() -> str:
     lines = [
         "# Configuration keys",
         "",
-        "In a TOML file (`--config`), nested tables become dotted keys; `--set KEY=VALUE` wins over the",
+        "In a TOML file (`--config`), nested tables become dotted keys; `--set KEY=VALUE` overrides the",
         "file. `${NAME}` stands for an environment variable. `ratchet config` prints the same reference,",
         "and this page is made from it by `python -m tests.kit.reference`.",
         "",
