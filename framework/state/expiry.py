@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from framework.errors import CorruptStateError
+from framework.state.damage import RESTORE, shown
 from framework.topology.stateful import KeyValueState, StateSize
 
 #: The put time of a value that never expires: in seconds since 1970, later than any clock shows.
 FOR_EVER = 1e15
 #: How many entries are checked for expiry per checkpoint. The next checkpoint continues after them.
 SWEEP_MAX = 20_000
-#: The most characters of a damaged value that an error shows.
-_SHOWN = 60
 
 
 def kept(value: Any, put_at: float | None, ttl_s: float | None) -> Any:
@@ -43,8 +42,7 @@ def _timed(kept: Any) -> tuple[float, Any]:
     if isinstance(kept, (tuple, list)) and len(kept) == 2 and type(kept[0]) in (int, float):
         return kept[0], kept[1]
     raise CorruptStateError(
-        f"a state holds {repr(kept)[:_SHOWN]}, which has no time: was state_ttl_s set only now? Else restore the data of the "
-        "store, or a snapshot (ratchet state restore)"
+        f"a state holds {shown(kept)}, which has no time: was state_ttl_s set only now? Else {RESTORE}"
     )
 
 

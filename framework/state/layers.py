@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.errors import CorruptStateError, InvariantViolation
+from framework.state.damage import RESTORE, shown
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
 from framework.topology.canonical_form import key_form
 from framework.topology.stateful import KeyValueState, StateSize
@@ -20,8 +21,6 @@ from framework.topology.stateful import KeyValueState, StateSize
 Changes = Mapping[bytes, bytes | None]
 #: How many entries ``load`` writes at once.
 LOAD_BATCH = 50_000
-#: The most bytes of a damaged key that an error shows.
-_SHOWN = 60
 _NOWHERE = object()
 
 
@@ -252,10 +251,7 @@ class LayeredState(KeyValueState[Any, Any]):
             raise self._damaged(encoded, error) from error
 
     def _damaged(self, encoded: bytes, error: CorruptStateError) -> CorruptStateError:
-        return CorruptStateError(
-            f"{self._store.location}, key {encoded[:_SHOWN]!r}: {error}; restore the data of the store, or a snapshot (ratchet "
-            "state restore)"
-        )
+        return CorruptStateError(f"{self._store.location}, key {shown(encoded)}: {error}; {RESTORE}")
 
     def _forget_as_before(self, before: bytes | None) -> None:
         if before is not None and self._found([before])[before] is not None:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.paths import local_path
+from framework.state.damage import shown
 from framework.state.layers import Changes, LayeredState
 from framework.state.serialization import Serializer
 from framework.state.settings import LmdbSettings, settings_of
@@ -49,8 +50,6 @@ _NO_KEY = _LENGTH.pack(0)
 _TXID = b"txid"
 _READY = b"ready:"
 _PUT, _DELETED = b"+", b"-"
-#: The most bytes of damaged data that an error shows.
-_SHOWN = 60
 #: Errors of the file itself, which persist on a retry.
 _DAMAGED = (
     lmdb.BadDbiError,
@@ -181,7 +180,7 @@ class LmdbStore:
         if found is None:
             return 0
         if len(found) != _ID.size:
-            raise _damaged(self._folder, f"{bytes(found)[:_SHOWN]!r} is no id of a checkpoint")
+            raise _damaged(self._folder, f"{shown(bytes(found))} is no id of a checkpoint")
         return int(_ID.unpack(found)[0])
 
     def _value(self, stored: bytes | memoryview | None) -> bytes | None:
@@ -197,7 +196,7 @@ class LmdbStore:
         """The length of the key that precedes a value."""
         length = _LENGTH.unpack_from(stored)[0] if len(stored) >= _LENGTH.size else len(stored)
         if _LENGTH.size + length > len(stored):
-            raise _damaged(self._folder, f"{bytes(stored)[:_SHOWN]!r} is no value")
+            raise _damaged(self._folder, f"{shown(bytes(stored))} is no value")
         return int(length)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -270,7 +269,7 @@ class LmdbStore:
                 elif marked[:1] == _DELETED:
                     writing.delete(short, db=self._values)
                 else:
-                    raise _damaged(self._folder, f"{marked[:_SHOWN]!r} is no change")
+                    raise _damaged(self._folder, f"{shown(bytes(marked))} is no change")
             writing.put(_TXID, number, db=self._meta)
             self._drop_prepared(writing, txid)
 

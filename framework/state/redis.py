@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 from framework.clients.redis import evicts, leave_replica, passes, server_information
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.observe.logs import get_logger
+from framework.state.damage import shown
 from framework.state.layers import Changes, LayeredState
 from framework.state.serialization import Serializer
 from framework.state.settings import RedisSettings, settings_of
@@ -56,8 +57,6 @@ PART_CHANGES = 5_000
 SCAN_COUNT = 2_000
 #: How many read entries a task caches. The cache is safe because only this task writes them.
 CACHED_MAX = 250_000
-#: The most bytes of damaged data that an error shows.
-_SHOWN = 60
 _RETRIES = 6
 #: A scan remembers the digest of a longer key. A digest has more bytes than this, so no short key
 #: equals one.
@@ -242,7 +241,7 @@ class RedisStore:
                 return int(found)
         except UnicodeDecodeError:
             pass
-        raise self._damaged(self._meta, f"{field} is {text[:_SHOWN]!r}, not a number")
+        raise self._damaged(self._meta, f"{field} is {shown(text)}, not a number")
 
     def _damaged(self, key: str, what: str) -> CorruptStateError:
         return CorruptStateError(
@@ -261,7 +260,7 @@ class RedisStore:
         size, changes = sizes if len(sizes) == 2 else (0, 0)
         fits_together = not sizes or (size > 0 and parts == -(-changes // size))
         if parts > _PARTS_MAX or len(sizes) not in (0, 2) or not fits_together:
-            raise self._damaged(self._meta, f"{field} is {found[:_SHOWN]!r}, as of no checkpoint")
+            raise self._damaged(self._meta, f"{field} is {shown(found)}, as of no checkpoint")
         return [min(size, changes - size * part) if sizes else -1 for part in range(parts)]
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:

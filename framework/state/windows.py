@@ -57,6 +57,7 @@ from framework.operators.count_windows import CountWindow
 from framework.operators.timestamps import time_of
 from framework.operators.watermarks import LATE_STREAM, NEVER, Reading, Source, Watermark
 from framework.shapes import fits
+from framework.state.damage import RESTORE, shown
 from framework.state.time_windows import TimeWindow
 from framework.topology.bolts import DEFAULT_STREAM, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import form_of, key_form
@@ -74,8 +75,6 @@ _OF_THE_TASK = frozenset("mrcdlo")
 #: The entries that end with a task's place, and the lengths of their keys.
 _PLACED = {"m": 5, "r": 4, "o": 4}
 _NEVER = NEVER
-#: The most characters of a damaged entry that an error shows.
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +334,7 @@ def _is_kept(value: Any) -> bool:
 
 def _damaged(key: Any, value: Any) -> CorruptStateError:
     return CorruptStateError(
-        f"a state of windows holds {repr(value)[:_SHOWN]} under the key {repr(key)[:_SHOWN]}, which no window has put: restore the "
-        "data of the store, or a snapshot (ratchet state restore)"
+        f"a state of windows holds {shown(value)} under the key {shown(key)}, which no window has put: {RESTORE}"
     )
 
 
