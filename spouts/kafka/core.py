@@ -33,8 +33,9 @@ from spouts.kafka.consumer.consumer_pool import reader_of, say_reader
 from spouts.kafka.consumer.partition_follower import KafkaTail
 from spouts.kafka.decoding import Decoded, RecordDecoder, dead_letters
 from spouts.kafka.metadata import KafkaMetadata
-from spouts.kafka.options import above_0, at_least_1, checked_group, checked_start
+from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
+from spouts.kafka.read_bounds import checked_bound
 from spouts.kafka.record_format import EVERYTHING
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
 from spouts.retries import Retries, RetryPolicy
@@ -163,8 +164,8 @@ class KafkaSpout(ReplayableSpout):
 
     **Positions.** The positions are those of the consumer group ``group``, by default
     ``ratchet-<topology id>``. They contain the ids of the topics. ``start``: where to begin a
-    partition for which the group has no position: "earliest", "latest", milliseconds since 1970, or
-    a ``datetime`` with a zone.
+    partition for which the group has no position: "earliest", "latest", milliseconds since 1970, a
+    ``datetime`` with a zone, or an ISO text with one.
 
     **Guarantee.**
 
@@ -245,7 +246,7 @@ class KafkaSpout(ReplayableSpout):
             )
         self._topics = checked_source(topics, pattern, streams)
         self._pattern = pattern
-        self._start = checked_start(start)
+        self._start = checked_bound("start", start, ("earliest", "latest"))
         self._group = checked_group("group", group) if group is not None else None
         self._settings = KafkaSettings(bootstrap_servers, settings)
         self._streams = checked_streams(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,17 +34,6 @@ def checked_topics(topics: Sequence[str], pattern: str | None) -> tuple[str, ...
         except re.error as error:
             raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
     return tuple(dict.fromkeys(topics))
-
-
-def checked_start(start: str | int | datetime.datetime) -> str | int:
-    if isinstance(start, datetime.datetime) and start.tzinfo is not None:
-        start = int(start.timestamp() * 1000)
-    valid = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int) and start >= 0
-    if not valid or isinstance(start, (bool, datetime.datetime)):
-        raise ConfigError(
-            f"start must be 'earliest', 'latest', milliseconds since 1970, or a datetime with a zone, not {start!r}"
-        )
-    return start
 
 
 def checked_format(

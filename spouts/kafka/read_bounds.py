@@ -18,8 +18,10 @@ class Instant(NamedTuple):
     time_ms: int
 
 
+#: A place that each of several partitions has.
+CommonBound = Union[Literal["earliest", "latest"], Instant]
 #: A place in a partition. An ``int`` is an offset.
-Bound = Union[Literal["earliest", "latest"], Instant, int]
+Bound = Union[CommonBound, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def checked_bounds(
     says which. ``without``: topics that may be left out. ``words``: the words that it may say.
     Raises ``ConfigError``."""
     if not isinstance(given, Mapping):
-        return Bounds(_bound(name, given, words))
+        return Bounds(checked_bound(name, given, words))
     by_topic: dict[str, Bound] = {}
     by_partition: dict[str, Bound] = {}
     for key, value in given.items():
@@ -81,7 +83,7 @@ def checked_bounds(
                 place = partition_id(topic, _number(name, each))
                 by_partition[place] = _place_in(f"{name}[{topic!r}][{each!r}]", at, words)
         else:
-            by_topic[topic] = _bound(f"{name}[{key!r}]", value, words)
+            by_topic[topic] = checked_bound(f"{name}[{key!r}]", value, words)
     if not by_topic and not by_partition:
         raise ConfigError(f"{name} is an empty mapping: name topics or partitions")
     named = by_topic.keys() | {topic_and_number(each)[0] for each in by_partition}
@@ -120,11 +122,12 @@ def _place_in(name: str, given: Any, words: tuple[str, ...]) -> Bound:
         if given < 0:
             raise ConfigError(f"{name} is offset {given}: give one of 0 or more")
         return given
-    return _bound(name, given, words, or_offset="an offset, ")
+    return checked_bound(name, given, words, or_offset="an offset, ")
 
 
-def _bound(name: str, given: Any, words: tuple[str, ...], or_offset: str = "") -> Bound:
-    """The place in several partitions: an int is a time."""
+def checked_bound(name: str, given: Any, words: tuple[str, ...], or_offset: str = "") -> CommonBound:
+    """What the argument ``name`` says for several partitions: an int is a time. Raises
+    ``ConfigError``."""
     if isinstance(given, str) and given in words:
         return "latest" if given == "latest" else "earliest"
     if isinstance(given, str):

@@ -33,6 +33,7 @@ from spouts.kafka.consumer.tailing_consumers import ColumnFeed, Event, Feed, Mes
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, topic_and_number
+from spouts.kafka.read_bounds import CommonBound
 from spouts.kafka.record_format import EVERYTHING, Parts
 
 _log = get_logger()
@@ -56,8 +57,7 @@ class KafkaTail:
     reader.
 
     * ``parts``: the parts of a record to read, in addition to value, offset and leader epoch.
-    * ``start``: where to begin a partition without a position in the group: "earliest", "latest",
-      or milliseconds since 1970.
+    * ``start``: where to begin a partition without a position in the group.
     * ``skip_lost``: if a position is no longer in the log, continue at the nearest offset that
       exists; otherwise raise ``DataLossError``.
 
@@ -71,7 +71,7 @@ class KafkaTail:
         *,
         topics: tuple[str, ...],
         pattern: str | None,
-        start: str | int,
+        start: CommonBound,
         skip_lost: bool,
         task: int,
         tasks: int,
@@ -305,7 +305,7 @@ class KafkaTail:
         return {tp: at for tp, at in begins.items() if tp in said}
 
     def _starts(
-        self, wanted: list[TopicPartition], start: str | int, topics: KafkaTopics
+        self, wanted: list[TopicPartition], start: CommonBound, topics: KafkaTopics
     ) -> dict[TopicPartition, Position]:
         """Where the logs begin, where they end, or the first offset at a time. Leaves out
         partitions whose leader does not answer."""
@@ -317,7 +317,7 @@ class KafkaTail:
         elif start == "latest":
             found = self._metadata.ends(names, patient=False)
         else:
-            found = self._metadata.at_timestamp(names, int(start), patient=False)
+            found = self._metadata.at_timestamp(names, start.time_ms, patient=False)
             # no later record: start at the end
             late = [name for name, each in found.items() if each.offset < 0]
             ends = self._metadata.ends(late, patient=False) if late else {}

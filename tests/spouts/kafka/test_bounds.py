@@ -107,6 +107,13 @@ def test_what_bounds_may_not_say(said: Any, problem: str) -> None:
         OpaqueKafkaTransactionalSpout(["a", "b"], bootstrap_servers="nowhere:9092", end=said)
 
 
+def test_the_spout_of_core_topologies_reads_a_start_as_the_others_do() -> None:
+    for said in (NEW_YEAR, NEW_YEAR_MS, "2025-01-01T01:00:00+01:00"):
+        assert KafkaSpout(["a"], start=said)._start == Instant(NEW_YEAR_MS)
+    with pytest.raises(ConfigError, match="start must be 'earliest', 'latest', milliseconds since 1970, or a datetime"):
+        KafkaSpout(["a"], start="2025-01-01T01:00:00")
+
+
 @pytest.mark.parametrize("bound", [{"end": "latest"}, {"start_group": "billing"}])
 def test_the_spout_of_core_topologies_has_no_bounds(bound: Any) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(bound))}= is for the spouts of transactional topologies"):
