@@ -28,6 +28,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.execution.choice import SPARK
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
 from framework.transactions.first_records import first_rows
+from ratchet.connectors import PASSWORD, Connector, read_connector
 from spouts import BytesCodec, OpaqueKafkaTransactionalSpout
 from spouts.codecs.json_schema import schema_of_sample
 
@@ -35,8 +36,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 #: The number of a topic's first records from which its columns are inferred.
 SAMPLE = 1_000
-#: The environment variable with the password of an address.
-PASSWORD = "RATCHET_INTO_PASSWORD"
 #: Characters that no topic name contains: a name with one is a pattern.
 _PATTERN = re.compile(r"[^a-zA-Z0-9._-]")
 _FILES = ("parquet", "delta")
@@ -106,23 +105,36 @@ class Job(NamedTuple):
 
 @app.command()
 def main(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; with --mode mirror, also a pattern.")],
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="The topic; with --mode mirror, also a pattern.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="The file to which --eject writes the pipeline.")
     ] = None,
     *,
     into: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--into",
             metavar="URL",
             help="postgresql://USER@HOST/DB, mysql://USER@HOST/DB, sqlite:PATH, parquet:FOLDER or delta:FOLDER. Give a "
             "password as ${NAME} from the environment.",
         ),
-    ],
+    ] = None,
+    from_connector: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-connector",
+            metavar="FILE",
+            help="Take the options from the configuration of a JDBC, S3 or Iceberg sink of Kafka Connect, and say what differs.",
+        ),
+    ] = None,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="A row per record; the newest row of each key; or a copy of a database.")
-    ] = Mode.APPEND,
+        Mode | None,
+        typer.Option(
+            "--mode", help="A row per record (the default); the newest row of each key; or a copy of a database."
+        ),
+    ] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="A field of the key, or several with commas.")] = None,
     key_field: Annotated[
         str | None,
@@ -154,7 +166,7 @@ def main(
     delete_when: Annotated[
         str | None, typer.Option("--delete-when", help="With upsert: delete the row if this expression is true.")
     ] = None,
-    on_bad_record: Annotated[str, typer.Option("--on-bad-record", help="fail, or skip.")] = "fail",
+    on_bad_record: Annotated[str | None, typer.Option("--on-bad-record", help="fail (the default), or skip.")] = None,
     start: Annotated[
         str | None, typer.Option("--start", help="The start position: earliest, latest or a time.")
     ] = None,
@@ -189,34 +201,42 @@ def main(
     """Bring a topic into a table, exactly once, without code. Shows the pipeline that does it;
     --yes runs it. The columns are those of the registry, or of the first records of the topic."""
     with exit_codes(as_json=as_json):
+        connector = None
+        if from_connector is not None:
+            if eject and file is None and topic is not None and topic.endswith(".py"):
+                file, topic = Path(topic), None  # the topic is in the configuration
+            connector = read_connector(from_connector, topic)
         if file is not None and not eject:
             raise ConfigError(f"{file}: a file is for --eject")
         settings = Config.load(config, overrides or ())
-        chosen = codec or (Codec.DEBEZIUM if mode is Mode.MIRROR else Codec.JSON)
-        job = Job(
+        job = _job(
+            connector,
             topic=topic,
             into=into,
-            table=table or re.sub(r"\W+", "_", topic).strip("_"),
+            table=table,
             mode=mode,
-            codec=chosen,
-            key=[each for part in key or ([key_field] if key_field else []) for each in part.split(",") if each],
+            codec=codec,
+            key=[each for part in key or ([key_field] if key_field else []) for each in part.split(",") if each]
+            or None,
             key_field=key_field,
             registry=registry,
-            subject=subject or f"{topic}-value",
+            subject=subject,
             sequence_by=sequence_by,
             delete_when=delete_when,
             on_bad_record=on_bad_record,
             start=start,
             end=end,
             start_group=start_group,
-            name=name or f"ingest-{re.sub(r'[^A-Za-z0-9_-]+', '-', topic).strip('-')}",
+            name=name,
         )
         check(job)
-        if chosen is Codec.JSON:
+        if connector is not None and yes:
+            _check_rows_are_the_same(connector)
+        if job.codec is Codec.JSON:
             job = job._replace(columns=_columns(job, field or [], settings))
         elif field:
-            raise ConfigError(f"--field is for --codec json: {chosen.value} says itself which fields there are")
-        text = program(job)
+            raise ConfigError(f"--field is for --codec json: {job.codec.value} says itself which fields there are")
+        text = _notes(connector, job) + program(job)
         if eject and file is not None:
             file.write_text(text, encoding="utf-8")
             typer.echo(f"{file} is written: ratchet run {file.stem}:pipeline", err=True)
@@ -228,6 +248,47 @@ def main(
             typer.echo("\n--yes runs this pipeline; --eject FILE writes it", err=True)
             return
     _run(job, text, config, overrides, until_caught_up=until_caught_up, executor=executor, as_json=as_json)
+
+
+def _job(connector: Connector | None, **given: Any) -> Job:
+    """The job that the options describe, and the configuration of a connector where they do not
+    say. Raises ``ConfigError``."""
+    chosen: dict[str, Any] = {}
+    if connector is not None:
+        known = connector._asdict()
+        chosen = {name: value for name, value in known.items() if name in Job._fields and value not in (None, ())}
+        chosen |= {"mode": Mode(connector.mode), "codec": Codec(connector.codec)}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    for name, option in (("topic", "TOPIC"), ("into", "--into URL")):
+        if name not in chosen:
+            raise ConfigError(f"give {option}" + (f", which {name} is not said in the file" if connector else ""))
+    topic, mode = chosen["topic"], chosen.setdefault("mode", Mode.APPEND)
+    chosen.setdefault("codec", Codec.DEBEZIUM if mode is Mode.MIRROR else Codec.JSON)
+    chosen.setdefault("table", re.sub(r"\W+", "_", topic).strip("_"))
+    chosen.setdefault("subject", f"{topic}-value")
+    chosen.setdefault("name", f"ingest-{re.sub(r'[^A-Za-z0-9_-]+', '-', topic).strip('-')}")
+    return Job(**chosen)
+
+
+def _check_rows_are_the_same(connector: Connector) -> None:
+    """Raise ``ConfigError`` where the pipeline would write other rows than the connector."""
+    others = [each for each in connector.differences if each.changes_rows]
+    if others:
+        raise ConfigError(
+            f"the rows would differ from those of the connector: {others[0]}"
+            + (f", and {len(others) - 1} more" if len(others) > 1 else "")
+            + "; write the pipeline with --eject FILE, change it where needed, and run it with ratchet run"
+        )
+
+
+def _notes(connector: Connector | None, job: Job) -> str:
+    """What differs from a connector, as comments above the pipeline."""
+    if connector is None:
+        return ""
+    lines = [f"# Differs from the connector: {each}" for each in connector.differences]
+    if job.start_group is None:
+        lines.append(f"# To go on where the connector has stopped: start_group={connector.group!r}")
+    return "".join(f"{each}\n" for each in lines)
 
 
 def check(job: Job) -> None:

@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": ("framework.commands.explain:app", "Show which records made a value in a sink."),
     "replay": ("framework.commands.replay:app", "Repeat a transaction in this process, and compare."),
     "find-poison": ("framework.commands.find_poison:app", "Find the records that make a batch fail."),
+    "schema": ("framework.commands.schema:app", "Compare tables with a topology, and add missing columns."),
     "dead-letters": ("framework.commands.dead_letters:app", "List, show, replay and drop refused records."),
     "simulate": ("framework.commands.simulate:app", "Find faults that break exactly-once in your code."),
     "undo": ("framework.commands.undo:app", "Take back the newest transaction."),

@@ -8,6 +8,7 @@ a row that has another unique value of a new row, whatever its key.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -86,7 +87,9 @@ class MySqlTable(MySqlStore, InspectedTable):
         with self._reading() as connection:
             header = self._prepare(connection, topology_id)
             if self._stamp is not None and self._changes is None:
-                self._index_stamp(connection)
+                for each in self._stamp_index(connection):
+                    with self._creating(connection):
+                        self._run(connection, each)
         return header
 
     def _probe(self, connection: Any, *, exists: bool) -> None:
@@ -146,16 +149,18 @@ class MySqlTable(MySqlStore, InspectedTable):
         before = self._at(f"{self._table}_before")
         self._run(connection, f"ALTER TABLE {before} MODIFY {self._q(column.name)} {column.kind}")
 
-    def _index_stamp(self, connection: Any) -> None:
+    def _stamp_index(self, connection: Any) -> list[str]:
         indexes: dict[str, str] = {}
         for index, name, _, _ in connection.execute(_INDEXES, (self._table,)).fetchall():
             indexes.setdefault(index, name)
-        if self._stamp not in indexes.values():
-            with self._creating(connection):
-                self._run(
-                    connection,
-                    f"CREATE INDEX _ratchet_stamp ON {self._at(self._table)} ({self._q(self._stamp or '')})",
-                )
+        if self._stamp in indexes.values():
+            return []
+        return [f"CREATE INDEX _ratchet_stamp ON {self._at(self._table)} ({self._q(self._stamp or '')})"]
+
+    @contextmanager
+    def _altering(self) -> Iterator[Any]:
+        with self._reading() as connection, self._creating(connection):
+            yield connection
 
     def _triggers(self, connection: Any) -> list[str]:
         query = (

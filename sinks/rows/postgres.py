@@ -118,8 +118,8 @@ class PostgresTable(PostgresStore, InspectedTable):
         )
         return staged
 
-    def _index_stamp(self, connection: Any) -> None:
-        self._run(connection, f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})")
+    def _stamp_index(self, connection: Any) -> list[str]:
+        return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]
 
     def _triggers(self, connection: Any) -> list[str]:
         return [name for (name,) in connection.execute(_TRIGGERS, (qualified(self._home, self._table),))]

@@ -96,11 +96,9 @@ class SqliteTable(SqliteStore, InspectedTable):
         )
         return "_ratchet_staged"
 
-    def _index_stamp(self, connection: sqlite3.Connection) -> None:
+    def _stamp_index(self, connection: sqlite3.Connection) -> list[str]:
         index = self._q(f"{self._table}_{self._stamp}")
-        connection.execute(
-            f"CREATE INDEX IF NOT EXISTS {index} ON {self._at(self._table)} ({self._q(self._stamp or '')})"
-        )
+        return [f"CREATE INDEX IF NOT EXISTS {index} ON {self._at(self._table)} ({self._q(self._stamp or '')})"]
 
     def _triggers(self, connection: sqlite3.Connection) -> list[str]:
         found = connection.execute(

@@ -32,6 +32,7 @@ import pyarrow as pa
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, TopologyError
 from framework.topology import Fields, Header, OpenCommit, TransactionAttempt, ValueType, check_granted
 from framework.topology.canonical_form import form_of
+from framework.topology.table_schema import TableColumn, TableSchema
 from sinks.rows.values import column_type, is_nested, json_form, storable
 from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
 from sinks.sql.store import SqlStore
@@ -143,8 +144,14 @@ class RowTable(SqlStore, Table):
         selects from the table. Returns its name in SQL."""
 
     @abstractmethod
-    def _index_stamp(self, connection: Any) -> None:
-        """Create a cheap index of the stamp column."""
+    def _stamp_index(self, connection: Any) -> list[str]:
+        """The statements that create a cheap index of the stamp column, if there is none."""
+
+    @contextmanager
+    def _altering(self) -> Iterator[Any]:
+        """A connection that may create and alter tables."""
+        with self._writing() as connection, self._creating(connection):
+            yield connection
 
     def _widened(self, held: str, declared: pa.DataType) -> str | None:
         """The type that a column of type ``held`` needs to hold all values of ``declared``; None:
@@ -267,12 +274,14 @@ class RowTable(SqlStore, Table):
     def _create_or_stamp(self, connection: Any, columns: Sequence[Column]) -> None:
         """Create the table, or the column that it lacks for the stamp. ``columns``: those that it
         has."""
-        if not columns:
-            self._create_table(connection)
-        elif self._stamp is not None and self._stamp not in {each.name for each in columns}:
-            self._add_stamp(connection, self._stamp)
+        statements = self._stamping(connection, columns) if columns else self._creation(connection)
+        if statements:
+            with self._creating(connection):
+                for each in statements:
+                    self._run(connection, each)
 
-    def _create_table(self, connection: Any) -> None:
+    def _creation(self, connection: Any) -> list[str]:
+        """The statements that create the table."""
         key = self._changes.key if self._changes is not None else ()
         columns = [
             f"{self._q(name)} {kind}{' NOT NULL' if name in key else ''}" for name, kind in self._declared().items()
@@ -281,13 +290,12 @@ class RowTable(SqlStore, Table):
             columns.append(f"{self._q(self._stamp)} {self.dialect.integer}")
         if key:
             columns.append(f"PRIMARY KEY ({self._list(key)})")
-        with self._creating(connection):
-            self._run(connection, f"CREATE TABLE {self._at(self._table)} ({', '.join(columns)}){self.table_options}")
-            if self._stamp is not None and self._changes is None:
-                self._index_stamp(connection)
+        created = f"CREATE TABLE {self._at(self._table)} ({', '.join(columns)}){self.table_options}"
+        return [created, *(self._stamp_index(connection) if self._stamp is not None and self._changes is None else [])]
 
-    def _check_columns(self, connection: Any, held: Sequence[Column]) -> None:
-        """Compare an existing table with the declared columns."""
+    def _check_names(self, held: Sequence[Column]) -> None:
+        """Raise ``ConfigError`` for a declared column that the table has under another name, or
+        computes by itself."""
         names = {each.name: each for each in held}
         for name in (*self.schema.names, *([self._stamp] if self._stamp is not None else [])):
             other = next((each for each in names if each.casefold() == name.casefold()), name)
@@ -300,6 +308,11 @@ class RowTable(SqlStore, Table):
                 raise ConfigError(
                     f"{self.location} makes the values of {name!r} by itself: leave that field out, with columns=[...]"
                 )
+
+    def _check_columns(self, connection: Any, held: Sequence[Column]) -> None:
+        """Compare an existing table with the declared columns."""
+        self._check_names(held)
+        names = {each.name for each in held}
         missing = [name for name in self.schema.names if name not in names]
         mode = self._changes.on_new_column if self._changes is not None else "fail"
         needed = [name for name in missing if self._changes is not None and name in self._changes.key]
@@ -310,15 +323,76 @@ class RowTable(SqlStore, Table):
         if self._changes is not None and not self._unique(connection, self._table, self._changes.key):
             raise ConfigError(
                 f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: "
-                f"{self._giving_key(connection)}"
+                f"{self._shown(self._giving_key(connection))}"
             )
 
-    def _add_stamp(self, connection: Any, stamp: str) -> None:
-        statement = f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(stamp)} {self.dialect.integer}"
-        with self._creating(connection):
-            self._run(connection, statement)
-            if self._changes is None:
-                self._index_stamp(connection)
+    def _stamping(self, connection: Any, columns: Sequence[Column]) -> list[str]:
+        """The statements that add the column of the stamp, where a table has none."""
+        if self._stamp is None or self._stamp in {each.name for each in columns}:
+            return []
+        added = f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(self._stamp)} {self.dialect.integer}"
+        return [added, *(self._stamp_index(connection) if self._changes is None else [])]
+
+    # --- the schema, for people -------------------------------------------------------------------
+
+    def table_schema(self) -> TableSchema:
+        with self._reading() as connection:
+            held = self._held_columns(connection, self._table)
+            statements = map(self._shown, self._pending(connection, held))
+            declared = self._declared() | ({self._stamp: self.dialect.integer} if self._stamp is not None else {})
+            columns = {each.name: TableColumn(each.name, declared.get(each.name), each.kind) for each in held}
+            columns |= {name: TableColumn(name, kind, None) for name, kind in declared.items() if name not in columns}
+            return TableSchema(tuple(columns.values()), tuple(statements))
+
+    def apply_schema(self, topology_id: str) -> TableSchema:
+        found = self.table_schema()
+        with self._altering() as connection:
+            for each in self._pending(connection, self._held_columns(connection, self._table)):
+                self._run(connection, each)
+        self.prepare(topology_id)
+        return found
+
+    def _pending(self, connection: Any, held: Sequence[Column]) -> list[str]:
+        """The statements that give the table what it lacks. ``held``: the columns that it has."""
+        if not held:
+            return self._creation(connection)
+        self._check_names(held)
+        key = self._changes.key if self._changes is not None else ()
+        names = {each.name for each in held}
+        if missing := [name for name in key if name not in names]:
+            raise ConfigError(
+                f"{self.location} has no column {missing[0]!r} of the key: its rows would have no value for it; create the "
+                "column, and fill it"
+            )
+        found = [*self._alterations(connection, held), *self._stamping(connection, held)]
+        if not key or self._unique(connection, self._table, key):
+            return found
+        statement = self._giving_key(connection)
+        if not statement.startswith(("ALTER ", "CREATE ")):
+            raise ConfigError(f"{self.location} has another primary key than {', '.join(key)}: {statement}")
+        return [*found, statement]
+
+    def _alterations(self, connection: Any, held: Sequence[Column]) -> list[str]:
+        """The statements that add the declared columns that the table lacks, and widen those that
+        are too narrow, where nothing is lost."""
+        if self._changes is not None and self._changes.on_new_column == "ignore":
+            return []
+        kinds = {each.name: each.kind for each in held}
+        beside = [f"{self._table}_before"] if self._changes is not None else []
+        tables = [self._table, *(each for each in beside if self._held_columns(connection, each))]
+        statements = []
+        for field in self.schema:
+            if field.name not in kinds:
+                statements.append(self._adding(field.name))
+            elif (kind := self._widened(kinds[field.name], field.type)) is not None:
+                statements += [
+                    f"ALTER TABLE {self._at(each)} ALTER COLUMN {self._q(field.name)} TYPE {kind}" for each in tables
+                ]
+        return statements
+
+    def _shown(self, statement: str) -> str:
+        """A statement as a person types it."""
+        return statement.replace("%%", "%") if self.dialect.mark == "%s" else statement
 
     def _create_side_tables(self, connection: Any, txid: int | None = None) -> None:
         integer, text = self.dialect.integer, self.dialect.text
@@ -624,24 +698,16 @@ class RowTable(SqlStore, Table):
         changes = self._by_key()
         if changes.on_new_column == "fail":
             return list(self.schema.names)
-        held = {each.name: each for each in self._held_columns(connection, self._table)}
-        missing = [name for name in self.schema.names if name not in held]
+        held = self._held_columns(connection, self._table)
         if changes.on_new_column == "ignore":
-            return [name for name in self.schema.names if name in held]
-        widened = {
-            field.name: kind
-            for field in self.schema
-            if field.name in held and (kind := self._widened(held[field.name].kind, field.type)) is not None
-        }
-        if missing or widened:
+            names = {each.name for each in held}
+            return [name for name in self.schema.names if name in names]
+        if self._alterations(connection, held):
             with self._creating(connection):
-                held = {each.name: each for each in self._held_columns(connection, self._table)}  # under the lock
-                for name in missing:
-                    if name not in held:
-                        self._run(connection, self._adding(name))
-                for name, kind in widened.items():
-                    for table in (self._table, f"{self._table}_before"):
-                        self._run(connection, f"ALTER TABLE {self._at(table)} ALTER COLUMN {self._q(name)} TYPE {kind}")
+                for each in self._alterations(
+                    connection, self._held_columns(connection, self._table)
+                ):  # under the lock
+                    self._run(connection, each)
                 self._create_before(connection)
         return list(self.schema.names)
 
