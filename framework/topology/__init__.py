@@ -47,6 +47,7 @@ from framework.topology.source_ranges import SourceRanges, SourceRecord
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
+    TOMBSTONE,
     OnStream,
     OpaquePartitionedTransactionalSpout,
     PartitionedSpout,
@@ -79,6 +80,7 @@ __all__ = [
     "EVERY_TASK",
     "FORMER",
     "REBUILT",
+    "TOMBSTONE",
     "ArrowBolt",
     "BaseBasicBolt",
     "BaseBatchBolt",

@@ -218,6 +218,12 @@ class Bolt(ABC):
         driver. The spout of the topology refuses to read them."""
         return ()
 
+    @property
+    def deletes_tombstones(self) -> bool:
+        """Whether the bolt deletes a row for each tombstone of a stream of the spout. The field
+        ``tombstone`` of its input says which rows are."""
+        return False
+
     def bind_read_topics(self, read: ReadTopics | None) -> None:
         """Called once, on the driver, by the builder, with the topics that the spout of the
         topology reads. A bolt whose rows name the topics to write must refuse these."""

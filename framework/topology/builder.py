@@ -169,16 +169,8 @@ class TransactionalTopologyBuilder:
             )
         self._at_least_once = at_least_once
         self._given_spout: Spout = spout
-        declarer = OutputFieldsDeclarer(valid_id("spout", spout_id))
-        check_signatures("spout", spout_id, spout)
-        spout.declare_output_fields(declarer)
-        self._spout = Component(
-            spout_id,
-            checked_parallelism(spout_id, parallelism),
-            spout,
-            streams=declarer.streams,
-            direct_streams=frozenset(declarer.direct),
-        )
+        check_signatures("spout", valid_id("spout", spout_id), spout)
+        self._spout = _component(spout_id, checked_parallelism(spout_id, parallelism), spout)
         self._bolts = Bolts(lambda component_id: component_id == spout_id)
         dead_letters = spout.dead_letters()
         if dead_letters is not None:  # C20: a hidden stream into a committer
@@ -198,22 +190,49 @@ class TransactionalTopologyBuilder:
     def build(self) -> Topology:
         """Check everything and return the topology. Raises ``TopologyError`` naming what is
         wrong."""
+        given = self._with_tombstones()
         spout = self._spout
-        if CLOCK_STREAM not in spout.streams and self._bolts.subscribes(spout.id, CLOCK_STREAM):
-            clocked = with_clock(spout.id, self._given_spout)
+        if given is not self._given_spout:
+            spout = _component(spout.id, spout.parallelism, given)
+        if CLOCK_STREAM not in spout.streams and self._bolts.subscribers(spout.id, CLOCK_STREAM):
+            clocked = with_clock(spout.id, given)
             spout = replace(spout, instance=clocked, streams={**spout.streams, CLOCK_STREAM: CLOCK_FIELDS})
         if _replays_letters(spout.instance):
             spout = replace(spout, instance=with_letters(spout.instance))
         topology = Topology(
             self._topology_id, in_order((spout, *self._bolts.components())), at_least_once=self._at_least_once
         )
-        _check_refusals(topology, self._given_spout)
-        read = self._given_spout.read_topics()
+        _check_refusals(topology, given)
+        read = given.read_topics()
         for component in topology.components:
             if isinstance(component.instance, Bolt):
                 component.instance.bind_read_topics(read)
         _check_states(topology)
         return topology
+
+    def _with_tombstones(self) -> Spout:
+        """The spout, telling tombstones where a bolt that reads it directly deletes rows for them.
+        Raises ``TopologyError`` where another bolt would get the field, too, without asking."""
+        spout = self._given_spout
+        for stream in self._spout.streams:
+            bolts = self._bolts.subscribers(self._spout.id, stream)
+            asking = [each.id for each in bolts if isinstance(each.instance, Bolt) and each.instance.deletes_tombstones]
+            changed = spout.with_tombstones(stream) if asking else spout
+            others = [each.id for each in bolts if each.id not in asking]
+            if changed is not spout and others:
+                raise TopologyError(
+                    f"bolt {asking[0]!r} deletes a row for each tombstone, and bolt {others[0]!r} reads the same stream "
+                    f"{stream!r} of spout {self._spout.id!r}: give the spout metadata=['tombstone'], a field that both then get"
+                )
+            spout = changed
+        return spout
+
+
+def _component(spout_id: str, parallelism: int, spout: Spout) -> Component:
+    declarer = OutputFieldsDeclarer(spout_id)
+    spout.declare_output_fields(declarer)
+    direct = frozenset(declarer.direct)
+    return Component(spout_id, parallelism, spout, streams=declarer.streams, direct_streams=direct)
 
 
 def _check_refusals(topology: Topology, spout: Spout) -> None:

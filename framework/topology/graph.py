@@ -218,13 +218,13 @@ class Bolts:
         self._subscriptions[bolt_id] = []
         return BoltDeclarer(bolt_id, self._subscriptions[bolt_id])
 
-    def subscribes(self, component_id: str, stream: str) -> bool:
-        """Whether any bolt subscribes to this stream."""
-        return any(
-            (each.component_id, each.stream) == (component_id, stream)
-            for subscriptions in self._subscriptions.values()
-            for each in subscriptions
-        )
+    def subscribers(self, component_id: str, stream: str) -> list[Component]:
+        """The bolts that subscribe to this stream."""
+        return [
+            self._added[bolt_id]
+            for bolt_id, subscriptions in self._subscriptions.items()
+            if any((each.component_id, each.stream) == (component_id, stream) for each in subscriptions)
+        ]
 
     def components(self) -> Iterator[Component]:
         """The bolts with the streams that they declare and their subscriptions, unchecked."""

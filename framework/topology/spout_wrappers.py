@@ -4,7 +4,8 @@ spout's, which never sees the pseudo-partition."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 from framework.topology.bolts import Bolt, OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
@@ -53,6 +54,14 @@ class SpoutWrapper(PartitionedSpout):
 
     def read_topics(self) -> ReadTopics | None:
         return self.spout.read_topics()
+
+    def with_tombstones(self, stream: str) -> Self:
+        inner = self.spout.with_tombstones(stream)
+        if inner is self.spout:
+            return self
+        changed = copy(self)
+        changed.spout = inner
+        return changed
 
     def dead_letters(self) -> Bolt | None:
         return self.spout.dead_letters()

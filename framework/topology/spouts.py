@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Self, Union
 
 import pyarrow as pa
 
@@ -140,6 +140,10 @@ class PartitionProgress:
         return None if self.end_offset is None else max(self.end_offset - self.committed_offset, 0) + self.open_records
 
 
+#: The field of rows that says whether their record has no value.
+TOMBSTONE = "tombstone"
+
+
 class Spout(ABC):
     """The base of all spouts of a transactional topology."""
 
@@ -169,6 +173,14 @@ class Spout(ABC):
         """Return the topics that this spout reads, or None. Called once, on the driver, by the
         builder. A sink that routes rows by their fields refuses to write there."""
         return None
+
+    def with_tombstones(self, stream: str) -> Self:
+        """Return a copy whose rows of the stream have a last field ``tombstone``, a truth value:
+        whether the record has a key and no value. Called once, on the driver, by the builder, where
+        a bolt ``deletes_tombstones`` of the stream. The default returns the spout itself, because
+        its source has no tombstones; so does one whose rows have the field, or not the record's
+        key."""
+        return self
 
     def dead_letters(self) -> Bolt | None:
         """Return the committer of the records that this spout cannot decode, or None.

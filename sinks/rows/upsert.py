@@ -9,10 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, TopologyError
-from framework.topology import (
-    Bolt,
-    Input,
-)
+from framework.topology import TOMBSTONE, Bolt, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
 from framework.topology.inspectable import with_scratch_states
@@ -24,8 +21,6 @@ from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import Changes, OnNewColumn, RowTable
 from sinks.table_committer import TableCommitter
 
-#: The field of truth values that says that a record is a tombstone.
-TOMBSTONE = "tombstone"
 #: The field that names the columns whose values a change leaves out, as of ``DebeziumCodec``.
 UNAVAILABLE = "unavailable"
 _NAMES = pa.list_(pa.string())
@@ -41,8 +36,10 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     the one with its key as a whole, nulls included; ``ignore_nulls`` keeps the old values instead.
     Of several rows of one key, the last one in the order of arrival counts.
 
-    A row is deleted where the field ``tombstone`` is true, which ``metadata=["tombstone"]`` of a
-    Kafka spout gives, or where ``delete_when`` is true, as in ``"op = 'd'"``.
+    A tombstone deletes the row of its key, and so does a row for which ``delete_when`` is true, as
+    in ``"op = 'd'"``. A Kafka spout whose rows have the record's key tells tombstones by the field
+    ``tombstone``. It adds the field by itself where every bolt that reads the stream asks for it;
+    with bolts in between, give it ``metadata=["tombstone"]``, and let the bolts keep the field.
     ``sequence_by``: a field that rises with each change of a key. A change with a lower value than
     the row's is left out, also after the row was deleted; of equal ones, the later counts.
     ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
@@ -97,6 +94,10 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         self._unavailable = False
 
     # --- on the driver ----------------------------------------------------------------------------
+
+    @property
+    def deletes_tombstones(self) -> bool:
+        return True
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         self._component_id = component_id

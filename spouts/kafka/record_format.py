@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from framework.topology import Fields
+from framework.topology import TOMBSTONE, Fields
 from spouts.codecs.codec import Codec
 
 METADATA_TYPES = {
@@ -18,7 +18,7 @@ METADATA_TYPES = {
     "timestamp_ms": pa.int64(),
     "key": pa.binary(),
     "value": pa.binary(),
-    "tombstone": pa.bool_(),
+    TOMBSTONE: pa.bool_(),
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 

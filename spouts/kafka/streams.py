@@ -11,7 +11,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 from framework.errors import ConfigError
-from framework.topology import DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM, DEFAULT_STREAM, Fields, OutputFieldsDeclarer
+from framework.topology import (
+    DEAD_LETTER_FIELDS,
+    DEAD_LETTER_STREAM,
+    DEFAULT_STREAM,
+    TOMBSTONE,
+    Fields,
+    OutputFieldsDeclarer,
+)
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
 from spouts.kafka.options import at_least_1, checked_format, checked_topics, fields_of
@@ -104,6 +111,26 @@ class Streams:
                 "of it; give it back until that transaction is committed"
             )
         return found
+
+    def with_tombstones(self, stream: str) -> Streams:
+        """The same streams, where the rows of this one say last whether the record is a tombstone.
+        These streams themselves where nothing changes: its rows say so, or lack the record's
+        key."""
+
+        def changed(its: StreamFormat) -> StreamFormat:
+            records = its.records
+            has_key = records.key is not None or "key" in records.metadata
+            if its.stream != stream or not has_key or TOMBSTONE in its.fields:
+                return its
+            told = replace(records, metadata=(*records.metadata, TOMBSTONE))
+            return replace(its, records=told, fields=told.fields())
+
+        made = replace(
+            self,
+            one=changed(self.one) if self.one is not None else None,
+            by_topic={topic: changed(its) for topic, its in self.by_topic.items()},
+        )
+        return made if made != self else self
 
     def declare(self, declarer: OutputFieldsDeclarer, *, dead_letters: bool) -> None:
         for each in self:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, Union
+from typing import Any, Literal, Self, Union
 
 from framework.clients.kafka import KafkaSettings
 from framework.errors import ConfigError
@@ -183,6 +184,14 @@ class _KafkaSpout:
     def output_fields(self) -> Fields:
         """The fields of the only stream. Raises ``ConfigError`` if there are several."""
         return self._streams.fields()
+
+    def with_tombstones(self, stream: str) -> Self:
+        streams = self._streams.with_tombstones(stream)
+        if streams is self._streams:
+            return self
+        changed = copy(self)
+        changed._streams = streams
+        return changed
 
     def dead_letters(self) -> Bolt | None:
         return self._dead_letters

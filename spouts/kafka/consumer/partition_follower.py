@@ -44,6 +44,8 @@ LOOK_UP_EVERY_S = 5.0
 #: The same after a failed or incomplete look-up.
 AGAIN_AFTER_S = 0.25
 _REQUEST_S = 5.0
+#: No consumer has fetched so many records that nobody has taken yet.
+_AHEAD_MAX = 1 << 32
 _DECIDE = "say on_data_loss='skip' to go on with what is there"
 
 
@@ -399,7 +401,7 @@ class KafkaTail:
                 self._damaged[tp] = error.str()
                 self._garbled.add(tp)
                 self._looked_up = None
-            elif error.code() in NOT_IN_LOG and tp in self._garbled and offset != self._feed.position(tp):
+            elif error.code() in NOT_IN_LOG and tp in self._assigned and self._is_elsewhere(tp, offset):
                 # The consumer has another position than assigned: assign it again; a loss is then
                 # reported for that offset.
                 self._damaged[tp] = error.str()
@@ -409,6 +411,14 @@ class KafkaTail:
                 self._looked_up = None  # look up immediately why
             elif error.fatal() or not error.retriable():
                 self._problem = self._problem or kafka_error(error, f"Kafka at {self._where}")
+
+    def _is_elsewhere(self, tp: TopicPartition, offset: int | None) -> bool:
+        """Whether the consumer has asked for another offset than it should. Behind a damaged batch
+        librdkafka may ask for any, and may say so before it reports the damage, or never."""
+        position = self._feed.position(tp)
+        if tp in self._garbled or position is None or offset is None:
+            return tp in self._garbled and offset != position
+        return not position <= offset <= position + _AHEAD_MAX
 
     def _data_lost(self, what: str) -> None:
         if not self._skip_lost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partitions import Position, TopicPartition
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES
 from tests.kit.kafka_runs import tail_of
-from tests.kit.readers import needs_native
+from tests.kit.readers import READERS, needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 
@@ -400,6 +400,33 @@ def test_the_reader_of_a_task_is_chosen_as_that_of_transactional_spouts(
     tail = tail_of(topics.bootstrap_servers, name, settings=options)
     try:
         assert type(tail._feed) is kind
+    finally:
+        tail.close()
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("at", [0, 5])
+def test_an_offset_that_nobody_asked_for_is_no_loss(topics: Topics, name: str, reader: str, at: int) -> None:
+    """What librdkafka says of a damaged batch may begin with such an offset, before the damage."""
+    topics.create(name)
+    topics.send(name, [b"%d" % number for number in range(5)])
+    tail = tail_of(topics.bootstrap_servers, name, settings={"reader": reader})
+    try:
+        seen: list[int] = []
+
+        def has_read(count: int) -> bool:
+            with suppress(RetryableError):  # a broker that has just started has no coordinator yet
+                tail.look_up()
+            if (chunk := tail.poll()) is not None:
+                seen.extend(row[2] for row in rows_of(chunk))
+            return len(seen) >= count and tail.complete
+
+        wait_for(lambda: has_read(at))
+        wrong = Event((name, 0), KafkaError(KafkaError._AUTO_OFFSET_RESET), 1_442_559_255_642_389)
+        tail._process([wrong])
+        topics.send(name, [b"later"])
+        wait_for(lambda: has_read(6))
+        assert seen == [*range(6)]
     finally:
         tail.close()
 
