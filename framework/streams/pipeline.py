@@ -17,6 +17,7 @@ from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
 from framework.topology import (
     DEFAULT_STREAM,
+    Bolt,
     Fields,
     Input,
     OutputFieldsDeclarer,
@@ -112,6 +113,19 @@ class Pipeline(TopologyMaker):
     def topic(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> Target:
         """A topic of Kafka that rows are written to; None where each row names its own."""
         raise call.mistake("this pipeline knows no Kafka: use the Pipeline of ratchet")
+
+    def set_policy(self, call: Call, bolt: Bolt, policy: str | Bolt) -> None:
+        """Tell a bolt what becomes of a record whose value it refuses."""
+        if isinstance(policy, Bolt):
+            self.keep_dead_letters(call, policy)
+            policy = "dead_letter"
+        if policy not in ("fail", "skip", "dead_letter"):
+            raise call.mistake(f"on_bad_record is {policy!r}: give 'fail', 'skip' or dead_letters(...)")
+        bolt.on_bad_record = policy  # type: ignore[assignment]
+
+    def keep_dead_letters(self, call: Call, committer: Bolt) -> None:
+        """Give the spout the committer of its dead letters."""
+        raise call.mistake("only the records of topics become dead letters: give 'fail' or 'skip'")
 
     def place(self, placed: Placed) -> Placed:
         """Take a component whose bolt is checked against the rows that it gets."""

@@ -544,10 +544,16 @@ class Stream:
 
     # --- out of the stream ------------------------------------------------------------------------
 
-    def append_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
-        """Write every row, exactly once. ``name``: the id of the sink, which its state follows."""
+    def append_into(
+        self, target: Target, *, name: str | None = None, parallelism: int = 1, on_bad_record: str | Bolt = "fail"
+    ) -> Stream:
+        """Write every row, exactly once. ``name``: the id of the sink, which its state follows.
+        ``on_bad_record``: what becomes of a record whose row the sink refuses: "skip",
+        ``dead_letters(...)`` or, where the pipeline has them, "dead_letter"; "fail": the
+        ``on_bad_record`` of the source decides. The record is left out of all sinks."""
         call = called("append_into", target, **({"name": name} if name else {}))
         bolt = of_target(call, target, lambda place: place.append())
+        self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(call, bolt, name or target.name, LocalOrShuffleGrouping(), parallelism=parallelism)
 
     def to_kafka(
@@ -561,6 +567,7 @@ class Stream:
         timestamp: str | None = None,
         partition: str | None = None,
         name: str | None = None,
+        on_bad_record: str | Bolt = "fail",
         **options: Any,
     ) -> Stream:
         """Write every row to a topic, or to the topic that the column ``topic_from`` names, exactly
@@ -568,13 +575,14 @@ class Stream:
         JSON, or a function of the row that returns bytes; by default no key, and JSON of all
         columns that are used for nothing else. ``headers``: a column that holds headers, a mapping
         of those to add, or ``Headers``. ``timestamp``, ``partition``: columns. ``value_codec`` and
-        ``key_codec``: formats that encode, such as ``Json`` or ``Csv``. ``options``: the rest of
-        ``sinks.KafkaSink``."""
+        ``key_codec``: formats that encode, such as ``Json`` or ``Csv``. ``on_bad_record``: as of
+        ``append_into``. ``options``: the rest of ``sinks.KafkaSink``."""
         said = {"topic_from": topic_from} if topic_from else {}
         call = called("to_kafka", *([topic] if topic else []), **said, **({"name": name} if name else {}))
         given = {"topic_from": topic_from, "key": key, "value": value, "headers": headers}
         given = {**given, "timestamp": timestamp, "partition": partition, **options}
         bolt = of_target(call, self._pipeline.topic(call, topic, given), lambda place: place.append())
+        self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(call, bolt, name or topic or topic_from or "kafka", GlobalGrouping(), parallelism=1)
 
     def through(

@@ -77,11 +77,15 @@ class Table(ABC):
         self._stream = stream
         self._key = key
 
-    def upsert_into(self, target: Target, *, name: str | None = None, parallelism: int = 1) -> Stream:
+    def upsert_into(
+        self, target: Target, *, name: str | None = None, parallelism: int = 1, on_bad_record: str | Bolt = "fail"
+    ) -> Stream:
         """Keep the table there, exactly once. Returns the stream of the rows that change, with
-        their new values. ``name``: the id of the sink, which its state follows."""
+        their new values. ``name``: the id of the sink, which its state follows. ``on_bad_record``:
+        what becomes of a record whose row the sink refuses, as of ``Stream.append_into``."""
         call = called("upsert_into", target, **({"name": name} if name else {}))
         bolt = of_target(call, target, self._committer)
+        self._stream._pipeline.set_policy(call, bolt, on_bad_record)
         grouping = FieldsGrouping(Fields(*self._key))
         return self._stream._placed(
             call, bolt, name or target.name, grouping, parallelism=parallelism, uses=self._uses()

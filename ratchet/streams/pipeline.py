@@ -179,6 +179,17 @@ class Pipeline(StreamsPipeline):
         servers = self._reading.options.get("bootstrap_servers") if isinstance(self._reading, Kafka) else None
         return Topic(call, topic, {**({"bootstrap_servers": servers} if servers is not None else {}), **options})
 
+    def keep_dead_letters(self, call: Call, committer: Bolt) -> None:
+        """Give the spout of the topics the committer of its dead letters."""
+        if not isinstance(self._reading, Kafka):
+            super().keep_dead_letters(call, committer)
+            return
+        if self._reading.dead_letters not in (None, committer):
+            raise call.mistake(
+                "the pipeline has dead_letters(...) already, for all of its topics and sinks: give 'dead_letter' here"
+            )
+        self._reading.dead_letters = committer
+
     def stateful_steps(self, call: Call) -> StatefulSteps:
         """The committers that keep a state of their own, in the stores of ``state``."""
         if self._state is None:
