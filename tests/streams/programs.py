@@ -7,6 +7,7 @@ k, n and at.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections import defaultdict
 from collections.abc import Callable
@@ -284,6 +285,64 @@ def newest_of_a_time(program: Program, drawn: Drawn, name: str) -> Program:
     return program.then(joined.select("k", n="n * 100 + coalesce(m, 0)", at="at"), made, ordered=False)
 
 
+def current_row(program: Program, drawn: Drawn, name: str) -> Program:
+    """Rows of which n is even, with what the rows of which it is odd leave for their key."""
+    by_number, deletes = drawn.short > 1 or not program.ordered, drawn.long == 14
+    table = (
+        program.stream.filter("n % 2 <> 0")
+        .select("k", m="n")
+        .latest_by("k", sequence_by="m" if by_number else None, delete_when="m % 3 = 0" if deletes else None)
+    )
+    joined = program.stream.filter("n % 2 = 0").join(
+        table, on="k", how="left", name=name, parallelism=drawn.parallelism
+    )
+    held: dict[str, int] = {}
+    made: Batches = []
+    for batch in program.batches:
+        for row in batch:
+            if row["n"] % 2 and not (by_number and row["n"] < held.get(row["k"], row["n"])):
+                held[row["k"]] = row["n"]
+        known = {key: m for key, m in held.items() if not (deletes and m % 3 == 0)}
+        made.append([{**row, "n": row["n"] * 100 + known.get(row["k"], 0)} for row in batch if row["n"] % 2 == 0])
+    return program.then(joined.select("k", "at", n="n * 100 + coalesce(m, 0)"), made)
+
+
+def lookups(*on: str) -> Callable[[Program, Drawn, str], Program]:
+    """Rows with what a function knows about these columns."""
+
+    def operator(program: Program, drawn: Drawn, name: str) -> Program:
+        def one(key: Any) -> int | None:
+            text = str(key)
+            return sum(map(ord, text)) % 7 if len(text) % 2 else None
+
+        async def some(keys: list[Any]) -> dict[Any, int | None]:
+            await asyncio.sleep(0)
+            return {key: one(key) for key in keys}
+
+        options: dict[str, Any] = {"cache": "1 h" if drawn.late else None, "cache_size": drawn.short}
+        several = {"batch_size": drawn.long} if drawn.parallelism == 2 else {}
+        stream = program.stream.lookup(some if several else one, on=on, **options, **several, found=int)
+        found = stream.select("k", "at", n="n + coalesce(found, 0)")
+        return program.each(
+            found,
+            lambda row: [
+                {**row, "n": row["n"] + (one(row[on[0]] if len(on) == 1 else tuple(row[c] for c in on)) or 0)}
+            ],
+        )
+
+    return operator
+
+
+def awaited(program: Program, drawn: Drawn, name: str) -> Program:
+    async def more(row: Row) -> list[Row]:
+        for _ in range(row["n"] % 3):
+            await asyncio.sleep(0)
+        return [row, {**row, "n": row["n"] + 1}][: 1 + row["n"] % 2]
+
+    stream = program.stream.flat_map(more, concurrency=drawn.short, k=str, n=int, at=datetime.datetime)
+    return program.each(stream, lambda row: [row, {**row, "n": row["n"] + 1}][: 1 + row["n"] % 2])
+
+
 OPERATORS: dict[str, Callable[[Program, Drawn, str], Program]] = {
     "even": even,
     "doubled": doubled,
@@ -295,6 +354,10 @@ OPERATORS: dict[str, Callable[[Program, Drawn, str], Program]] = {
     **{f"{output}-windows": windows(output) for output in ("closed", "changed", "late")},
     **{f"{output}-sessions": sessions(output) for output in ("closed", "late")},
     "as-of-join": newest_of_a_time,
+    "now-join": current_row,
+    "lookup": lookups("k"),
+    "lookup-of-two": lookups("k", "n"),
+    "async": awaited,
     **{f"{how}-join": pairs(how) for how in ("inner", "left", "right", "outer")},
 }
 
