@@ -240,22 +240,28 @@ class Last(Aggregate):
 
 
 @dataclass(frozen=True)
-class Ratio(Aggregate):
-    """One column divided by another; null if the divisor is 0 or null, or the dividend is null."""
+class Derived(Aggregate):
+    """A column that is computed from other columns, ``parts``. Those are merged; this one is
+    not."""
 
     parts: tuple[str, ...] = ()
-
-    merge_rule = "ratio"
 
     @property
     def derived_from(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.parts
 
-    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
-        return pa.float64()
-
     def _merge(self, old: Any, new: Any) -> Any:
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Ratio(Derived):
+    """One column divided by another; null if the divisor is 0 or null, or the dividend is null."""
+
+    merge_rule = "ratio"
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return pa.float64()
 
     def derive(self, values: Sequence[Any]) -> Any:
         total, count = values
@@ -308,43 +314,43 @@ class Reduce(Aggregate):
 
 
 @dataclass(frozen=True)
-class Estimate(Aggregate):
+class Estimate(Derived):
     """The number of distinct values that a sketch has seen."""
-
-    parts: tuple[str, ...] = ()
-
-    @property
-    def derived_from(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.parts
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         return pa.int64()
-
-    def _merge(self, old: Any, new: Any) -> Any:
-        raise NotImplementedError
 
     def derive(self, values: Sequence[Any]) -> Any:
         return round(_sketches().hll_sketch.deserialize(values[0]).get_estimate()) if values[0] is not None else 0
 
 
-@dataclass(frozen=True)
-class Sketch(Aggregate):
-    """A HyperLogLog sketch of Apache DataSketches, in its standard format, which other programs
-    can read."""
+class Folded(Aggregate):
+    """An aggregate for which Arrow has no function: it combines all values at once."""
 
     partial_function = "list"
     merge_function = "list"
-
-    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
-        return pa.binary()
 
     def _merge(self, old: Any, new: Any) -> Any:
         return self.fold([old, new], partial=True)
 
     def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
         present = [value for value in values if value is not None]
-        if not present:
-            return None
+        return self._combined(present, partial=partial) if present else None
+
+    @abstractmethod
+    def _combined(self, present: Sequence[Any], *, partial: bool) -> Any:
+        """As ``fold``, for one value or more, none of them null."""
+
+
+@dataclass(frozen=True)
+class Sketch(Folded):
+    """A HyperLogLog sketch of Apache DataSketches, in its standard format, which other programs
+    can read."""
+
+    def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
+        return pa.binary()
+
+    def _combined(self, present: Sequence[Any], *, partial: bool) -> Any:
         sketches = _sketches()
         if partial:
             union = sketches.hll_union(SKETCH_LG_K)

@@ -12,19 +12,16 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology.json_values import json_encoder
-from sinks.aggregates import Aggregate, typed
+from sinks.aggregates import Folded, typed
 
 
 @dataclass(frozen=True)
-class Collect(Aggregate):
+class Collect(Folded):
     """The first ``most`` values that are not null, in the order of arrival: JSON text of a list.
     Within a partition this is the order of the offsets. The order between partitions is
     undefined."""
 
     most: int = 1_000
-
-    partial_function = "list"
-    merge_function = "list"
 
     def __post_init__(self) -> None:
         if self.field is None:
@@ -37,13 +34,7 @@ class Collect(Aggregate):
             raise TopologyError(f"Collect({self.field!r}) takes single values, not {input_type}")
         return pa.string()
 
-    def _merge(self, old: Any, new: Any) -> Any:
-        return self.fold([old, new], partial=True)
-
-    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
-        present = [value for value in values if value is not None]
-        if not present:
-            return None
+    def _combined(self, present: Sequence[Any], *, partial: bool) -> Any:
         if len(present) == 1 and partial:
             return present[0]
         every: Iterable[Any]

@@ -10,21 +10,19 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.operators.count_windows import CountWindow
 from framework.topology import (
-    ArrowBolt,
-    Committer,
     Fields,
     Input,
     OutputCollector,
     OutputFieldsDeclarer,
     TopologyContext,
     TransactionAttempt,
-    ValueType,
 )
-from framework.topology.canonical_form import canonical_column, python_values
+from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_merger
 from sinks.backend import Key, Value
-from sinks.committer import Fold, check_key_types, check_no_null_key, check_one_writer
-from sinks.states import MapState, checked_state
+from sinks.committer import Fold
+from sinks.keyed_committer import KeyedCommitter
+from sinks.states import MapState
 
 _FIRST, _END, _COUNT = "window_start", "window_end", "records"
 #: The part of a window that a row of the state holds. The row of part ``_COUNTER`` says how many
@@ -34,7 +32,7 @@ _COUNTER = -1
 _AT_PART = "@part"
 
 
-class CountWindowCommitter(ArrowBolt, Committer):
+class CountWindowCommitter(KeyedCommitter):
     """Aggregates the last ``count`` records of each key, every ``step`` records: once for each such
     window, in the transaction that brings its last record. ``step`` None: one window after the
     other.
@@ -47,9 +45,6 @@ class CountWindowCommitter(ArrowBolt, Committer):
     they come. It needs no watermark.
     """
 
-    deterministic = True
-    commits_on_driver = True
-
     def __init__(
         self,
         state: MapState,
@@ -59,31 +54,22 @@ class CountWindowCommitter(ArrowBolt, Committer):
         aggregates: Mapping[str, Aggregate],
         step: int | None = None,
     ) -> None:
-        name = type(self).__name__
-        if not key:
-            raise TopologyError(f"{name} needs at least one key field")
-        self.state = checked_state(name, state)
-        if self.state.value_type is not ValueType.OPAQUE:
-            raise TopologyError(f"{name} needs an OpaqueMapState: a replay must start from the windows before it")
+        super().__init__(state, key)
         self.window = CountWindow(count, step)
         self.part = self.window.pane
-        self.key = tuple(key)
-        self.aggregates = expanded_aggregates(name, aggregates, {*self.key, _FIRST, _END, _COUNT, _PART})
-        self._component_id = ""
+        taken = {*self.key, _FIRST, _END, _COUNT, _PART}
+        self.aggregates = expanded_aggregates(type(self).__name__, aggregates, taken)
         self._partial: Fields | None = None
-        self._attempt: TransactionAttempt | None = None
         self._batches: list[pa.RecordBatch] = []
 
     # --- on the driver ----------------------------------------------------------------------------
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
-        self._component_id = component_id
         if len(inputs) != 1:
             raise TopologyError(f"committer {component_id!r} needs one stream of records")
         (source,) = inputs
         source.require(component_id, (*self.key, *input_fields(self.aggregates)))
-        check_key_types(component_id, source, self.key)
-        check_one_writer(component_id, source, self.key, parallelism)
+        self._bind_keyed(component_id, inputs, parallelism)
         types = {name: source.fields.type_of(name) for name in self.key}
         totals = output_types(self.aggregates, source.fields)
         self._partial = Fields.of({**types, _AT_PART: pa.int64(), **totals})
@@ -109,7 +95,8 @@ class CountWindowCommitter(ArrowBolt, Committer):
         collector: OutputCollector,
         batch_id: TransactionAttempt,
     ) -> None:
-        self._attempt, self._batches = batch_id, []
+        super().prepare(conf, context, collector, batch_id)
+        self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
@@ -129,10 +116,7 @@ class CountWindowCommitter(ArrowBolt, Committer):
 
     def _commit(self, batches: Sequence[pa.RecordBatch], partial: Fields) -> list[Value]:
         rows = pa.Table.from_batches(batches)
-        check_no_null_key(self._component_id, self.key, rows)
-        keys: list[Key] = list(
-            zip(*(python_values(canonical_column(rows.column(name)), name) for name in self.key), strict=True)
-        )
+        keys = self._keys(rows)
         distinct = list(dict.fromkeys(keys))
         held = self.state.multi_get([(*key, _COUNTER) for key in distinct])
         before = {key: value[0] if value is not None else 0 for key, value in zip(distinct, held, strict=True)}

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from framework.errors import CorruptStateError, TopologyError
-from sinks.aggregates import Aggregate, typed
+from sinks.aggregates import Aggregate, Derived, Folded, typed
 
 #: A quantile is at most this share of itself away from a value that has its rank.
 ACCURACY = 0.01
@@ -114,11 +114,8 @@ def _value(bucket: int) -> float:
 
 
 @dataclass(frozen=True)
-class QuantileSketch(Aggregate):
+class QuantileSketch(Folded):
     """A histogram of values."""
-
-    partial_function = "list"
-    merge_function = "list"
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         found = typed(self, input_type)
@@ -126,13 +123,7 @@ class QuantileSketch(Aggregate):
             raise TopologyError(f"a quantile of {self.field!r} needs a number, not {found}")
         return pa.binary()
 
-    def _merge(self, old: Any, new: Any) -> Any:
-        return self.fold([old, new], partial=True)
-
-    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
-        present = [value for value in values if value is not None]
-        if not present:
-            return None
+    def _combined(self, present: Sequence[Any], *, partial: bool) -> Any:
         if not partial:
             return _Histogram.of(present).written()
         first, *others = map(_Histogram.read, present)
@@ -142,21 +133,13 @@ class QuantileSketch(Aggregate):
 
 
 @dataclass(frozen=True)
-class QuantileOf(Aggregate):
+class QuantileOf(Derived):
     """The quantile of a sketch."""
 
-    parts: tuple[str, ...] = ()
     share: float = 0.5
-
-    @property
-    def derived_from(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.parts
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         return pa.float64()
-
-    def _merge(self, old: Any, new: Any) -> Any:
-        raise NotImplementedError
 
     def derive(self, values: Sequence[Any]) -> Any:
         return None if values[0] is None else _Histogram.read(values[0]).quantile(self.share)
