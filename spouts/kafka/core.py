@@ -5,154 +5,40 @@ Source: storm-kafka-client's ``KafkaSpout``.
 
 from __future__ import annotations
 
-import copy
 import datetime
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, overload
-
-import numpy as np
-import pyarrow as pa
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from framework.clients.kafka import KafkaSettings
-from framework.errors import ConfigError, FailedException, InvariantViolation, RetryableError
+from framework.errors import ConfigError
 from framework.topology import (
-    DEAD_LETTER_STREAM,
     Fields,
     OutputFieldsDeclarer,
     ReplayableSpout,
     TopologyContext,
 )
-from framework.topology.tuples import rows_of
-from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.codec import Codec
-from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
-from spouts.kafka.consumer.chunk import Epochs, RecordChunk, known_epoch
 from spouts.kafka.consumer.consumer_pool import reader_of, say_reader
 from spouts.kafka.consumer.partition_follower import KafkaTail
-from spouts.kafka.decoding import Decoded, RecordDecoder, dead_letters
+from spouts.kafka.core_partition import (
+    AckedIds,
+    MessageId,
+    RecordIds,
+)
+from spouts.kafka.core_task import CoreTask
+from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.read_bounds import checked_bound
 from spouts.kafka.record_format import EVERYTHING
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
-from spouts.retries import Retries, RetryPolicy
+from spouts.retries import RetryPolicy
 
 COMMIT_EVERY_S = 5.0
 #: How far a partition may read ahead of its committable offset, in offsets.
 UNCOMMITTED_MAX = 10_000
-#: Decoded records that a partition may buffer.
-_BUFFERED_MAX = 4_000
 _GUARANTEES = ("at_least_once", "at_most_once", "none")
-
-
-class MessageId(NamedTuple):
-    """A message id. It identifies a record even if its topic was created again, or if its log was
-    truncated and has grown again."""
-
-    topic: str
-    partition: int
-    offset: int
-    topic_id: str | None
-    leader_epoch: int | None
-
-    @property
-    def tp(self) -> TopicPartition:
-        return self.topic, self.partition
-
-
-class _Row(NamedTuple):
-    """A record to emit again, or its dead letter."""
-
-    values: Sequence[Any]
-    stream: str
-
-
-class _Records:
-    """Consecutive records of one partition.
-
-    * ``epochs``: their leader epochs; negative for unknown.
-    * ``rows``: None for records that are left out.
-    * ``chunk``: their raw records, kept if they may become dead letters; they begin at its row
-      ``first``."""
-
-    def __init__(
-        self,
-        offsets: Offsets,
-        epochs: Epochs,
-        rows: pa.RecordBatch | None,
-        stream: str,
-        chunk: RecordChunk | None,
-        *,
-        first: int = 0,
-    ) -> None:
-        self.offsets = offsets
-        self.epochs = epochs
-        self.rows = rows
-        self.stream = stream
-        self.chunk = chunk
-        self.first = first
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def part(self, start: int, stop: int) -> _Records:
-        rows = self.rows.slice(start, stop - start) if self.rows is not None else None
-        offsets, epochs = self.offsets[start:stop], self.epochs[start:stop]
-        return _Records(offsets, epochs, rows, self.stream, self.chunk, first=self.first + start)
-
-    def id_of(self, tp: TopicPartition, topic_id: str | None, at: int) -> MessageId:
-        return MessageId(*tp, int(self.offsets[at]), topic_id, known_epoch(int(self.epochs[at])))
-
-    def row(self, at: int) -> _Row:
-        if self.rows is None:
-            raise InvariantViolation("a record without a row was emitted")
-        return _Row(next(rows_of(self.rows.slice(at, 1))), self.stream)
-
-    def letter(self, at: int, reason: str, topic_ids: Mapping[str, str | None]) -> _Row | None:
-        """The dead letter of a record; None if dead letters are off. ``topic_ids``: of its topic,
-        at least."""
-        if self.chunk is None:
-            return None
-        letter = dead_letters("value", self.chunk.take([self.first + at]), [reason], topic_ids)
-        return _Row(next(rows_of(letter)), DEAD_LETTER_STREAM)
-
-
-class _Ids(Sequence[MessageId]):
-    """The ids of records emitted in one call, if checkpoints track them. ``places``: the indices in
-    ``records``; slicing selects a part. ``topic_id``: as in the ids."""
-
-    def __init__(self, tp: TopicPartition, topic_id: str | None, records: _Records) -> None:
-        self.tp = tp
-        self.topic_id = topic_id
-        self.records = records
-        self.places = range(len(records))
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    @overload
-    def __getitem__(self, at: int) -> MessageId: ...
-    @overload
-    def __getitem__(self, at: slice) -> Self: ...
-    def __getitem__(self, at: int | slice) -> MessageId | Self:
-        if isinstance(at, slice):
-            part = copy.copy(self)
-            part.places = self.places[at]
-            return part
-        return self.records.id_of(self.tp, self.topic_id, self.places[at])
-
-
-class _RowIds(_Ids):
-    """The same if acks track them: one call marks a whole part as done. ``emitted``: the entries in
-    ``partition``."""
-
-    def __init__(self, tp: TopicPartition, partition: _Partition, emitted: Slice[_Records]) -> None:
-        super().__init__(tp, partition.topic_id, emitted.what)
-        self.partition = partition
-        self.emitted = emitted
 
 
 class KafkaSpout(ReplayableSpout):
@@ -289,7 +175,7 @@ class KafkaSpout(ReplayableSpout):
         decoder = RecordDecoder(self._streams)
         # a dead letter contains the whole record
         keeps_records = self._on_exhausted == "dead_letter"
-        self._task = _Task(
+        self._task = CoreTask(
             KafkaTail(
                 settings,
                 self._group if self._group is not None else f"ratchet-{context.topology_id}",
@@ -342,10 +228,10 @@ class KafkaSpout(ReplayableSpout):
         return {partition_id(*tp): at.after() for tp, at in self._task.position().items()}
 
     def seek(self, positions: Sequence[Any]) -> None:
-        self._task.seek(_recorded(*positions))
+        self._task.seek(recorded_positions(*positions))
 
     def committed(self, position: Any) -> None:
-        self._task.committed(_recorded(position))
+        self._task.committed(recorded_positions(position))
 
     @property
     def retries_max(self) -> int | None:
@@ -358,9 +244,9 @@ class KafkaSpout(ReplayableSpout):
         self._task.acked(message_id)
 
     def ack_all(self, message_ids: Sequence[MessageId]) -> None:
-        if type(self).ack is not KafkaSpout.ack or not isinstance(message_ids, _Ids):
+        if type(self).ack is not KafkaSpout.ack or not isinstance(message_ids, RecordIds):
             super().ack_all(message_ids)
-        elif isinstance(message_ids, _RowIds):
+        elif isinstance(message_ids, AckedIds):
             self._task.acked_rows(message_ids)
 
     def fail(self, message_id: MessageId) -> None:
@@ -370,385 +256,10 @@ class KafkaSpout(ReplayableSpout):
         self._task.close()
 
 
-def _recorded(*positions: Mapping[str, Any]) -> dict[TopicPartition, Position]:
+def recorded_positions(*positions: Mapping[str, Any]) -> dict[TopicPartition, Position]:
     """The positions in checkpoints. Older checkpoints have bare offsets."""
     return {
         topic_and_number(name): Position(at, None) if isinstance(at, int) else position_after(at)
         for each in positions
         for name, at in each.items()
     }
-
-
-class _Partition:
-    """One partition: which of its offsets are done, and the records that wait to be emitted.
-    ``asked``: the position last sent to the group."""
-
-    def __init__(self, begins: Position) -> None:
-        self.topic_id = begins.topic_id
-        self.offsets: AckedOffsets[_Records] = AckedOffsets(begins.offset)
-        self.buffer: deque[_Records] = deque()
-        self.asked = begins
-        self._epochs = deque([(begins.offset, begins.leader_epoch)])  # (first offset, leader epoch)
-
-    @property
-    def buffered(self) -> int:
-        return sum(map(len, self.buffer))
-
-    def find(self, key: MessageId) -> Found[_Records] | None:
-        """A record that was emitted and is not done; None for any other, and for records of another
-        log.
-        """
-        found = self.offsets.find(key.offset) if key.topic_id == self.topic_id else None
-        if found is None or found.slice.what.id_of(key.tp, self.topic_id, found.at) != key:
-            return None
-        return found
-
-    def pass_left_out(self) -> None:
-        """Pass left-out records at the beginning of the buffer."""
-        while self.buffer and self.buffer[0].rows is None:
-            gone = self._took(self.buffer.popleft())
-            self.offsets.passed(int(gone.offsets[-1]))
-
-    def take(self, most: int, uncommitted_max: int | None) -> _Records | None:
-        """Take up to ``most`` records from the buffer, so that no more than ``uncommitted_max``
-        offsets lie between the committable one and the next. None if there are none."""
-        self.pass_left_out()
-        if not self.buffer:
-            return None
-        first = self.buffer[0]
-        count = min(most, len(first))
-        if uncommitted_max is not None:
-            begins = self.offsets.committable if self.offsets.span else int(first.offsets[0])
-            if self.offsets.span >= uncommitted_max:
-                return None
-            count = 1 + int(np.searchsorted(first.offsets[: count - 1] + 1, begins + uncommitted_max))
-        if count == len(first):
-            return self._took(self.buffer.popleft())
-        self.buffer[0] = first.part(count, len(first))
-        return self._took(first.part(0, count))
-
-    def _took(self, records: _Records) -> _Records:
-        """Note that records have left the buffer."""
-        last = self._epochs[-1][1]
-        if (records.epochs != (-1 if last is None else last)).any():
-            for offset, epoch in zip(records.offsets.tolist(), records.epochs.tolist(), strict=True):
-                if known_epoch(epoch) != self._epochs[-1][1]:
-                    self._epochs.append((offset + 1, known_epoch(epoch)))
-        return records
-
-    def position(self) -> Position:
-        """The position after all emitted records."""
-        return Position(self.offsets.position, self.topic_id, self._epochs[-1][1])
-
-    def done(self) -> Position:
-        """The position before which all records are done."""
-        offset = self.offsets.committable
-        while len(self._epochs) > 1 and self._epochs[1][0] <= offset:
-            self._epochs.popleft()
-        return Position(offset, self.topic_id, self._epochs[0][1])
-
-
-class _Task:
-    """One spout task: a consumer, its records, and their outcomes."""
-
-    def __init__(
-        self,
-        tail: KafkaTail,
-        decoder: RecordDecoder,
-        collector: Any,
-        *,
-        guarantee: str,
-        retry: RetryPolicy,
-        keeps_records: bool,
-        uncommitted_max: int,
-        commit_every_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._tail = tail
-        self._decoder = decoder
-        self._collector = collector
-        self._tracked = guarantee == "at_least_once"
-        self._commits_first = guarantee == "at_most_once"
-        self._keeps_records = keeps_records
-        self._uncommitted_max = uncommitted_max
-        self._commit_every_s = commit_every_s
-        self._clock = clock
-        self._partitions: dict[TopicPartition, _Partition] = {}
-        self._turn: deque[TopicPartition] = deque()
-        self._letters: dict[MessageId, _Row] = {}  # of records that have failed too often
-        self._retries: Retries[MessageId] = Retries(retry)
-        self._published_at = clock()
-        self._checkpointed: Mapping[TopicPartition, Position] | None = (
-            None  # the positions of the last checkpoint, if checkpoints hold the positions
-        )
-        self._absent = AbsentFields()
-        # read but not decoded: under at-most-once, they wait for the commit
-        self._unsure: RecordChunk | None = None
-        self._trouble: str | None = None
-        self._emitting: _Records | None = None
-        self._may_give_up = False  # whether checkpoints track the records, and may give one up
-
-    def next_tuples(self, most: int) -> None:
-        """Emit a record that is due for a retry, or up to ``most`` records of one partition."""
-        try:
-            self._begin()
-            if self._clock() - self._published_at >= self._commit_every_s:
-                self._publish()
-            self._tail.advance()
-            if not self._emit_again() and not self._emit_next(most):
-                self._read()
-                self._emit_next(most)
-            self._trouble = None
-        except RetryableError as error:  # the cluster does not answer: records in flight stay
-            if self._trouble is None:
-                self._collector.report_error(error)
-            self._trouble = str(error)
-
-    def acked(self, key: MessageId) -> None:
-        found = self._find(key)
-        if found is not None:
-            self._partitions[key.tp].offsets.settle(found.slice, found.at, found.at + 1)
-            self._forget(key)
-
-    def acked_rows(self, ids: _RowIds) -> None:
-        ids.partition.offsets.settle(ids.emitted, ids.places.start, ids.places.stop)
-        if self._retries.any_failed:
-            for key in ids:
-                self._forget(key)
-
-    def failed(self, key: MessageId) -> None:
-        found = self._find(key)
-        if found is None:
-            return  # it was acked, or was emitted before this task was restarted
-        records = found.slice.what
-        # A dead letter has no other destination: retry it.
-        is_letter = key in self._letters or records.stream == DEAD_LETTER_STREAM
-        if self._retries.failed(key, self._clock(), for_ever=is_letter):
-            return
-        letter = self._given_up(key, records, found.at)
-        if letter is not None:
-            self._letters[key] = letter
-            self._retries.failed(key, self._clock(), for_ever=True)
-            return
-        self.acked(key)
-
-    def give_up(self, key: MessageId) -> None:
-        records = self._emitting
-        if records is None:
-            raise InvariantViolation(f"{key} is given up, and was not emitted")
-        letter = self._given_up(key, records, int(np.searchsorted(records.offsets, key.offset)))
-        if letter is not None:
-            self._collector.emit(letter.values, stream=letter.stream)
-
-    def _given_up(self, key: MessageId, records: _Records, at: int) -> _Row | None:
-        """The dead letter of a record that has failed too often. None, with a report, if the record
-        is dropped."""
-        letter = records.letter(at, "its tuple tree failed too often", {key.topic: key.topic_id})
-        if letter is not None:
-            return letter
-        self._collector.report_error(
-            RuntimeError(
-                f"{partition_id(*key.tp)}, offset {key.offset}: given up after its retries; the record is dropped"
-            )
-        )
-        return None
-
-    def caught_up(self) -> bool:
-        waits = self._unsure is not None or len(self._retries) or any(each.buffer for each in self._partitions.values())
-        return self._tail.at_ends and not waits
-
-    def unread(self) -> list[TopicPartition] | None:
-        if not self._tail.complete:
-            return None
-        waits = {tp for tp, _ in self._unsure.places()} if self._unsure is not None else set()
-        return [tp for tp, each in self._partitions.items() if each.buffer or tp in waits or tp not in self._tail.ended]
-
-    def follow_checkpoints(self) -> None:
-        self._tail.follow_checkpoints()
-        self._checkpointed = {}
-        self._tracked = self._commits_first = False  # checkpoints track the records instead
-        self._may_give_up = self._retries.limited
-
-    def begin_anew(self) -> None:
-        self._tail.begin_anew()
-
-    def position(self) -> dict[TopicPartition, Position]:
-        """The position of each partition. Raises ``RetryableError`` while it is unknown where
-        partitions begin, or whether the topics are still the same."""
-        if not self._tail.settled:
-            self._begin()
-            self._tail.settle()
-        self._tail.confirm()
-        begun = {tp: each.position() for tp, each in self._partitions.items()}
-        return {**self._tail.sought, **begun}
-
-    def seek(self, positions: Mapping[TopicPartition, Position]) -> None:
-        self._tail.seek(positions)
-        if self._checkpointed is not None:
-            self._checkpointed = positions
-
-    def committed(self, positions: Mapping[TopicPartition, Position]) -> None:
-        if self._checkpointed is not None:
-            self._checkpointed = positions
-
-    def close(self) -> None:
-        try:
-            # Under at-most-once, the group already has all emitted offsets, and perhaps newer ones
-            # of another task.
-            if not self._commits_first:
-                self._publish()
-        finally:
-            self._tail.close(publish=not self._commits_first)
-
-    # --- inside -----------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        for tp, position in self._tail.look_up().items():
-            # its records in flight belong to another log: ignore their acks
-            if tp in self._partitions:
-                for key in [each for each in (*self._letters, *self._retries.keys()) if each.tp == tp]:
-                    self._forget(key)
-                self._unsure = (self._unsure.without(tp) or None) if self._unsure is not None else None
-            else:
-                self._turn.append(tp)
-            self._partitions[tp] = _Partition(position)
-
-    def _forget(self, key: MessageId) -> None:
-        self._retries.done(key)
-        self._letters.pop(key, None)
-
-    def _find(self, key: MessageId) -> Found[_Records] | None:
-        """A record that was emitted and is not done; None for any other."""
-        partition = self._partitions.get(key.tp)
-        return partition.find(key) if partition is not None else None
-
-    def _emit_again(self) -> bool:
-        """Emit the record that is due for a retry, if there is one."""
-        again = self._retries.due(self._clock())
-        found = self._find(again) if again is not None else None
-        if again is None or found is None:
-            return False
-        row = self._letters.get(again) or found.slice.what.row(found.at)
-        self._collector.emit(row.values, message_id=again, stream=row.stream, partition=partition_id(*again.tp))
-        return True
-
-    def _emit_next(self, most: int) -> bool:
-        """Emit the next records of the partition whose turn it is. Returns False if no partition
-        has a record that may be emitted."""
-        for _ in range(len(self._turn)):
-            tp = self._turn[0]
-            self._turn.rotate(-1)
-            partition = self._partitions[tp]
-            records = partition.take(most, self._uncommitted_max if self._tracked else None)
-            if records is not None:
-                ids: _Ids | None = None
-                if self._tracked:
-                    ids = _RowIds(tp, partition, partition.offsets.emitted(records.offsets, records))
-                else:
-                    partition.offsets.passed(int(records.offsets[-1]))
-                    # A dead letter has no other destination: it is not given up.
-                    if self._may_give_up and records.stream != DEAD_LETTER_STREAM:
-                        ids = _Ids(tp, partition.topic_id, records)
-                self._emitting = records
-                self._collector.emit_arrow(
-                    records.rows, message_ids=ids, stream=records.stream, partition=partition_id(*tp)
-                )
-                return True
-        return False
-
-    def _read(self) -> None:
-        """Fetch, decode and buffer records. Keeps them undecoded if decoding raises
-        ``RetryableError``, for example because a schema registry does not answer."""
-        if self._unsure is None:
-            self._tail.pause(tp for tp, each in self._partitions.items() if each.buffered >= _BUFFERED_MAX)
-            self._unsure = self._tail.poll()
-            if self._unsure is not None and self._commits_first:
-                self._commit_first(self._unsure)
-        else:
-            self._tail.hear()
-        if self._unsure is None or (self._commits_first and not self._may_emit()):
-            return
-        arrived: dict[TopicPartition, list[_Records]] = {}
-        topic_ids = {topic: each.topic_id for (topic, _), each in self._partitions.items()}
-        for decoded in self._decoder.decode(self._unsure, topic_ids):
-            if decoded.absent is not None:
-                self._absent.check({decoded.stream: decoded.absent}, {decoded.stream: len(decoded.chunk)})
-            for tp, records in self._by_partition(decoded):
-                arrived.setdefault(tp, []).append(records)
-        self._unsure = None
-        for tp, found in arrived.items():
-            self._partitions[tp].buffer.extend(_in_order(found))
-
-    def _by_partition(self, decoded: Decoded[RecordChunk]) -> Iterator[tuple[TopicPartition, _Records]]:
-        """The records by partition. Those of several partitions are copied, so that waiting records
-        of one partition do not keep the memory of the others."""
-        stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
-        chunk, rows = decoded.chunk, decoded.rows
-        offsets, epochs = chunk.metadata("offset").to_numpy(), chunk.epochs
-        kept = chunk if self._keeps_records else None
-        places = list(chunk.places())
-        if len(places) == 1:
-            yield places[0][0], _Records(offsets, epochs, rows, stream, kept)
-            return
-        for tp, place in places:
-            its = np.arange(place.start, place.stop)
-            yield (
-                tp,
-                _Records(
-                    offsets[its],
-                    epochs[its],
-                    rows.take(pa.array(its)) if rows is not None else None,
-                    stream,
-                    kept.take(its) if kept is not None else None,
-                ),
-            )
-
-    def _commit_first(self, chunk: RecordChunk) -> None:
-        """Commit the offsets after the read records to the group. The records are emitted when the
-        group has these offsets."""
-        offsets, epochs = chunk.metadata("offset"), chunk.epochs
-        for tp, place in chunk.places():
-            its, last = self._partitions[tp], place[-1]
-            its.asked = Position(offsets[last].as_py() + 1, its.topic_id, known_epoch(int(epochs[last])))
-        self._tail.publish(self._asked())
-
-    def _may_emit(self) -> bool:
-        """Whether records may be emitted under at-most-once. The group must have the offsets after
-        them, and they must certainly be of the present topics: a topic that was created again is
-        read from its beginning, and its records would be emitted twice."""
-        if not self._tail.published(self._asked()):
-            return False
-        try:
-            self._tail.confirm()
-        except FailedException:  # the next look-up drops the records
-            return False
-        return True
-
-    def _asked(self) -> dict[TopicPartition, Position]:
-        return {tp: each.asked for tp, each in self._partitions.items()}
-
-    def _publish(self) -> None:
-        """Commit the done position of each partition to the group."""
-        self._published_at = self._clock()
-        if self._checkpointed is not None:
-            self._tail.publish(self._checkpointed)
-        elif self._commits_first:
-            self._tail.publish(self._asked())
-        else:
-            self._tail.publish({tp: each.done() for tp, each in self._partitions.items()})
-
-
-def _in_order(records: list[_Records]) -> list[_Records]:
-    """The same records of a partition, in the order of their offsets."""
-    if len(records) == 1:
-        return records
-    offsets = np.concatenate([each.offsets for each in records])
-    whose = np.repeat(np.arange(len(records)), [len(each) for each in records])
-    where = np.concatenate([np.arange(len(each)) for each in records])
-    order = np.argsort(offsets, kind="stable")
-    whose, where = whose[order], where[order]
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(whose)) + 1)).tolist()
-    return [
-        records[whose[start]].part(int(where[start]), int(where[stop - 1]) + 1)
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True)
-    ]

@@ -25,7 +25,7 @@ from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka.consumer.assignment import Assignment
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
 from spouts.kafka.consumer.partition_follower import task_of
-from spouts.kafka.core import _Task
+from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import Decoded
 from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partitions import Position
@@ -494,7 +494,7 @@ def test_a_record_that_waits_does_not_hold_the_memory_of_other_partitions() -> N
     chunk = ColumnChunk([Run("t", 0, 1), Run("t", 1, 999)], values, offsets, value_bytes=10**6, epochs=epochs)
     decoded = Decoded(chunk, pa.record_batch([values], names=["value"]), "default")
     task: Any = SimpleNamespace(_keeps_records=True)
-    found = dict(_Task._by_partition(task, decoded))
+    found = dict(CoreTask._by_partition(task, decoded))
     assert [len(records) for records in found.values()] == [1, 999]
     one = found[("t", 0)]
     assert (one.offsets.tolist(), one.epochs.tolist(), one.first) == ([7], [3], 0)
