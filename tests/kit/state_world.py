@@ -67,10 +67,10 @@ from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
 from framework.durations import seconds_to_micros
 from framework.errors import FailedException, RetryableError, StaleWriterError
+from framework.operators.watermarks import NEVER
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
 from framework.state.layers import Changes, LayeredState
 from framework.state.memory import MemoryBytes
-from framework.state.windows import _NEVER
 from framework.topology import DEAD_LETTER_STREAM, State, StateProvider
 from tests.kit.core_parts import Clock, Stepped
 from tests.kit.spans import Fired, KeepFired, Spans
@@ -270,7 +270,7 @@ def place_of(spout: str, partition: int, life: int, offset: int) -> str:
 
 def check_due(kept: Mapping[Any, Any], place: tuple[int, int]) -> None:
     """Check that a task holds no window that was due and has not fired. ``kept``: its state."""
-    reached = kept.get(((), "r", *place), _NEVER)
+    reached = kept.get(((), "r", *place), NEVER)
     for key, what, *more in kept:
         if what == "p" and (key, "f", *more) not in kept:
             end = more[0] + seconds_to_micros(SPAN)

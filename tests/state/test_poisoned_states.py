@@ -29,7 +29,7 @@ from framework.state.layers import LayeredState
 from framework.state.memory import MemoryBytes
 from framework.state.redis import RedisStore
 from framework.state.serialization import NESTING_MAX
-from framework.state.windows import _tuples
+from framework.state.window_entries import tuples_of
 from framework.topology.bolts import Input
 from framework.topology.context import TopologyContext
 from framework.topology.groupings import ShuffleGrouping
@@ -355,5 +355,5 @@ def test_what_no_window_has_put_is_named(entry: tuple[Any, Any]) -> None:
 
 def test_a_damaged_tuple_of_a_window_is_named() -> None:
     with pytest.raises(CorruptStateError, match="which no window has put"):
-        _tuples([TUPLE, [1]])
-    assert [type(each) for each in _tuples([TUPLE, None])] == [Tuple]
+        tuples_of([TUPLE, [1]])
+    assert [type(each) for each in tuples_of([TUPLE, None])] == [Tuple]

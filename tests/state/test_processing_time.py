@@ -338,7 +338,7 @@ def test_a_window_that_moves_to_a_task_which_is_ahead_fires_there(tmp_path: Path
     stepped = world.start(2)
     world.comes("abcdef", 3)
     for living in _gathering(stepped)[:1]:  # the clock of one task's host has stopped
-        living._instance._gathering._now = lambda: 3.0
+        living._instance._buffer._now = lambda: 3.0
     world.comes("", 12)
     fired = len(world.kept())
     assert 0 < fired < 6

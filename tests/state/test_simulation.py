@@ -25,7 +25,9 @@ from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask
 from framework.durations import MICROS, seconds_to_micros
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
-from framework.state.windows import _NEVER, Window, _Before, _ByClock, _ByTime
+from framework.operators.watermarks import NEVER
+from framework.state.window_buffers import EventTimeBuffer, FormerWatermarks, ProcessingTimeBuffer
+from framework.state.window_entries import Window
 from tests.kit import state_world
 from tests.kit.state_world import (
     ALL_TROUBLES,
@@ -366,14 +368,14 @@ def test_a_snapshot_that_is_not_put_back_whole_is_caught(monkeypatch: pytest.Mon
 @pytest.mark.rule("C39")
 def test_windows_that_forget_how_far_they_have_come_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Here they fire anew in another task."""
-    monkeypatch.setattr(_Before, "of", lambda self, key: _NEVER)
+    monkeypatch.setattr(FormerWatermarks, "of", lambda self, key: NEVER)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 
 @pytest.mark.rule("C39")
 def test_a_watermark_that_moves_to_other_tasks_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Here windows that were due by the watermark of another task never fire."""
-    monkeypatch.setattr(_Before, "of", lambda self, key: self.most)
+    monkeypatch.setattr(FormerWatermarks, "of", lambda self, key: self.most)
     assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 
@@ -382,11 +384,11 @@ def test_time_that_went_on_while_nothing_came_and_is_forgotten_is_caught(
 ) -> None:
     """Here windows that fired then fire again after a restart."""
 
-    def careless(self: _ByTime) -> list[Window]:
+    def careless(self: EventTimeBuffer) -> list[Window]:
         self._watermark = max(self._watermark, self._times.reached(self._elapsed_now()))
         return self._advance()
 
-    monkeypatch.setattr(_ByTime, "due", careless)
+    monkeypatch.setattr(EventTimeBuffer, "due", careless)
     assert _wrong(seed, True, ("driver dies",), windows=True)
 
 
@@ -454,30 +456,30 @@ def test_a_spout_task_that_does_not_emit_tuples_under_way_again_is_caught(
 
 
 def test_windows_that_fire_before_their_end_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    reached_now = _ByClock._reached_now
+    reached_now = ProcessingTimeBuffer._reached_now
 
-    def ahead(self: _ByClock) -> int:
+    def ahead(self: ProcessingTimeBuffer) -> int:
         return reached_now(self) + seconds_to_micros(LENGTH_S) // 2
 
-    def due(self: _ByClock) -> list[Window]:
+    def due(self: ProcessingTimeBuffer) -> list[Window]:
         self._watermark = ahead(self)
         return self._advance()
 
-    monkeypatch.setattr(_ByClock, "due", due)
+    monkeypatch.setattr(ProcessingTimeBuffer, "due", due)
     monkeypatch.setattr(
-        _ByClock, "due_in_s", lambda self: (self._due[0][0] - ahead(self)) / MICROS if self._due else None
+        ProcessingTimeBuffer, "due_in_s", lambda self: (self._due[0][0] - ahead(self)) / MICROS if self._due else None
     )
     assert _wrong(seed, True, (), windows=True)
 
 
 def test_time_that_goes_back_after_a_restart_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    begin = _ByClock.__init__
+    begin = ProcessingTimeBuffer.__init__
 
-    def forgetful(self: _ByClock, *arguments: Any) -> None:
+    def forgetful(self: ProcessingTimeBuffer, *arguments: Any) -> None:
         begin(self, *arguments)
-        self._at = _NEVER
+        self._at = NEVER
 
-    monkeypatch.setattr(_ByClock, "__init__", forgetful)
+    monkeypatch.setattr(ProcessingTimeBuffer, "__init__", forgetful)
     assert _wrong(seed, True, ("driver dies", CLOCK_JUMPS), windows=True)
 
 
