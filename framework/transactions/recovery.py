@@ -22,7 +22,8 @@ from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Persist, Recovered
-from framework.transactions.documents import TopologyDocuments, read_letter_request, read_transaction
+from framework.transactions.documents import read_letter_request, read_transaction
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
 from framework.transactions.spout_planners import CoordinatorPlanner, ImmutableSource, planner_of
 

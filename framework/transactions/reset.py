@@ -16,7 +16,8 @@ from framework.errors import ConfigError, CorruptStateError
 from framework.execution import LocalExecutor, plan_execution
 from framework.topology import Standing, Topology
 from framework.transactions.commit import CommitPhase
-from framework.transactions.documents import TopologyDocuments, forget_everything, new_incarnation
+from framework.transactions.documents import forget_everything, new_incarnation
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.recovery import committers_elsewhere, rolling_back_opened
 
 

@@ -29,13 +29,8 @@ from framework.topology.fencing import ROLLED_BACK
 from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, PartitionPlanner, leaving_out_too
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Recovered, SpoutKind
-from framework.transactions.documents import (
-    TopologyDocuments,
-    Undone,
-    differences_to_state,
-    read_origin,
-    read_transaction,
-)
+from framework.transactions.documents import Undone, differences_to_state, read_origin, read_transaction
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import rolling_back_opened
 from framework.transactions.spout_planners import planner_of, spout_kind_of

@@ -30,7 +30,8 @@ from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, reb
 from framework.inspect.recompute import Unverifiable
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore, committed_txid
-from framework.transactions.documents import TopologyDocuments, read_transaction
+from framework.transactions.documents import read_transaction
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import undo
 from integration import EmbeddedServers

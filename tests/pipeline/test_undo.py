@@ -33,6 +33,7 @@ from framework.topology import CommitFence, TransactionalSpout
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import documents as documents_module
 from framework.transactions.history_reader import HistoryReader
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import describe_undo, undo
 from integration import EmbeddedServers
@@ -284,14 +285,14 @@ def test_a_transaction_that_was_being_committed_is_closed_first(
 ) -> None:
     built = counting(tmp_path)
     with monkeypatch.context() as patch:
-        save = documents_module.TopologyDocuments.save
+        save = TopologyDocuments.save
 
         def stuck(self: Any, change: Any, record: Any = None) -> None:
             if change.currtx == 4:
                 raise ConfigError("pulled")
             save(self, change, record)
 
-        patch.setattr(documents_module.TopologyDocuments, "save", stuck)
+        patch.setattr(TopologyDocuments, "save", stuck)
         with pytest.raises(Exception, match="pulled"):
             run(built, store)
     with pytest.raises(ConfigError, match="transaction 3 was being committed when the last driver ended"):

@@ -51,7 +51,7 @@ from framework.transactions.coordinator import (
     StopRequested,
     Tick,
 )
-from framework.transactions.documents import TopologyDocuments
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions

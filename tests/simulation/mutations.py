@@ -24,7 +24,8 @@ from framework.transactions import narrowing, term
 from framework.transactions.commit import CommitPhase
 from framework.transactions.commit_pace import Pacer
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
-from framework.transactions.documents import TopologyDocuments, forget_everything
+from framework.transactions.documents import forget_everything
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
 from sinks import MemoryBackend, Row, values
 from sinks.kafka.markers import Marker

@@ -25,7 +25,8 @@ from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import MemoryStore, coordinator
 from framework.transactions.coordinator import Persist
-from framework.transactions.documents import INCARNATION, OPEN, TopologyDocuments
+from framework.transactions.documents import INCARNATION, OPEN
+from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
 from framework.transactions.reset import reset_positions
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
