@@ -1,7 +1,8 @@
 """Real servers for development and tests: Kafka, ZooKeeper, PostgreSQL, PgBouncer, MariaDB, Redis,
-Kafka Connect with Debezium, a substitute for a Schema Registry, and a standalone Spark cluster.
-They run as child processes or in containers, or are external servers."""
+Kafka Connect with Debezium, Apicurio Registry, a substitute for a Schema Registry, and a standalone
+Spark cluster. They run as child processes or in containers, or are external servers."""
 
+from integration.apicurio import ApicurioServer
 from integration.connect import ConnectWorker
 from integration.errors import NotOursError, ServerError
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener
@@ -16,6 +17,7 @@ from integration.spark import SparkCluster
 from integration.zookeeper import SecurePort, ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
+    "ApicurioServer",
     "ConnectWorker",
     "EmbeddedServers",
     "KafkaBroker",

@@ -1,6 +1,6 @@
-"""The servers' jars. PySpark contains those of ZooKeeper. Those of Kafka, and of Kafka Connect with
-Debezium, are fetched once from Maven Central by Ivy, which PySpark also contains, checked against
-``kafka-jars.sha256`` and ``connect-jars.sha256``, and kept per user.
+"""The servers' jars. PySpark contains those of ZooKeeper. Those of Kafka, of Kafka Connect with
+Debezium, and of Apicurio Registry are fetched once from Maven Central by Ivy, which PySpark also
+contains, checked against ``*.sha256`` beside this file, and kept per user.
 
 The cache is complete or absent: jars are fetched into a separate folder, checked, and moved into
 place in one step.
@@ -29,7 +29,10 @@ KAFKA_MODULE = ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
 LOCK_FILE = Path(__file__).with_name("kafka-jars.sha256")
 DEBEZIUM_VERSION = "3.5.0.Final"
 CONNECT_LOCK_FILE = Path(__file__).with_name("connect-jars.sha256")
-_IVY_FILE = """<ivy-module version="2.0">
+#: The last version that runs on Java 17.
+APICURIO_VERSION = "2.6.13.Final"
+_APICURIO_LOCK_FILE = Path(__file__).with_name("apicurio-jars.sha256")
+_IVY_FILE = """<ivy-module version="2.0" xmlns:e="http://ant.apache.org/ivy/extra">
 <info organisation="ratchet" module="jars"/>
 <configurations><conf name="default"/></configurations>
 <dependencies>{dependencies}</dependencies>
@@ -85,11 +88,18 @@ def connect_jars(progress: Progress | None = None) -> Path:
     return _kept(_Jars(name, f"connect-{KAFKA_VERSION}-{DEBEZIUM_VERSION}", CONNECT_LOCK_FILE), progress)
 
 
+def apicurio_archive(progress: Progress | None = None) -> Path:
+    """The archive of Apicurio Registry, as ``kafka_jars``."""
+    jars = _Jars(f"Apicurio Registry {APICURIO_VERSION}", f"apicurio-{APICURIO_VERSION}", _APICURIO_LOCK_FILE)
+    return _kept(jars, progress) / next(iter(jars.locked()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Jars:
     """The jars of one program. ``lock_file``: a line for each jar with its SHA-256, and its file
-    name or ``group:artifact:version``. With coordinates, exactly these are fetched, otherwise all
-    that ``KAFKA_MODULE`` needs."""
+    name or ``group:artifact:version``, with ``:classifier:extension`` where it is another file than
+    the module's jar. With coordinates, exactly these are fetched, otherwise all that
+    ``KAFKA_MODULE`` needs."""
 
     title: str
     folder: str
@@ -104,12 +114,19 @@ class _Jars:
         coordinates = [what.split(":") for _, what in self._lines() if ":" in what]
         if not coordinates:
             return ["-confs", "default,runtime", "-types", "jar", "bundle", "-dependency", *KAFKA_MODULE]
-        lines = [
-            f'<dependency org="{group}" name="{name}" rev="{version}" transitive="false" conf="default->master"/>'
-            for group, name, version in coordinates
-        ]
+        lines = [_dependency(*each) for each in coordinates]
         (staging / "ivy.xml").write_text(_IVY_FILE.format(dependencies="".join(lines)), encoding="utf-8")
-        return ["-ivy", str(staging / "ivy.xml"), "-confs", "default", "-types", "jar", "bundle", "maven-plugin"]
+        return [
+            "-ivy",
+            str(staging / "ivy.xml"),
+            "-confs",
+            "default",
+            "-types",
+            "jar",
+            "bundle",
+            "maven-plugin",
+            "tar.gz",
+        ]
 
     def mismatch(self, folder: Path) -> str | None:
         """The problem of a folder of jars; None if there is none."""
@@ -128,10 +145,21 @@ class _Jars:
         return [(digest, what) for digest, what in lines]
 
 
+def _dependency(group: str, name: str, version: str, classifier: str = "", extension: str = "") -> str:
+    """A file of Maven Central, for Ivy."""
+    attributes = f'org="{group}" name="{name}" rev="{version}" transitive="false" conf="default->master"'
+    if not classifier:
+        return f"<dependency {attributes}/>"
+    file = f'name="{name}" type="{extension}" ext="{extension}" e:classifier="{classifier}"'
+    return f"<dependency {attributes}><artifact {file}/></dependency>"
+
+
 def _file_name(what: str) -> str:
     """The file name of a line in a lock file."""
-    _, colon, rest = what.partition(":")
-    return f"{rest.replace(':', '-')}.jar" if colon else what
+    if ":" not in what:
+        return what
+    _, name, version, *other = what.split(":")
+    return f"{name}-{version}-{other[0]}.{other[1]}" if other else f"{name}-{version}.jar"
 
 
 def _kept(jars: _Jars, progress: Progress | None) -> Path:
@@ -160,7 +188,7 @@ def _fetch(target: Path, jars: _Jars, say: Progress) -> None:
         command = [java, "-cp", str(ivy), "org.apache.ivy.Main", *jars.wanted(staging)]
         command += ["-cache", str(staging / "ivy"), "-retrieve"]
         command += [f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
-        say(f"fetching {jars.title} (about 45 MB, {count} jars) from Maven Central, once")
+        say(f"fetching {jars.title} ({count} files) from Maven Central, once")
         tail = _run_ivy(command, count, say)
         made = staging / "jars"
         wrong = jars.mismatch(made) if made.is_dir() else "nothing arrived"

@@ -54,12 +54,17 @@ class RegistryServer(Server):
         *,
         serialized: str | None = None,
     ) -> int:
-        """Add a version to a subject. Returns the id of the schema. ``serialized``: the schema for
-        clients that request the serialized form."""
+        """Add a version to a subject, unless it has the schema. Returns the id of the schema.
+        ``serialized``: the schema for clients that request the serialized form."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         document = {"schema": text, "references": references or [], "schemaType": schema_type, "serialized": serialized}
         found: int = self._ask("POST", f"/subjects/{subject}/versions", document)["id"]
         return found
+
+    def check_compatibility(self, subject: str) -> None:
+        """Refuse Avro schemas for this subject that do not read what was written with its latest:
+        ``BACKWARD``. Otherwise a subject takes any schema."""
+        self._ask("PUT", f"/config/{subject}", {"compatibility": "BACKWARD"})
 
     def fail_next(self, requests: int) -> None:
         """Answer this many of the next requests with 503."""

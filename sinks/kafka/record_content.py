@@ -34,6 +34,26 @@ class Encoder(Protocol):
         cannot be encoded. Called in tasks."""
 
 
+@runtime_checkable
+class SchemaEncoder(Encoder, Protocol):
+    """An encoder that writes the id of a registered schema into the values: the registry codecs of
+    ``spouts`` are such, and codecs around them."""
+
+    def for_topics(self, part: str, topics: Sequence[str]) -> SchemaEncoder:
+        """The encoder for the keys or values (``part``) of these topics; none: the rows name them.
+        Called on the driver, by the builder. Raises ``TopologyError``."""
+
+    def without_registry(self) -> SchemaEncoder:
+        """An encoder that asks no registry, to find out which rows it encodes."""
+
+    def check_schema(self) -> None:
+        """Called on the driver, before a topology starts. Changes nothing. Raises ``ConfigError``
+        for a schema that is missing, or would be refused."""
+
+    def register_schema(self) -> None:
+        """Called on the driver, before the first batch. Raises ``ConfigError``."""
+
+
 class Part:
     """The key or the value of the records. ``what``: "key" or "value"."""
 
@@ -45,6 +65,32 @@ class Part:
                 "fields that are named, or all of them"
             )
         self._what, self._content, self._codec = what, content, codec
+
+    def for_topics(self, topics: Sequence[str]) -> Part:
+        """The same for these topics; none: the rows name them. Raises ``TopologyError``."""
+        codec = self._codec
+        if not isinstance(codec, SchemaEncoder):
+            return self
+        try:
+            return Part(self._what, self._content, codec.for_topics(self._what, topics))
+        except TopologyError as error:
+            raise TopologyError(f"KafkaSink: {self._what}_codec: {error}") from None
+
+    def without_registry(self) -> Part:
+        """The same, to find out which rows can be encoded, without a question to a registry."""
+        codec = self._codec
+        return Part(self._what, self._content, codec.without_registry()) if isinstance(codec, SchemaEncoder) else self
+
+    def check_schema(self) -> None:
+        """Find out whether the schema is registered, or may be. Changes nothing. Raises
+        ``ConfigError``."""
+        if isinstance(self._codec, SchemaEncoder):
+            self._codec.check_schema()
+
+    def register_schema(self) -> None:
+        """Register the schema, if it is to be. Raises ``ConfigError``."""
+        if isinstance(self._codec, SchemaEncoder):
+            self._codec.register_schema()
 
     def names(self, fields: Fields) -> Sequence[str]:
         """The fields that it uses; all of them if that is unknown."""

@@ -3,6 +3,7 @@ at least once."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -60,8 +61,9 @@ class KafkaSink(ArrowBolt, Committer):
 
     By default the value is a JSON object of all fields that are not used for topic, headers,
     timestamp, partition or ``tombstone``, and the key is null. ``value_codec`` and ``key_codec``
-    encode the fields: a codec that encodes, such as ``spouts.MessagePackCodec``. ``tombstone``: a
-    boolean field; if it is true, the value is null, whatever ``value`` says.
+    encode the fields: a codec that encodes, such as ``spouts.AvroCodec``. A codec of a Schema
+    Registry finds its schema there at the start, or registers it. ``tombstone``: a boolean field;
+    if it is true, the value is null, whatever ``value`` says.
 
     **Headers, timestamp, partition.** ``headers``: a field that holds headers, such as the
     ``headers`` of the spout's metadata, which are kept; a mapping of headers to add (name -> field,
@@ -142,6 +144,7 @@ class KafkaSink(ArrowBolt, Committer):
         self._fields = fields = shapes.pop()
         if self._value is None:
             self._value_part = Part("value", self._other_fields(component_id, fields), self._value_codec)
+        self._value_part, self._key = (each.for_topics(self._route.topics) for each in (self._value_part, self._key))
         for part in (self._value_part, self._key):
             part.check(component_id, fields)
         self._route.check(component_id, fields)
@@ -188,9 +191,13 @@ class KafkaSink(ArrowBolt, Committer):
             self.check_servers(conf)
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
+        for part in (self._value_part, self._key):
+            part.check_schema()
         probe(self._settings.with_conf(conf), self._route.topics)
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
+        for part in (self._value_part, self._key):
+            part.register_schema()
         if self.exactly_once:
             check_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
 
@@ -203,7 +210,9 @@ class KafkaSink(ArrowBolt, Committer):
     def substitute(self, folder: Path) -> Bolt:
         if not self.exactly_once:
             raise ConfigError("it writes at least once, and a table in place of its topic would hold each row once")
-        return _TableForTopic(self, ScratchTable(folder, self._fields))
+        sink = copy.copy(self)
+        sink._value_part, sink._key = (each.without_registry() for each in (self._value_part, self._key))
+        return _TableForTopic(sink, ScratchTable(folder, self._fields))
 
     def check_encoding(self, batch: pa.RecordBatch) -> None:
         """Raise ``BadRecordError`` for a row that makes no record, independent of the brokers."""

@@ -11,7 +11,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, Truths, Values
-from spouts.codecs.encoding_codec import encoder
+from spouts.codecs.encoding_codec import WrappingCodec, encoder
 
 
 def names_in_records(fields: Fields, alias: Mapping[str, str] | None) -> list[str]:
@@ -34,7 +34,7 @@ def names_in_records(fields: Fields, alias: Mapping[str, str] | None) -> list[st
     return list(found)
 
 
-class AliasedCodec(Codec):
+class AliasedCodec(WrappingCodec):
     """Another codec, some of whose fields have other names: for codecs whose schema names the
     fields, such as ``AvroCodec``.
 

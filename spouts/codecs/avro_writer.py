@@ -96,8 +96,8 @@ def _null_of(schema: AvroType) -> int | None:
 
 def _union(schema: AvroType, where: str) -> Write:
     number, other = next((number, each) for number, each in enumerate(schema.branches) if each.kind != "null")
-    write, prefix, null = _writer(other, where), _long(number), _null_of(schema)
-    nothing = None if null is None else _long(null)
+    write, prefix, null = _writer(other, where), long_bytes(number), _null_of(schema)
+    nothing = None if null is None else long_bytes(null)
 
     def union(column: pa.Array) -> list[bytes]:
         if not column.null_count:
@@ -164,7 +164,7 @@ def _blocks(items: Sequence[bytes], sizes: pa.Array) -> list[bytes]:
 
 
 def _enum(schema: AvroType, where: str) -> Write:
-    codes = {symbol: _long(number) for number, symbol in enumerate(schema.symbols)}
+    codes = {symbol: long_bytes(number) for number, symbol in enumerate(schema.symbols)}
 
     def enum(column: pa.Array) -> list[bytes]:
         try:
@@ -193,7 +193,7 @@ def _decimal(schema: AvroType, where: str) -> Write:
         found = [
             each.to_bytes((each if each >= 0 else ~each).bit_length() // 8 + 1, "big", signed=True) for each in numbers
         ]
-        return [_long(len(each)) + each for each in found]
+        return [long_bytes(len(each)) + each for each in found]
 
     return decimal
 
@@ -238,7 +238,8 @@ def _joined(pieces: Sequence[Sequence[bytes]]) -> list[bytes]:
     return list(map(b"".join, zip(*pieces, strict=True)))
 
 
-def _long(number: int) -> bytes:
+def long_bytes(number: int) -> bytes:
+    """A number as a zig-zag varint."""
     return _varints(np.array([number]))[0]
 
 

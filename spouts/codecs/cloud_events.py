@@ -18,7 +18,7 @@ from framework.topology.json_values import json_encoder
 from framework.topology.tuples import rows_of
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, PerValueCodec, TextCodec, Values
-from spouts.codecs.encoding_codec import encoder
+from spouts.codecs.encoding_codec import WrappingCodec, encoder
 from spouts.codecs.iso8601 import moments
 
 #: The prefix of an attribute's header in binary mode, and of its field here.
@@ -32,7 +32,7 @@ _SPACE = " \t\n\r"
 _SHOWN = 80
 
 
-class CloudEventsCodec(PerValueCodec):
+class CloudEventsCodec(PerValueCodec, WrappingCodec):
     """Events of CloudEvents 1.0, whose data ``codec`` decodes.
 
     ``mode="structured"``: the value is a JSON document that holds attributes and data. The fields

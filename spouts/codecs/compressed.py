@@ -17,7 +17,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, PerValueCodec, Truths, Values, joined
-from spouts.codecs.encoding_codec import encoder
+from spouts.codecs.encoding_codec import WrappingCodec, encoder
 
 Compression = Literal["gzip", "zstd", "lz4", "snappy", "bz2"]
 #: A value that becomes larger is a bad record: compressed, it may be a few bytes.
@@ -30,7 +30,7 @@ _LENGTH_BYTES = 4
 _VARINT_BYTES_MAX = 5
 
 
-class CompressedCodec(PerValueCodec):
+class CompressedCodec(PerValueCodec, WrappingCodec):
     """Values that are compressed one by one, with ``codec`` for what is inside.
 
     ``compression``: "gzip", "zstd", "lz4" (frames), "snappy" (raw, or of snappy-java's stream) or

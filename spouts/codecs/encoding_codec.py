@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,12 +76,14 @@ class ColumnEncodingCodec(EncodingCodec):
         if a row cannot be encoded."""
 
     def check_encodable(self, fields: Fields) -> None:
-        super().check_encodable(Fields.of({self._named(fields.names, each): fields.type_of(each) for each in fields}))
+        super().check_encodable(
+            Fields.of({self._name_in_codec(fields.names, each): fields.type_of(each) for each in fields})
+        )
 
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
-        columns = {self._named(batch.schema.names, each): batch.column(each) for each in batch.schema.names}
+        columns = {self._name_in_codec(batch.schema.names, each): batch.column(each) for each in batch.schema.names}
         values = [
-            pa.array(self._values(columns, begin, min(_CHUNK_ROWS, batch.num_rows - begin)), pa.large_binary())
+            pa.array(self._encoded_rows(columns, begin, min(_CHUNK_ROWS, batch.num_rows - begin)), pa.large_binary())
             for begin in range(0, batch.num_rows, _CHUNK_ROWS)
         ]
         return pa.concat_arrays(values) if values else pa.array([], pa.large_binary())
@@ -88,12 +91,12 @@ class ColumnEncodingCodec(EncodingCodec):
     def encode_row(self, row: Mapping[str, Any]) -> bytes:
         names = [*row]
         columns = {
-            self._named(names, name): column_of([value], self.fields.type_of(self._named(names, name)))
+            self._name_in_codec(names, name): column_of([value], self.fields.type_of(self._name_in_codec(names, name)))
             for name, value in row.items()
         }
         return self.encode_columns(columns, 1)[0]
 
-    def _values(self, columns: Mapping[str, pa.Array], begin: int, rows: int) -> Sequence[bytes]:
+    def _encoded_rows(self, columns: Mapping[str, pa.Array], begin: int, rows: int) -> Sequence[bytes]:
         try:
             return self.encode_columns(
                 {name: self._typed(name, column.slice(begin, rows)) for name, column in columns.items()}, rows
@@ -110,7 +113,7 @@ class ColumnEncodingCodec(EncodingCodec):
         except (ValueError, pa.ArrowException) as error:
             raise ValueError(f"{name}: {error}") from error
 
-    def _named(self, names: Sequence[str], name: str) -> str:
+    def _name_in_codec(self, names: Sequence[str], name: str) -> str:
         """The name that the codec has for a field of the rows. ``names``: all of theirs."""
         return name if self.names_its_fields or len(names) != 1 else self.fields.names[0]
 
@@ -137,3 +140,57 @@ def nullable_type(declared: pa.DataType) -> pa.DataType:
     if types.is_list(declared):
         return pa.list_(nullable_type(declared.value_type))
     return declared
+
+
+class SchemaCodec(EncodingCodec):
+    """A codec that writes the id of a registered schema into its values."""
+
+    @abstractmethod
+    def for_topics(self, part: str, topics: Sequence[str]) -> SchemaCodec:
+        """A codec for the keys or values (``part``: "key" or "value") of these topics; none: the
+        rows name them. Called on the driver, by the builder. Raises ``TopologyError`` if it needs
+        to know topics. No I/O."""
+
+    @abstractmethod
+    def without_registry(self) -> SchemaCodec:
+        """A codec that writes 0 for the id and asks nobody, to find out which rows it encodes."""
+
+    @abstractmethod
+    def check_schema(self) -> None:
+        """Called on the driver before a topology starts. Changes nothing. Raises ``ConfigError`` if
+        the schema is not registered and may not be, or if it would be refused."""
+
+    @abstractmethod
+    def register_schema(self) -> None:
+        """Called on the driver, by every new leader, before the first batch. Registers the schema,
+        if it is to be. Raises ``ConfigError``."""
+
+
+class WrappingCodec(Codec):
+    """A codec around another one, which encodes if that one does. ``_codec``: the other one."""
+
+    _codec: Codec
+
+    def for_topics(self, part: str, topics: Sequence[str]) -> Codec:
+        inner = self._schema_codec()
+        return self if inner is None else self._around(inner.for_topics(part, topics))
+
+    def without_registry(self) -> Codec:
+        inner = self._schema_codec()
+        return self if inner is None else self._around(inner.without_registry())
+
+    def check_schema(self) -> None:
+        if (inner := self._schema_codec()) is not None:
+            inner.check_schema()
+
+    def register_schema(self) -> None:
+        if (inner := self._schema_codec()) is not None:
+            inner.register_schema()
+
+    def _schema_codec(self) -> SchemaCodec | WrappingCodec | None:
+        return self._codec if isinstance(self._codec, (SchemaCodec, WrappingCodec)) else None
+
+    def _around(self, codec: Codec) -> Codec:
+        copied = copy.copy(self)
+        copied._codec = codec
+        return copied

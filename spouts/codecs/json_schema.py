@@ -29,16 +29,16 @@ def schema_of_json_schema(schema: Mapping[str, Any] | str | Path, others: Mappin
 
     Source: JSON Schema, draft 2020-12.
     """
-    document = _loaded(schema)
-    if others:
-        document = _with_others(document, others)
-    root = _resolved(document, document, "#")
+    document = self_contained(loaded_schema(schema), others or {})
+    root = resolved(document, document, "#")
     if root.get("type", "object") != "object" or not isinstance(root.get("properties"), Mapping):
         raise TopologyError("JSON Schema: the root must be an object with properties")
     return pa.schema(_fields(root, document, "#"))
 
 
-def _loaded(schema: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+def loaded_schema(schema: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """The document of a JSON Schema: a mapping, its text, or the path of a file. Raises
+    ``TopologyError``."""
     try:
         if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith("{")):
             schema = local_path(schema, "JSON Schema").read_text(encoding="utf-8-sig")
@@ -50,8 +50,10 @@ def _loaded(schema: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return document
 
 
-def _with_others(document: Mapping[str, Any], others: Mapping[str, str]) -> Mapping[str, Any]:
+def self_contained(document: Mapping[str, Any], others: Mapping[str, str]) -> Mapping[str, Any]:
     """One document that has the others within it, and refers to nothing outside."""
+    if not others:
+        return document
     places = {name: f"/{_OTHERS}/{name.replace('~', '~0').replace('/', '~1')}" for name in others}
 
     def moved(node: Any, here: str) -> Any:
@@ -66,7 +68,7 @@ def _with_others(document: Mapping[str, Any], others: Mapping[str, str]) -> Mapp
                 found["$ref"] = f"#{places[name] if name else here}{pointer}"
         return found
 
-    within = {name: moved(_loaded(text), places[name]) for name, text in others.items()}
+    within = {name: moved(loaded_schema(text), places[name]) for name, text in others.items()}
     return {**moved(dict(document), ""), _OTHERS: within}
 
 
@@ -82,7 +84,7 @@ def _fields(node: Mapping[str, Any], document: Mapping[str, Any], where: str) ->
 
 def _type(node: Any, document: Mapping[str, Any], where: str) -> tuple[pa.DataType, bool]:
     """The Arrow type at a place, and whether null is allowed there."""
-    node = _resolved(node, document, where)
+    node = resolved(node, document, where)
     declared = node.get("type", "object" if "properties" in node else None)
     kinds = [declared] if isinstance(declared, str) else list(declared or ())
     nullable = "null" in kinds
@@ -106,7 +108,7 @@ def _type(node: Any, document: Mapping[str, Any], where: str) -> tuple[pa.DataTy
     return _TYPES[kind], nullable
 
 
-def _resolved(node: Any, document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def resolved(node: Any, document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The node itself, or the node in the same document that its ``$ref`` points to."""
     seen: list[str] = []
     while isinstance(node, Mapping) and "$ref" in node:

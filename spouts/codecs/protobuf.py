@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,11 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
+from spouts.codecs.encoding_codec import ColumnEncodingCodec
 from spouts.codecs.protobuf_bounds import ParsedSize
 from spouts.codecs.protobuf_columns import CELLS_MAX, CELLS_PER_BYTE, Columns, spread
 from spouts.codecs.protobuf_schema import Files, arrow_schema, file_set, imported
+from spouts.codecs.protobuf_writer import MessageWriter
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -93,7 +95,7 @@ class ProtobufDecoder:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-class ProtobufCodec(PerValueCodec):
+class ProtobufCodec(PerValueCodec, ColumnEncodingCodec):
     """Protobuf messages of one type, without a header.
 
     ``message``: a generated class, or the full name of a message in ``descriptor_set``: a file that
@@ -103,6 +105,10 @@ class ProtobufCodec(PerValueCodec):
 
     Errors: bytes that are no such message, text that is not UTF-8, an absent required field (of
     proto2), a Timestamp outside the years 1 to 9999, more than 256 MiB of messages.
+
+    It encodes rows: a null is an absent field. Errors: a null where Protobuf does not tell absence
+    (a list, an item, a proto3 field that is not ``optional``), a text that is no value of an enum,
+    two members of a ``oneof``.
 
     >>> from google.protobuf.type_pb2 import Option
     >>> ProtobufCodec(Option).decode([b"\\x0a\\x01a", None]).to_pydict()["name"]
@@ -119,6 +125,7 @@ class ProtobufCodec(PerValueCodec):
         self._name = message if isinstance(message, str) else str(message.DESCRIPTOR.full_name)
         self._files = file_set(descriptor_set if isinstance(message, str) else message)  # type: ignore[arg-type]
         self._decoder: ProtobufDecoder | None = self._new_decoder()
+        self._writer: MessageWriter | None = None
         self.fields = Fields.of_schema(self._decoder.schema)
 
     def _new_decoder(self) -> ProtobufDecoder:
@@ -129,5 +136,17 @@ class ProtobufCodec(PerValueCodec):
             self._decoder = self._new_decoder()
         return self._decoder.decode_good(values)
 
+    def check_encodable(self, fields: Fields) -> None:
+        super().check_encodable(fields)
+        self._message_writer().check(fields.names)
+
+    def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        return self._message_writer().write(columns, rows)
+
+    def _message_writer(self) -> MessageWriter:
+        if self._writer is None:
+            self._writer = MessageWriter(Files(self._files), self._name)
+        return self._writer
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_decoder": None}  # the receiver makes its own
+        return {**vars(self), "_decoder": None, "_writer": None}  # the receiver makes its own

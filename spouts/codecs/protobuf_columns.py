@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 #: each column of its type.
 CELLS_MAX, CELLS_PER_BYTE = 1_000_000, 64
 #: Seconds of the years 1 and 10,000 since 1970.
-_FIRST_SECOND, _END_SECOND = -62_135_596_800, 253_402_300_800
+FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
 #: The most seconds of a Duration.
-_DURATION_S_MAX = 315_576_000_000
+DURATION_S_MAX = 315_576_000_000
 _NANOS_END = 1_000_000_000
 
 #: Makes a column of messages that are there.
@@ -142,14 +142,14 @@ def _of_values(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells) -
 
 
 def _moment(value: Any) -> int:
-    if not (_FIRST_SECOND <= value.seconds < _END_SECOND and 0 <= value.nanos < _NANOS_END):
+    if not (FIRST_SECOND <= value.seconds < END_SECOND and 0 <= value.nanos < _NANOS_END):
         raise ValueError(f"a Timestamp of {value.seconds} s and {value.nanos} ns is not between the years 1 and 9999")
     return int(value.seconds) * 1_000_000 + int(value.nanos) // 1_000
 
 
 def _duration(value: Any) -> int:
     seconds, nanos = int(value.seconds), int(value.nanos)
-    if abs(seconds) > _DURATION_S_MAX or abs(nanos) >= _NANOS_END or seconds * nanos < 0:
+    if abs(seconds) > DURATION_S_MAX or abs(nanos) >= _NANOS_END or seconds * nanos < 0:
         raise ValueError(f"a Duration of {seconds} s and {nanos} ns is none of Protobuf's")
     micros = abs(nanos) // 1_000
     return seconds * 1_000_000 + (micros if nanos > 0 else -micros)

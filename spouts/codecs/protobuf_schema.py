@@ -109,6 +109,18 @@ def file_of_text(text: str) -> FileDescriptorProto:
         raise ValueError("the Schema Registry has given no serialized schema for it: it is too old") from None
 
 
+def text_of_file(file: FileDescriptorProto) -> str:
+    """A file as a Schema Registry takes it, in base64."""
+    return base64.b64encode(file.SerializeToString(deterministic=True)).decode()
+
+
+def files_of(data: bytes) -> dict[str, FileDescriptorProto]:
+    """The files of a serialized set, by name."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    return {each.name: each for each in FileDescriptorSet.FromString(data).file}
+
+
 def set_of(files: Iterable[FileDescriptorProto]) -> bytes:
     """A serialized set of these files."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -122,10 +134,9 @@ class Files:
 
     def __init__(self, data: bytes) -> None:
         from google.protobuf import descriptor_pool
-        from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
         self._pool = descriptor_pool.DescriptorPool()
-        files = {each.name: each for each in FileDescriptorSet.FromString(data).file}
+        files = files_of(data)
         self._added: set[str] = set()
         self._last = ""
         for each in files:

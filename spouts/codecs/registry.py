@@ -6,19 +6,23 @@ Source: Confluent Schema Registry, wire format.
 
 from __future__ import annotations
 
+import copy
 import struct
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
 from framework.config import is_secret
 from framework.errors import ConfigError, TopologyError
+from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
+from spouts.codecs.encoding_codec import ColumnEncodingCodec, SchemaCodec
 from spouts.codecs.registry_client import NotARegistryError, NotFoundError, RegistryClient
+from spouts.codecs.registry_subjects import Find, SubjectNameStrategy, WriterSubjects
 
 _HEADER = struct.Struct(">bI")
 #: An id that the registry does not know is asked for again after these pauses: a node that follows
@@ -40,9 +44,9 @@ class Decoder(Protocol):
         """One row per value that can be decoded, and the bad values."""
 
 
-class RegistryCodec(PerValueCodec):
+class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
     """Values that name their schema in a Schema Registry. Implement how values of a writer's schema
-    are decoded.
+    are decoded, and how rows are encoded.
 
     ``registry``: its address, or a mapping of settings for confluent-kafka's
     ``SchemaRegistryClient`` (``url``, ``basic.auth.user.info``, ``ssl.ca.location`` ...).
@@ -54,6 +58,15 @@ class RegistryCodec(PerValueCodec):
     have the schema; if it does not fit the codec; or if it is of another subject. If the registry
     does not answer, decoding raises ``RetryableError``; if what answers is not a registry,
     ``ConfigError``.
+
+    As ``value_codec`` or ``key_codec`` of a ``KafkaSink`` it encodes rows, either with the latest
+    schema of ``subject`` when the codec is created, or with the schema that it is given. That one
+    must be registered under ``subject``, or else under the subject that ``subject_name_strategy``
+    makes: "topic" (``<topic>-value``, ``<topic>-key``), "record" (the schema's name) or
+    "topic_record" (``<topic>-<name>``). ``register=True``: the driver registers it before the first
+    batch, where it is missing; ``ratchet check`` finds out before whether the registry would refuse
+    it. ``normalize``: let the registry compare schemas in its normal form. A refusal is a
+    ``ConfigError`` with the registry's reason.
     """
 
     #: The registry's word for this kind of schema, and the form in which it is asked for.
@@ -67,6 +80,8 @@ class RegistryCodec(PerValueCodec):
             raise TopologyError("writer_subjects must be a list of subjects, or None: any")
         self._subjects = frozenset(writer_subjects) if writer_subjects is not None else None
         self._writers: _Writers | None = None
+        self._written: WriterSubjects | None = None  # where the schema is that rows are encoded with
+        self._id: int | None = None  # its id, once it is known
 
     @abstractmethod
     def reader_key(self) -> str:
@@ -81,10 +96,73 @@ class RegistryCodec(PerValueCodec):
         """A decoder for the values of a writer's schema, as the registry has it. Raises
         ``ValueError`` or ``TopologyError`` with the reason if such values are bad."""
 
+    @abstractmethod
+    def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        """What follows the schema id in the value of each row. Raises ``ValueError``."""
+
+    @abstractmethod
+    def writer_schema(self, find: Find) -> Any:
+        """The schema that rows are encoded with, as the registry's client takes it. ``find``: the
+        version of a schema that it refers to."""
+
+    def write_to(
+        self,
+        subject: str | None,
+        strategy: SubjectNameStrategy,
+        record: str | None,
+        *,
+        register: bool,
+        normalize: bool,
+    ) -> None:
+        """Say where the schema is that rows are encoded with, unless it is the latest of a subject.
+        ``record``: its name. Raises ``TopologyError``."""
+        if register and self._id is not None:
+            raise TopologyError(
+                f"{type(self).__name__}: register=True registers the schema that is given: give it, too"
+            )
+        self._written = WriterSubjects(
+            self._registry, subject, strategy, record, register=register, normalize=normalize
+        )
+
+    def for_topics(self, part: str, topics: Sequence[str]) -> Self:
+        if self._id is not None or self._written is None:
+            return self
+        copied = copy.copy(self)
+        copied._written = self._written.for_topics(part, topics)
+        return copied
+
+    def without_registry(self) -> Self:
+        copied = copy.copy(self)
+        copied._id = self._id or 0
+        return copied
+
+    def check_schema(self) -> None:
+        if self._id is None and self._written is not None:
+            self._id = self._written.check(self.writer_schema)
+
+    def register_schema(self) -> None:
+        if self._id is None and self._written is not None:
+            self._id = self._written.register(self.writer_schema)
+
+    def check_encodable(self, fields: Fields) -> None:
+        if self._id is None and self._written is None:
+            raise TopologyError(f"{type(self).__name__} decodes only, because it was given no schema to write with")
+        super().check_encodable(fields)
+
+    def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        bodies = self.bodies(columns, rows)
+        if self._id is None:
+            if self._written is None:
+                raise TopologyError(f"{type(self).__name__} decodes only")
+            self._id = self._written.find(self.writer_schema, self.reader_key())
+        header = _HEADER.pack(0, self._id)
+        return [header + each for each in bodies]
+
     def latest(self, subject: str, read: Callable[[Any], Any]) -> Any:
-        """What ``read`` makes of the latest schema of a subject. Raises ``ConfigError``."""
+        """What ``read`` makes of the latest schema of a subject. Rows are encoded with that schema.
+        Raises ``ConfigError``."""
         try:
-            found = self._registry.latest(subject)
+            self._id, _, found = self._registry.latest(subject)
             if (found.schema_type or "AVRO") != self.kind:
                 raise TopologyError(f"its schema is of the kind {found.schema_type}, not {self.kind}")
             return read(found)

@@ -7,22 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.avro import AvroDecoder
 from spouts.codecs.avro_arrow import arrow_schema
 from spouts.codecs.avro_schema import Schema, loaded, parsed, schema_of_text
+from spouts.codecs.avro_writer import RowWriter
 from spouts.codecs.registry import RegistryCodec, references_of
-from spouts.codecs.registry_client import RegistryClient
+from spouts.codecs.registry_client import RegistryClient, new_schema
+from spouts.codecs.registry_subjects import Find, SubjectNameStrategy
 
 
 class RegistryAvroCodec(RegistryCodec):
     """Avro values that name their schema in a Schema Registry; ``RegistryCodec`` says more.
 
     Values are resolved from the writer's schema to one reader's schema, which gives the codec's
-    fields. Give either ``schema``, the reader's schema itself, or ``subject``: then the reader's
-    schema is the latest one of this subject when the codec is created. A value whose schema does
-    not resolve to the reader's is a bad record.
+    fields. It is ``schema``, or else the latest one of ``subject`` when the codec is created. A
+    value whose schema does not resolve to it is a bad record. Rows are encoded with it, as by
+    ``AvroCodec``.
     """
 
     kind = "AVRO"
@@ -34,14 +38,23 @@ class RegistryAvroCodec(RegistryCodec):
         subject: str | None = None,
         schema: Schema | Path | None = None,
         writer_subjects: Sequence[str] | None = None,
+        subject_name_strategy: SubjectNameStrategy = "topic",
+        register: bool = False,
+        normalize: bool = False,
     ) -> None:
         super().__init__(registry, writer_subjects)
-        if (subject is None) == (schema is None):
-            raise TopologyError("RegistryAvroCodec needs subject= or schema=, one of them: what values are resolved to")
+        if subject is None and schema is None:
+            raise TopologyError("RegistryAvroCodec needs subject= or schema=: what values are resolved to")
         self._named: dict[str, Schema] = {}  # what the reader's schema refers to
         self._reader = loaded(schema) if schema is not None else self.latest(str(subject), self._read)
-        self._target = arrow_schema(parsed(self._reader, self._named))
+        reader = parsed(self._reader, self._named)
+        self._target = arrow_schema(reader)
         self.fields = Fields.of_schema(self._target)
+        self.names_its_fields = reader.kind == "record"
+        self._writer: RowWriter | None = None
+        self.write_to(
+            subject, subject_name_strategy, reader.name or reader.kind, register=register, normalize=normalize
+        )
 
     def _read(self, found: Any) -> Schema:
         self._named = {name: schema_of_text(text) for name, text in references_of(self._registry, found)}
@@ -58,3 +71,21 @@ class RegistryAvroCodec(RegistryCodec):
         named = {name: schema_of_text(text) for name, text in references_of(registry, schema)}
         writer = parsed(schema_of_text(schema.schema_str), named)
         return AvroDecoder(writer, parsed(self._reader, self._named), self._target)
+
+    def check_encodable(self, fields: Fields) -> None:
+        super().check_encodable(fields)
+        self._row_writer().check(fields.names)
+
+    def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        return self._row_writer().write(columns, rows)
+
+    def writer_schema(self, find: Find) -> Any:
+        return new_schema(json.dumps(self._reader), self.kind)
+
+    def _row_writer(self) -> RowWriter:
+        if self._writer is None:
+            self._writer = RowWriter(parsed(self._reader, self._named))
+        return self._writer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_writer": None}  # the receiver makes its own

@@ -1,9 +1,9 @@
 """Questions to a Schema Registry, bounded in time and size.
 
-Three outcomes besides an answer. ``NotFoundError``: the registry itself says that it does not have
-a schema, a subject or a version. ``RetryableError``: it does not answer now. ``NotARegistryError``:
-what answered is not a registry, or does not behave as one; this is a fault of the address or of the
-server, never of a record.
+Four outcomes besides an answer. ``NotFoundError``: the registry itself says that it does not have
+a schema, a subject or a version. ``RefusedSchemaError``: it does not take a schema.
+``RetryableError``: it does not answer now. ``NotARegistryError``: what answered is not a registry,
+or does not behave as one; this is a fault of the address or of the server, never of a record.
 
 Source: Confluent Schema Registry, API reference: error codes. The client is confluent-kafka's.
 """
@@ -11,8 +11,9 @@ Source: Confluent Schema Registry, API reference: error codes. The client is con
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from framework.config import without_password
 from framework.errors import ConfigError, RatchetError, RetryableError
@@ -25,7 +26,9 @@ ANSWER_TIMEOUT_S = 30.0
 _BYTES_TIMEOUT_S = 10.0
 #: The registry's codes: subject, version, schema not found.
 _NOT_FOUND = {40401, 40402, 40403}
-_MESSAGE_CHARACTERS_MAX = 200
+#: What is shown of a message; the reason for which a schema is refused names fields and versions.
+_MESSAGE_CHARACTERS_MAX, _REFUSAL_CHARACTERS_MAX = 200, 600
+_UNKNOWN_CODE = -1
 #: The clients of this process, by their settings. Each caches the schemas it has seen.
 _clients: dict[str, Any] = {}
 _clients_lock = threading.Lock()
@@ -37,6 +40,27 @@ class NotFoundError(ValueError):
 
 class NotARegistryError(ConfigError):
     """What answers at the address does not answer as a Schema Registry does."""
+
+
+class RefusedSchemaError(ConfigError):
+    """The registry does not take a schema: it is not valid, or not compatible with an earlier
+    one."""
+
+
+class Registered(NamedTuple):
+    """A version of a subject. ``version``: 0 where the registry does not say it."""
+
+    schema_id: int
+    version: int
+    schema: Any
+
+
+def new_schema(text: str, kind: str, references: Sequence[tuple[str, str, int]] = ()) -> Any:
+    """A schema to ask for or to register. ``references``: name, subject and version of each schema
+    that it refers to."""
+    from confluent_kafka.schema_registry import Schema, SchemaReference
+
+    return Schema(text, kind, [SchemaReference(*each) for each in references])
 
 
 class RegistryClient:
@@ -64,16 +88,61 @@ class RegistryClient:
             raise NotARegistryError(self._is_no_registry(what, "the answer is not a list"))
         return [str(each) for each in found]
 
-    def latest(self, subject: str) -> Any:
-        """The latest schema of a subject."""
-        return self._schema(
-            lambda client: client.get_latest_version(subject, fmt=self._form).schema, f"subject {subject!r}"
-        )
+    def latest(self, subject: str) -> Registered:
+        """The latest version of a subject."""
+        versions: list[Any] = []
+
+        def question(client: Any) -> Any:
+            versions.append(client.get_latest_version(subject, fmt=self._form))
+            return versions[-1].schema
+
+        schema = self._schema(question, f"subject {subject!r}")
+        return self._registered(versions[-1], schema, f"subject {subject!r}")
 
     def version(self, subject: str, version: int) -> Any:
         """One version of a subject."""
         what = f"{subject!r} version {version}"
         return self._schema(lambda client: client.get_version(subject, version, fmt=self._form).schema, what)
+
+    def find(self, subject: str, schema: Any, *, normalize: bool) -> Registered:
+        """The version of a subject that has this schema. Raises ``NotFoundError``."""
+        what = f"this schema under subject {subject!r}"
+        found = self._asked(lambda client: client.lookup_schema(subject, schema, normalize_schemas=normalize), what)
+        return self._registered(found, schema, what)
+
+    def register(self, subject: str, schema: Any, *, normalize: bool) -> Registered:
+        """Add a schema to a subject, unless it has it. Raises ``RefusedSchemaError``."""
+        what = f"a new schema for subject {subject!r}"
+        found = self._asked(
+            lambda client: client.register_schema_full_response(subject, schema, normalize_schemas=normalize), what
+        )
+        return self._registered(found, schema, what)
+
+    def incompatibility(self, subject: str, schema: Any, *, normalize: bool) -> str | None:
+        """The reason for which the subject would refuse a schema; None if it would take it, or if
+        there is no such subject. Changes nothing."""
+        what = f"the compatibility of a schema with subject {subject!r}"
+        path = (
+            f"compatibility/subjects/{quote(subject, safe='')}/versions?normalize={str(normalize).lower()}&verbose=true"
+        )
+        try:
+            found = self._asked(lambda client: client._rest_client.post(path, body=schema.to_dict()), what)
+        except NotFoundError:
+            return None
+        except RefusedSchemaError as error:
+            return str(error)
+        if not isinstance(found, dict) or not isinstance(found.get("is_compatible"), bool):
+            raise NotARegistryError(self._is_no_registry(what, "the answer is not a verdict"))
+        if found["is_compatible"]:
+            return None
+        messages = found.get("messages") or [found.get("reason") or "it gives no reason"]
+        return self._refused(f"a new schema for subject {subject!r}", "; ".join(map(str, messages)))
+
+    def _registered(self, found: Any, schema: Any, what: str) -> Registered:
+        if not isinstance(found.schema_id, int):
+            self._client().clear_caches()
+            raise NotARegistryError(self._is_no_registry(what, "the answer has no id"))
+        return Registered(found.schema_id, found.version if isinstance(found.version, int) else 0, schema)
 
     def _schema(self, question: Callable[[Any], Any], what: str) -> Any:
         """A schema that was asked for. The client does not look at what it is made of."""
@@ -125,6 +194,8 @@ class RegistryClient:
                 return ConfigError(
                     f"the Schema Registry at {self.where} refuses {what} ({status}): check its credentials"
                 )
+            if status in (409, 422) and error.error_code != _UNKNOWN_CODE:
+                return RefusedSchemaError(self._refused(what, str(error.error_message)))
             said = f"status {status}, {str(error.error_message)[:_MESSAGE_CHARACTERS_MAX]!r}"
             if status == 429 or status >= 500:
                 return RetryableError(f"the Schema Registry at {self.where}, {what}: {said}")
@@ -133,6 +204,13 @@ class RegistryClient:
             return RetryableError(f"the Schema Registry at {self.where} does not answer: {error}")
         reason = f"{type(error).__name__}: {str(error)[:_MESSAGE_CHARACTERS_MAX]!r}"
         return NotARegistryError(self._is_no_registry(what, reason))
+
+    def _refused(self, what: str, reason: str) -> str:
+        reason = " ".join(reason.split())[:_REFUSAL_CHARACTERS_MAX]
+        return (
+            f"the Schema Registry at {self.where} refuses {what}: {reason}; change the schema so that it is compatible (a new "
+            "field needs a default), or write under another subject"
+        )
 
     def _is_no_registry(self, what: str, reason: str) -> str:
         return f"{self.where} does not answer as a Schema Registry, {what}: {reason}; check the address"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,18 +12,23 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.json import JsonCodec
-from spouts.codecs.json_schema import schema_of_json_schema
+from spouts.codecs.json_schema import loaded_schema, schema_of_json_schema
+from spouts.codecs.json_schema_writer import ObjectWriter
 from spouts.codecs.registry import RegistryCodec, references_of
-from spouts.codecs.registry_client import RegistryClient
+from spouts.codecs.registry_client import RegistryClient, new_schema
+from spouts.codecs.registry_subjects import Find, SubjectNameStrategy
 
 
 class RegistryJsonCodec(RegistryCodec):
     """JSON objects that name their JSON Schema in a Schema Registry; ``RegistryCodec`` says more.
 
-    Give either ``fields``, as for ``JsonCodec``; or ``subject``: then they are those of its latest
-    JSON Schema when the codec is created, as of ``JsonCodec.from_json_schema``, and the schemas
-    that it refers to. A writer's schema is not enforced: it only has to be one, and of
-    ``writer_subjects`` where those are given.
+    The fields are those of ``schema``, a JSON Schema, as of ``JsonCodec.from_json_schema``; or else
+    those of the latest JSON Schema of ``subject`` when the codec is created, and of the schemas
+    that it refers to; or ``fields``, as for ``JsonCodec``: then it decodes only. A writer's schema
+    is not enforced: it only has to be one, and of ``writer_subjects`` where those are given.
+
+    Rows are encoded as objects that the JSON Schema validates, with all of its keywords; other rows
+    are errors. A null field that the schema does not require is left out.
     """
 
     kind = "JSON"
@@ -31,25 +38,63 @@ class RegistryJsonCodec(RegistryCodec):
         registry: str | Mapping[str, Any],
         *,
         subject: str | None = None,
+        schema: Mapping[str, Any] | str | Path | None = None,
         fields: Fields | pa.Schema | None = None,
         writer_subjects: Sequence[str] | None = None,
+        subject_name_strategy: SubjectNameStrategy = "topic",
+        register: bool = False,
+        normalize: bool = False,
     ) -> None:
         super().__init__(registry, writer_subjects)
-        if (subject is None) == (fields is None):
-            raise TopologyError("RegistryJsonCodec needs subject= or fields=, one of them: what objects are decoded to")
-        declared = fields if fields is not None else self.latest(str(subject), self._read)
-        self._declared = str(declared if isinstance(declared, pa.Schema) else declared.schema())
-        self._values = JsonCodec(declared)
+        if (fields is None) == (subject is None and schema is None):
+            raise TopologyError(
+                "RegistryJsonCodec needs subject= or schema=, or fields= alone: what objects are decoded to"
+            )
+        self._document: Mapping[str, Any] | None = None
+        self._others: dict[str, str] = {}  # what the document refers to
+        if schema is not None:
+            self._document = loaded_schema(schema)
+        elif subject is not None:
+            self._document = self.latest(subject, self._read)
+        if self._document is not None:
+            fields = schema_of_json_schema(self._document, self._others)
+            title = self._document.get("title")
+            record = title if isinstance(title, str) else None
+            self.write_to(subject, subject_name_strategy, record, register=register, normalize=normalize)
+        elif register:
+            raise TopologyError("RegistryJsonCodec: register=True registers a JSON Schema: give schema=")
+        self._values = JsonCodec(fields)
+        self._declared = str(fields if isinstance(fields, pa.Schema) else fields.schema())  # type: ignore[union-attr]
         self.fields = self._values.fields
+        self._writer: ObjectWriter | None = None
 
-    def _read(self, found: Any) -> pa.Schema:
-        return schema_of_json_schema(found.schema_str, dict(references_of(self._registry, found)))
+    def _read(self, found: Any) -> Mapping[str, Any]:
+        self._others = dict(references_of(self._registry, found))
+        return loaded_schema(found.schema_str)
 
     def reader_key(self) -> str:
-        return self._declared
+        return f"{self._declared} {json.dumps([self._document, self._others])}"
 
     def tombstones(self) -> JsonCodec:
         return self._values
 
     def decoder(self, schema: Any, registry: RegistryClient) -> JsonCodec:
         return self._values
+
+    def check_encodable(self, fields: Fields) -> None:
+        super().check_encodable(fields)
+        self._object_writer().check(fields.names)
+
+    def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        return self._object_writer().write(columns, rows)
+
+    def writer_schema(self, find: Find) -> Any:
+        return new_schema(json.dumps(self._document), self.kind)
+
+    def _object_writer(self) -> ObjectWriter:
+        if self._writer is None:
+            self._writer = ObjectWriter(self._document or {}, self._others)
+        return self._writer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_writer": None}  # the receiver makes its own

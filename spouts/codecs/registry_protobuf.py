@@ -17,18 +17,23 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.avro_binary import read_long
+from spouts.codecs.avro_writer import long_bytes
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Values
 from spouts.codecs.protobuf import ProtobufDecoder
-from spouts.codecs.protobuf_schema import Files, file_of_text, file_set, imported, set_of
+from spouts.codecs.protobuf_schema import Files, file_of_text, file_set, files_of, imported, set_of, text_of_file
+from spouts.codecs.protobuf_writer import MessageWriter
 from spouts.codecs.registry import RegistryCodec, references_of
-from spouts.codecs.registry_client import RegistryClient
+from spouts.codecs.registry_client import RegistryClient, new_schema
+from spouts.codecs.registry_subjects import Find, SubjectNameStrategy
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 #: Messages within messages that an index may name.
 _INDEXES_MAX = 32
+#: Files that every registry knows, under these folders.
+_BUILT_IN = ("google/protobuf/", "google/type/", "confluent/")
 
 
 class RegistryProtobufCodec(RegistryCodec):
@@ -39,7 +44,8 @@ class RegistryProtobufCodec(RegistryCodec):
     created, or that named by ``message``; or ``message`` alone: a generated class, or a name in
     ``descriptor_set``, as for ``ProtobufCodec``. Fields that a writer's schema adds are ignored,
     and those that it lacks are absent, as Protobuf does. A value whose message has another full
-    name is a bad record.
+    name is a bad record. Rows are encoded as by ``ProtobufCodec``. With ``register=True``, the
+    files that the schema imports are registered, too, under subjects that are called as they are.
 
     The registry must serve serialized schemas (``format=serialized``).
     """
@@ -55,21 +61,21 @@ class RegistryProtobufCodec(RegistryCodec):
         message: type[Message] | str | None = None,
         descriptor_set: bytes | str | Path | None = None,
         writer_subjects: Sequence[str] | None = None,
+        subject_name_strategy: SubjectNameStrategy = "topic",
+        register: bool = False,
+        normalize: bool = False,
     ) -> None:
         imported()
         super().__init__(registry, writer_subjects)
-        if isinstance(message, type):
-            given = subject is None and descriptor_set is None
-        else:
-            given = (subject is None) == (message is not None and descriptor_set is not None)
-        if not given or (subject is not None and descriptor_set is not None):
+        of_class, of_set = isinstance(message, type), isinstance(message, str) and descriptor_set is not None
+        if (descriptor_set is not None and not of_set) or not (of_class or of_set or subject is not None):
             raise TopologyError(
                 "RegistryProtobufCodec needs subject=, or a generated class as message=, or message= and descriptor_set="
             )
-        if subject is not None:
-            self._files = self.latest(subject, lambda found: _files_of(found, self._registry))
-        else:
+        if of_class or of_set:
             self._files = file_set(message if isinstance(message, type) else descriptor_set)  # type: ignore[arg-type]
+        else:
+            self._files = self.latest(str(subject), lambda found: _files_of(found, self._registry))
         files = Files(self._files)
         if isinstance(message, type):
             self._name = str(message.DESCRIPTOR.full_name)
@@ -80,6 +86,9 @@ class RegistryProtobufCodec(RegistryCodec):
         else:
             raise TopologyError(f"subject {subject!r}: its schema has no message")
         self.fields = Fields.of_schema(ProtobufDecoder(files, self._name).schema)
+        self._indexes = _indexes_of(files.message(self._name))
+        self._writer: MessageWriter | None = None
+        self.write_to(subject, subject_name_strategy, self._name, register=register, normalize=normalize)
 
     def reader_key(self) -> str:
         return f"{self._name} {self._files.hex()}"
@@ -89,6 +98,44 @@ class RegistryProtobufCodec(RegistryCodec):
 
     def decoder(self, schema: Any, registry: RegistryClient) -> _Indexed:
         return _Indexed(Files(_files_of(schema, registry)).messages(), self.tombstones())
+
+    def check_encodable(self, fields: Fields) -> None:
+        super().check_encodable(fields)
+        self._message_writer().check(fields.names)
+
+    def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        return [self._indexes + each for each in self._message_writer().write(columns, rows)]
+
+    def writer_schema(self, find: Find) -> Any:
+        files = files_of(self._files)
+
+        def schema(name: str) -> Any:
+            imports = [each for each in files[name].dependency if not each.startswith(_BUILT_IN)]
+            references = [(each, each, find(each, schema(each)).version) for each in imports]
+            return new_schema(text_of_file(files[name]), self.kind, references)
+
+        return schema(Files(self._files).message(self._name).file.name)
+
+    def _message_writer(self) -> MessageWriter:
+        if self._writer is None:
+            self._writer = MessageWriter(Files(self._files), self._name)
+        return self._writer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_writer": None}  # the receiver makes its own
+
+
+def _indexes_of(message: Any) -> bytes:
+    """Which message of its file it is, as it stands in front of a value."""
+    indexes: list[int] = []
+    while message is not None:
+        around = message.containing_type
+        its = around.nested_types if around is not None else message.file.message_types_by_name.values()
+        indexes.insert(0, [each.full_name for each in its].index(message.full_name))
+        message = around
+    if indexes == [0]:
+        return b"\x00"
+    return b"".join(map(long_bytes, (len(indexes), *indexes)))
 
 
 def _files_of(schema: Any, registry: RegistryClient) -> bytes:

@@ -27,6 +27,10 @@ def answering(answer: Answer) -> Iterator[tuple[str, list[str]]]:
             with contextlib.suppress(OSError):
                 answer(self, number)
 
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.do_GET()
+
         def log_message(self, format: str, *args: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

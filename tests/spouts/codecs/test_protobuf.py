@@ -438,7 +438,7 @@ def test_objects_name_their_json_schema(registry: RegistryServer, monkeypatch: p
     assert [each.index for each in bad] == [1, 2, 3, 4]
     assert f"schema id {avro}: it is AVRO, not JSON" in bad[2].reason
     assert "does not know schema id 999" in bad[3].reason
-    with pytest.raises(TopologyError, match="needs subject= or fields="):
+    with pytest.raises(TopologyError, match="needs subject= or schema=, or fields= alone"):
         RegistryJsonCodec(registry.url)
 
 
