@@ -1,5 +1,5 @@
 """The simulators: of the transaction protocol, of the trees of tuples, of states and their
-checkpoints, of event time.
+checkpoints, of event time, of tables of rows.
 
 Each makes a world from a seed and runs it to its end under an oracle of its own. The same seed
 gives the same world on any machine.
@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.kit import state_world, tree_world
 from tests.simulation.event_time import run_event_time
+from tests.simulation.rows import run_rows
 from tests.simulation.schedule import Coverage, run_schedule
 
 #: Messages of a world of trees, how many may be pending, and how many of a hundred worlds are such.
@@ -132,6 +133,20 @@ def run_timed(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     return replace(verdict, trace=(*lines, *verdict.trace))
 
 
+def run_tables(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """Transactions that write tables of rows (``rows.py``)."""
+    lines: list[str] = []
+
+    def run() -> str | None:
+        wrong, world = run_rows(seed)
+        lines.extend([str(world.shape), *world.trace] if tell else [])
+        _cover(coverage, world, "rows")
+        return wrong
+
+    verdict = _judged(seed, "", run, tell)
+    return replace(verdict, trace=(*lines, *verdict.trace))
+
+
 def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
     """All troubles, one time in two; else each of them, one time in two."""
     return troubles if chance.random() < 0.5 else tuple(each for each in troubles if chance.random() < 0.5)
@@ -172,9 +187,10 @@ SIMULATORS = {
     each.name: each
     for each in (
         Simulator("protocol", 50, 200, run_protocol),
-        Simulator("trees", 29, 80, run_trees),
-        Simulator("states", 12, 30, run_states),
-        Simulator("event_time", 9, 30, run_timed),
+        Simulator("trees", 27, 80, run_trees),
+        Simulator("states", 11, 30, run_states),
+        Simulator("event_time", 8, 30, run_timed),
+        Simulator("rows", 4, 10, run_tables),
     )
 }
 
@@ -182,10 +198,10 @@ SIMULATORS = {
 def shares(schedules: int, names: list[str]) -> dict[str, int]:
     """How many of ``schedules`` each simulator gets.
 
-    >>> shares(100_000, ["protocol", "trees", "states", "event_time"])
-    {'protocol': 50000, 'trees': 29000, 'states': 12000, 'event_time': 9000}
-    >>> shares(20, ["protocol", "trees", "states", "event_time"])
-    {'protocol': 10, 'trees': 5, 'states': 2, 'event_time': 1}
+    >>> shares(100_000, list(SIMULATORS))
+    {'protocol': 50000, 'trees': 27000, 'states': 11000, 'event_time': 8000, 'rows': 4000}
+    >>> shares(20, list(SIMULATORS))
+    {'protocol': 10, 'trees': 5, 'states': 2, 'event_time': 1, 'rows': 1}
     >>> shares(100, ["states"])
     {'states': 100}
     """
