@@ -62,7 +62,7 @@ class RunningThread(ABC):
             for each in reversed(owned):
                 owning.callback(each)
             if config.metrics_port is not None:
-                from framework.observe.metrics import health_of, serve_metrics
+                from framework.observe.metrics_server import health_of, serve_metrics
 
                 owning.callback(
                     serve_metrics(

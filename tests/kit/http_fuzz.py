@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from framework.observe import metrics
-from framework.observe.metrics import serve_metrics
+from framework.observe.metrics_server import serve_metrics
 from framework.ui import app, connection_limits, guard
 from integration.server import free_port
 from tests.kit.fuzzing import Counts, go_on

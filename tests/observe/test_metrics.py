@@ -28,20 +28,16 @@ from framework.core.rounds import Counts
 from framework.core.status import CoreStatus
 from framework.errors import ConfigError
 from framework.execution.failures import FailureKind
-from framework.observe import metrics
+from framework.observe import metrics_server
 from framework.observe.counters import CoreFiguresBuilder
 from framework.observe.journal import Journal
 from framework.observe.metrics import (
-    _CLIENTS_MAX,
     METRICS,
     PARTITIONS_MAX,
     CoreRunCollector,
     RunCollector,
-    _Handler,
-    _Scraped,
-    health_of,
-    serve_metrics,
 )
+from framework.observe.metrics_server import _CLIENTS_MAX, _Handler, _Scraped, health_of, serve_metrics
 from framework.topology import PartitionProgress, StateSize
 from framework.transactions import MemoryStore
 from integration.packages import find_program
@@ -428,9 +424,9 @@ def test_hundreds_of_clients_that_say_nothing_hold_few_threads_and_delay_no_othe
 
 def test_scrapes_take_a_share_of_a_core_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     spent, slept, now = 0.0, [], 0.0
-    monkeypatch.setattr(metrics.time, "thread_time", lambda: spent)
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
-    monkeypatch.setattr(metrics.time, "sleep", slept.append)
+    monkeypatch.setattr(metrics_server.time, "thread_time", lambda: spent)
+    monkeypatch.setattr(metrics_server.time, "monotonic", lambda: now)
+    monkeypatch.setattr(metrics_server.time, "sleep", slept.append)
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
         nonlocal spent, now
