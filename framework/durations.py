@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: ``"5 min"``, ``"1 day"``, a ``timedelta``, or seconds."""
+"""Lengths of time as users write them: ``"5 min"``, ``"1 day"``, a ``timedelta``, or seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Duration = str | float | datetime.timedelta
 
 def micros_of(duration: Duration, what: str) -> int:
     """A length of time in whole microseconds. A number is seconds. Raises ``ConfigError``, which
-    names ``what``, for what is no length of time, and for a negative one.
+    names ``what``, for an invalid or negative length of time.
 
     >>> micros_of("5 min", "gap"), micros_of("1.5s", "gap"), micros_of(2, "gap")
     (300000000, 1500000, 2000000)
@@ -69,8 +69,8 @@ def timedelta_to_micros(delta: datetime.timedelta) -> int:
 
 
 def seconds_of(setting: object) -> object:
-    """The seconds in a text of a setting, such as "5 min" or "90"; anything else as it is. Raises
-    ``ValueError``.
+    """The seconds in a text of a setting, such as "5 min" or "90"; other values are returned
+    unchanged. Raises ``ValueError``.
 
     >>> seconds_of("5 min"), seconds_of("90"), seconds_of("500ms"), seconds_of(3)
     (300.0, 90.0, 0.5, 3)

@@ -41,15 +41,15 @@ __all__ = [
 
 #: How many bytes of a reason are kept: more would burden logs, documents and dead letters.
 REASON_BYTES_MAX = 1_024
-#: What a terminal, a log or a store may take for something else than text: control characters, line
-#: and paragraph separators, marks that reverse the direction of writing, lone surrogates.
+#: Characters that a terminal, a log or a store may not treat as text: control characters, line and
+#: paragraph separators, marks that reverse the direction of writing, lone surrogates.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def reason_of(text: str) -> str:
-    """Text that may come from outside, as a reason that can be logged, printed and stored: one
-    line, without control characters, of ``REASON_BYTES_MAX`` bytes at most. A reason stays as it
-    is.
+    """Convert text of any origin to a reason that can be logged, printed and stored: one line,
+    without control characters, of ``REASON_BYTES_MAX`` bytes at most. A reason is returned
+    unchanged.
 
     >>> reason_of("no\\nINFO all is well\\x1b]0;title")
     'no\\\\x0aINFO all is well\\\\x1b]0;title'
@@ -81,14 +81,14 @@ class ConfigError(RatchetError):
 
 
 class TopologyError(RatchetError):
-    """The topology cannot be built or run as it is written."""
+    """The topology cannot be built or run as it is defined."""
 
 
 class UnknownFieldError(TopologyError, KeyError, IndexError):
-    """A tuple is asked for a field, by name or by position, that no tuple of its stream has. It is
-    a ``KeyError`` and an ``IndexError``, as of a dictionary and of a list."""
+    """A field, requested by name or by position, does not exist in the tuples of the stream. It is
+    a ``KeyError`` and an ``IndexError``, like that of a dictionary and of a list."""
 
-    __str__ = Exception.__str__  # that of KeyError quotes the message
+    __str__ = Exception.__str__  # KeyError's own would quote the message
 
 
 class FailedException(RatchetError):
@@ -132,8 +132,8 @@ class LeadershipLostError(RatchetError):
 
 
 class CorruptStateError(RatchetError):
-    """Persisted data cannot be parsed or contradicts itself. It is never treated as absent. What is
-    quoted of it is escaped."""
+    """Persisted data cannot be parsed or contradicts itself. It is never treated as absent. Quoted
+    data is escaped."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(escaped(reason))
@@ -143,7 +143,7 @@ class DataLossError(RatchetError):
     """The source no longer holds offsets that a plan needs, or is no longer the same source."""
 
 
-#: What to do about it, for a transactional topology.
+#: Advice for a transactional topology.
 READ_ANEW = (
     "to read it anew, run `ratchet reset MODULE:TOPOLOGY --positions --yes` (the sinks keep what they hold), or with "
     "--everything (they are emptied)"
@@ -154,12 +154,12 @@ class BadRecordError(RatchetError):
     """A record of the source cannot be decoded, or the value of one is refused: by a state, by a
     sink, or by a bolt of yours, which may raise it.
 
-    In a transactional topology, the record goes the way that ``on_bad_record`` says, of the bolt or
-    of the spout. It is found by halving the batch, so the error need not name it.
+    In a transactional topology, the ``on_bad_record`` of the bolt or of the spout decides about the
+    record. It is found by bisecting the batch, so the error need not name it.
 
-    ``message``: as of ``reason_of``. ``about``: the beginning of the record, for the user's eyes;
-    it is in no log and no document. ``advice``: what can be done about it, where the message does
-    not say so.
+    * ``message``: limited as in ``reason_of``.
+    * ``about``: the beginning of the record, shown to the user only; never logged or stored.
+    * ``advice``: the remedy, if the message does not contain it.
     """
 
     def __init__(self, message: str, about: str = "", advice: str = "") -> None:

@@ -8,7 +8,7 @@
     [project.entry-points."ratchet.sinks"]
     MongoBackend = "ratchet_mongo:MongoBackend"   # from ratchet import MongoBackend
 
-What Ratchet itself has cannot be replaced: its own names are looked up first.
+Ratchet's own names cannot be replaced: they are looked up first.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Any
 
 from framework.errors import ConfigError
 
-#: The groups. An entry of the first is a ``typer.Typer``; of the next two, what ``from ratchet
-#: import`` gives. An entry of the last is named after the scheme of a URL, and makes of a URL and
-#: the id of a topology a ``framework.transactions.history_archive.HistoryTarget``.
+#: The groups of entry points. An entry of the first is a ``typer.Typer``; entries of the next two
+#: are objects for ``from ratchet import``. An entry of the last is named after the scheme of a URL:
+#: a function that takes a URL and a topology's id, and returns a
+#: ``framework.transactions.history_archive.HistoryTarget``.
 COMMANDS, SOURCES, SINKS, HISTORIES = "ratchet.commands", "ratchet.sources", "ratchet.sinks", "ratchet.histories"
 
 
 def added(group: str, name: str) -> Any:
-    """What an installed package adds under a name; None: nothing. Raises ``ConfigError`` where two
-    packages add it, and where it cannot be imported."""
+    """The object that an installed package adds under a name; None if there is none. Raises
+    ``ConfigError`` when two packages add it, and when it cannot be imported."""
     found = {each.value: each for each in entry_points(group=group, name=name)}
     if not found:
         return None
@@ -44,7 +45,7 @@ def added(group: str, name: str) -> Any:
 
 
 def summaries(group: str) -> Mapping[str, str]:
-    """The names that installed packages add, in order, each with a line; nothing is imported."""
+    """The names that installed packages add, in order, each with a line; imports nothing."""
     return {each.name: _summary(each) for each in sorted(entry_points(group=group), key=lambda each: each.name)}
 
 

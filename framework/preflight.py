@@ -1,7 +1,7 @@
-"""What can be known before a topology starts: ``ratchet check`` shows it all, ``ratchet run`` only
-what is wrong.
+"""All checks that are possible before a topology starts: ``ratchet check`` shows all results,
+``ratchet run`` only the problems.
 
-Nothing is changed anywhere, and Spark is not started.
+The checks change nothing, and do not start Spark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ AnyTopology = Union[Topology, CoreTopology]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. ``error``: None when all is well; else the message is its text."""
+    """The result of one check. ``error``: None when the check passed; otherwise its message is the
+    text.
+    """
 
     subject: str
     text: str
@@ -54,7 +56,7 @@ class Finding:
 
     @property
     def waits(self) -> bool:
-        """Whether a run would wait for what is missing, rather than end."""
+        """Whether a run would wait for the missing part, rather than end."""
         return isinstance(self.error, RetryableError)
 
 
@@ -66,8 +68,8 @@ def preflight(
     *,
     sample: int = 0,
 ) -> Iterator[Finding]:
-    """Check one thing after the other, what is quick first. Gives one finding each. ``executor``
-    and ``accept_changed_topology``: as of ``submit``. ``sample``: so many records are read too."""
+    """Run the checks one after the other, quick ones first. Yields one finding each. ``executor``,
+    ``accept_changed_topology``: as in ``submit``. ``sample``: number of records to read, too."""
     if isinstance(topology, Topology):
         config = config.with_defaults(topology.settings)
     for subject, check in _checks(topology, config, executor, accept_changed_topology):
@@ -82,14 +84,14 @@ def _finding(subject: str, check: Check) -> Finding:
     except RatchetError as error:
         advice = getattr(error, "advice", "")
         return Finding(subject, f"{error}; {advice}" if advice else str(error), error)
-    except USER_ERRORS as error:  # of the user's component, or of the library of a sink
+    except USER_ERRORS as error:  # from the user's component, or from the library of a sink
         text = in_users_words(error)
         return Finding(subject, text, TopologyError(f"{subject}: {text}"))
 
 
 def has_run(topology: AnyTopology, config: Config) -> bool:
-    """Whether a topology of this id has committed anything, or, of a core topology, has been led:
-    then what it needs was there once."""
+    """Whether a topology of this id has committed a transaction or, for a core topology, has had a
+    leader: then its servers and topics existed once."""
     if config.zookeeper_hosts() is None:
         return False
     store = store_of(config, observes=True)
@@ -134,7 +136,7 @@ def _reachable(topology: Topology, config: Config) -> str:
 
 
 def _needs_no_spark(topology: AnyTopology, config: Config) -> bool:
-    """Whether no bolt asks for Spark SQL, and no other host is to do the work."""
+    """Whether no bolt needs Spark SQL, and no other host is used."""
     master = config.spark.get("spark.master", "local[*]")
     here = master.startswith("local") and not master.startswith("local-cluster")
     return here and not any(isinstance(each.instance, DataFrameBolt) for each in topology.components)

@@ -1,5 +1,5 @@
-"""The types of the fields of a document, checked where it is read: whoever may write to a store may
-have written anything."""
+"""Checks the types of a document's fields when it is read, because any client of the store may have
+written it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-#: Numbers in documents are smaller.
+#: The upper bound of numbers in documents.
 _NUMBER_MAX = 1 << 63
 
 
@@ -28,7 +28,7 @@ def check_fields(kind: type, values: Mapping[str, Any]) -> None:
 
 
 def fits(value: Any, declared: Any) -> bool:
-    """Whether a value is of a declared type. A float is finite, and a truth value is no number."""
+    """Whether a value is of a declared type. A float must be finite, and a bool is no number."""
     origin, inner = get_origin(declared), get_args(declared)
     if declared is Any:
         return True

@@ -62,17 +62,20 @@ def submit(
 ) -> Run | CoreRun:
     """Start a topology and return its run.
 
-    ``config``: dotted keys, see ``framework.config``. ``store``: where transactional state is kept.
-    The default is ZooKeeper at ``transactional.zookeeper.servers``, or, when none is configured, a
-    ``MemoryStore`` that ends with the process. ``executor``: by default Spark at ``spark.master``;
-    ``"local"`` runs in this process.
+    * ``config``: dotted keys, see ``framework.config``.
+    * ``store``: where transactional state is kept. The default is ZooKeeper at
+      ``transactional.zookeeper.servers``, or, when none is configured, a ``MemoryStore`` that ends
+      with the process.
+    * ``executor``: by default Spark at ``spark.master``; ``"local"`` runs in this process.
 
-    ``accept_changed_topology``: continue from the state of a topology with the same id and a
-    different shape. The difference is logged. A state that is new to the topology starts empty at
-    the next txid. ``fresh``: forget the positions in the source and read from where the spout's
-    ``start`` says. The txids keep rising and the states stay as they are, so records that are read
-    again count again. ``standby``: make everything ready, let another driver lead first, and take
-    over when it is gone. Without it, a driver leads as soon as nobody else does.
+    * ``accept_changed_topology``: continue from the state of a topology with the same id and a
+      different shape. The difference is logged. A state that is new to the topology starts empty at
+      the next txid.
+    * ``fresh``: forget the positions in the source and read from where the spout's ``start`` says.
+      The txids continue to rise and the states keep their rows, so records that are read again
+      count again.
+    * ``standby``: prepare everything, let another driver lead first, and take over when it is gone.
+      Without it, a driver leads as soon as there is no other leader.
 
     A core topology, built by ``TopologyBuilder``, takes only ``config``, ``executor`` (a name) and
     ``store``, where its driver is elected and the record of its checkpoints is kept. For it
@@ -108,7 +111,7 @@ def submit(
     runner = _batch_executor(executor, plan, conf, checked) if isinstance(executor, str) else executor
     history = history_target(checked, topology.id)
     if history is not None:
-        with suppress(RetryableError):  # a place that does not answer is caught up with later
+        with suppress(RetryableError):  # a target that does not answer gets its data later
             history.check(topology.id)
     traces = _traces_of(topology, checked)
     owned = store is None
@@ -143,7 +146,8 @@ def submit(
 def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], config: Config) -> BatchExecutor:
     if name == LOCAL:
         return LocalExecutor(plan, conf)
-    from framework.execution.spark.batch_executor import SparkExecutor  # only runs that use Spark load it
+    # imported here because only runs on Spark need it
+    from framework.execution.spark.batch_executor import SparkExecutor
 
     return SparkExecutor(
         plan,
@@ -155,17 +159,18 @@ def _batch_executor(name: str, plan: ExecutionPlan, conf: Mapping[str, Any], con
 
 
 def _traces_of(topology: Topology, config: Config) -> TransactionTraces | None:
-    """Raises ``ConfigError`` when traces are wanted and cannot be made."""
+    """Raises ``ConfigError`` when traces are configured and cannot be made."""
     if config.tracing_endpoint is None:
         return None
-    from framework.observe.tracing import TransactionTraces  # loads OpenTelemetry
+    from framework.observe.tracing import TransactionTraces  # imports OpenTelemetry
 
     return TransactionTraces(config.tracing_endpoint, topology.id, config.tracing_ratio)
 
 
 def check_reach(topology: Topology, master: str) -> None:
     """Raise ``ConfigError`` for a state that its commit tasks could not reach (C23)."""
-    local = master.startswith("local")  # local-cluster too: its executors are processes of this host
+    # includes local-cluster, whose executors are processes of this host
+    local = master.startswith("local")
     for state in topology.states:
         if state.reach is Reach.PROCESS:
             raise ConfigError(

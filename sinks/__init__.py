@@ -1,4 +1,4 @@
-"""Where committers write: value types, backends, ready-made committers.
+"""The targets of committers: value types, backends, ready-made committers.
 
 Database backends are imported on first use, because each needs the extra of its name.
 """

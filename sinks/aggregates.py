@@ -5,9 +5,9 @@ Each aggregate is a monoid with null as its neutral element: ``merge(merge(a, b)
 folds record batches before a shuffle, folds their partial results after it, and adds the outcome to
 a row in a store.
 
-An aggregate may need several columns: ``Mean`` keeps a sum and a count beside the quotient that
-people read. Such an aggregate is ``expanded`` into one aggregate per column. Some of these are
-*derived* from the others.
+An aggregate may need several columns: ``Mean`` keeps a sum and a count in addition to the quotient.
+Such an aggregate is ``expanded`` into one aggregate per column. Some columns are *derived* from
+others.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from framework.topology.fields import Fields, FieldType
 #: Log2 of the number of registers. 4096 registers give a relative standard error of
 #: 1.04 / sqrt(4096), 1.6 %.
 SKETCH_LG_K = 12
-#: Stands for an empty text, because a sketch ignores empty texts. Its bytes are eight times 255,
-#: which no text has.
+#: Represents an empty text, because a sketch ignores empty texts. Its bytes are eight times 255,
+#: which no text contains.
 _EMPTY = -1
 #: Decimals have at most 76 digits; Python's own context rounds to 28.
 EXACT = decimal.Context(prec=100, traps=[decimal.Inexact, decimal.InvalidOperation])
@@ -68,7 +68,7 @@ class Aggregate(ABC):
     def _merge(self, old: Any, new: Any) -> Any: ...
 
     def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
-        """Combine input values, or partial results (``partial``), where Arrow has no function."""
+        """Combine input values, or partial results (``partial``), if Arrow has no function."""
         present = [value for value in values if value is not None]
         return reduce(self._merge, present) if present else None
 
@@ -81,7 +81,7 @@ def expanded_aggregates(
     committer: str, aggregates: Mapping[str, Aggregate], taken: Collection[str]
 ) -> dict[str, Aggregate]:
     """The columns that a committer keeps for its aggregates. ``taken``: its other columns. Raises
-    ``TopologyError`` where there is no aggregate, and for one whose columns are there already."""
+    ``TopologyError`` if there is no aggregate, or if a column exists already."""
     if not aggregates:
         raise TopologyError(f'{committer} needs at least one aggregate, such as {{"count": Count()}}')
     found: dict[str, Aggregate] = {}
@@ -367,7 +367,7 @@ class Sketch(Folded):
 
 @dataclass(frozen=True)
 class ApproxDistinct(Aggregate):
-    """About how many different values there are, nulls ignored: exact for a few values, within
+    """An estimate of the number of different values, without nulls: exact for a few values, within
     1.6 % (one standard error) for many.
 
     Columns: ``<name>``, and ``<name>_sketch``, the HyperLogLog sketch that is merged, at most
@@ -391,7 +391,7 @@ class ApproxDistinct(Aggregate):
 
 def _sketches() -> Any:
     try:
-        import datasketches  # loaded only where it is used: it is an extra
+        import datasketches  # imported only on use: it is an optional extra
     except ImportError as error:
         raise ConfigError(
             "ApproxDistinct needs the package datasketches: pip install 'ratchet-pipelines[sketches]'"

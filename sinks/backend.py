@@ -2,7 +2,7 @@
 (C1, C4).
 
 To write a backend, implement ``MapBackend`` and run the contract suite of
-``framework.testing.conformance`` against it. Two optional bases add what tools make use of:
+``framework.testing.conformance`` against it. Two optional bases add operations for tools:
 ``sinks.snapshots`` for readers, ``sinks.exchange`` for ``rebuild``.
 """
 
@@ -22,8 +22,8 @@ from sinks.store_identity import StoreIdentity
 Key = tuple[Any, ...]
 Value = tuple[Any, ...]
 
-#: The writers of rows that were put back: by a sweep, which leaves them their txid, and by a
-#: roll-back, which gives them the txid below.
+#: The writers of restored rows: a sweep, which keeps their txid, and a roll-back, which gives them
+#: the txid before.
 SWEPT = "sweep"
 ROLLED_BACK = "roll back"
 
@@ -41,18 +41,18 @@ class Row(NamedTuple):
     writer: str = ""
 
     def restored(self, stamp: Stamp) -> Row:
-        """The row that a sweep under a header with this stamp puts in the place of this one: as it
-        was before the transaction that wrote it."""
+        """The row with which a sweep under a header with this stamp replaces this one: as it was
+        before the transaction that wrote it."""
         return Row(self.prev, stamp, self.prev, SWEPT)
 
     def rolled_back(self, stamp: Stamp) -> Row:
-        """The row that a roll-back under a header with this stamp puts in the place of this one: as
-        it was before the transaction, and with the txid below."""
+        """The row with which a roll-back under a header with this stamp replaces this one: as it
+        was before the transaction, and with the txid before."""
         return Row(self.prev, stamp._replace(txid=stamp.txid - 1), self.prev, ROLLED_BACK)
 
     def as_of(self, txid: int) -> tuple[bool, Value | None]:
-        """Whether the row still tells its value as transaction ``txid`` left it, and that value. A
-        row that was rolled back has the txid below, and nothing about the time before that."""
+        """Whether the row still contains its value as of transaction ``txid``, and that value. A
+        row that was rolled back has the txid before, and no earlier value."""
         if self.stamp.txid <= txid:
             return True, self.value
         return self.stamp.txid == txid + 1 and self.writer != ROLLED_BACK, self.prev
@@ -78,17 +78,20 @@ class MapBackend(StoreIdentity):
 
     #: Where processes that write the rows can run.
     reach: Reach = Reach.NETWORK
-    #: Whether a scan may give a row twice, for example when the store rearranges itself meanwhile.
+    #: Whether a scan may return a row twice, for example when the store rearranges itself
+    #: meanwhile.
     scan_may_repeat: bool = False
     #: Whether ``for_one_step`` may be called.
     commits_in_one_step: bool = False
-    #: Of a backend that ``for_one_step`` has returned.
+    #: Set in a backend returned by ``for_one_step``.
     _opens_from: Header | None = None
 
     @property
     @abstractmethod
     def location(self) -> str:
-        """Where the rows are: for messages, and the identity of the state. Contains no secrets."""
+        """The place of the rows: for messages, and as the identity of the state. Contains no
+        secrets.
+        """
 
     @abstractmethod
     def bind(self, key: Fields, value: Fields) -> None:
@@ -109,11 +112,11 @@ class MapBackend(StoreIdentity):
 
     @abstractmethod
     def prepare(self, topology_id: str) -> Header:
-        """Create what is missing and return the header. Raises ``ConfigError`` if the state has
+        """Create missing parts and return the header. Raises ``ConfigError`` if the state has
         another owner or other columns."""
 
     def check(self, topology_id: str) -> Header | None:
-        """Check as ``prepare`` does, but change nothing. Returns the header, or None where there is
+        """Check as ``prepare`` does, but change nothing. Returns the header, or None if there is
         none yet. Raises as ``prepare``."""
         return None
 
@@ -147,14 +150,14 @@ class MapBackend(StoreIdentity):
     def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
         """The rows that have a value and whose ``column`` is above ``after`` and at most ``upto``,
         in any order; with ``txid``, also every row of this transaction. The default scans all rows;
-        a store with an index reads what is due."""
+        a store with an index reads only the due rows."""
         held = self.column(column)
         for key, row in self.scan():
             if row.stamp.txid == txid or (row.value is not None and after < held(key, row.value) <= upto):
                 yield key, row
 
     def column(self, name: str) -> Callable[[Key, Value], Any]:
-        """Takes a column of the key or of the value from a row."""
+        """Returns a function that extracts a column of the key or of the value from a row."""
         keys, values = self.fields
         if name in keys:
             return lambda key, value: key[keys.position(name)]
@@ -173,10 +176,10 @@ class MapBackend(StoreIdentity):
         continues from them."""
 
     def for_one_step(self, opens_from: Header) -> MapBackend:
-        """A backend of the same rows, of which one ``multi_put`` or ``apply`` is a whole commit. It
-        compares the header with ``opens_from`` instead of ``header``, and leaves
-        ``header.done_as_open()``, also when there are no rows. After an error there is nothing of
-        it, or what the single steps may leave, which is rows under ``header``."""
+        """A backend of the same rows with which one ``multi_put`` or ``apply`` is a whole commit.
+        It compares the header with ``opens_from`` instead of ``header``, and leaves
+        ``header.done_as_open()``, even without rows. After an error, it has no effect, or that of
+        unfinished single steps, which is rows under ``header``."""
         if not self.commits_in_one_step:
             raise NotImplementedError(f"{self.location} cannot raise its header in the step that writes rows")
         other = copy.copy(self)
@@ -210,9 +213,9 @@ class MapBackend(StoreIdentity):
         state has another owner."""
 
     def check_rows(self, deltas: pa.Table) -> None:
-        """Raise ``BadRecordError`` for a row that ``apply`` would refuse, if that is known.
-        ``deltas``: as in ``apply``. Called before the commit is opened: a record can then be left
-        out, whatever the other sinks are. Optional."""
+        """Raise ``BadRecordError`` for a row that ``apply`` would certainly refuse. ``deltas``: as
+        in ``apply``. Called before the commit is opened, when a record can still be left out,
+        whatever the other sinks are. Optional."""
 
     def apply(
         self,

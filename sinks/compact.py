@@ -20,7 +20,7 @@ def table_at(path: Path, target_bytes: int) -> FileTable:
     """The table in a folder, as an object of its kind."""
     held = FileTableShape.read(path)
     if held is not None and held.kind == "DeltaLakeTable":
-        from sinks.lake.delta import DeltaLakeTable  # an extra
+        from sinks.lake.delta import DeltaLakeTable  # an optional extra
 
         return DeltaLakeTable(path, target_bytes=target_bytes)
     return ParquetTable(path, target_bytes=target_bytes)

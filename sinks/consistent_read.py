@@ -1,9 +1,9 @@
 """Read several sinks consistently: as of a transaction that all of them hold.
 
 Sinks finish a transaction one after the other, so a reader of two sinks may see it in one and not
-yet in the other. Each row also keeps its previous value. So the value as of the last common
-transaction stays readable while the next transaction changes the row, and is lost when a later one
-changes it again.
+yet in the other. But each row keeps its previous value. So the value as of the last common
+transaction stays readable while the next transaction changes the row, and is lost only when a later
+one changes it again.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from sinks.keyed_committer import KeyedCommitter
 from sinks.states import MapState
 
 _FIRST, _END, _COUNT = "window_start", "window_end", "records"
-#: The part of a window that a row of the state holds. The row of part ``_COUNTER`` says how many
-#: records the key has had.
+#: The part of a window in a row of the state. The row of part ``_COUNTER`` contains the number of
+#: records of the key.
 _PART = "window_part"
 _COUNTER = -1
 _AT_PART = "@part"
@@ -37,12 +37,12 @@ class CountWindowCommitter(KeyedCommitter):
     window, in the transaction that brings its last record. ``step`` None: one window after the
     other.
 
-    ``key`` and ``aggregates``: as of a ``StateCommitter``. The opaque state holds the records of
+    ``key`` and ``aggregates``: as in a ``StateCommitter``. The opaque state holds the records of
     open windows, folded: one row per common divisor of ``count`` and ``step``, and the count.
 
     Default stream: the key, ``window_start`` (the number of its first record, counted from 0 per
-    key), ``window_end`` (the number after its last one), the aggregates. Records are counted as
-    they come. It needs no watermark.
+    key), ``window_end`` (the number after its last one), the aggregates. Records are counted in the
+    order of arrival. It needs no watermark.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Dead letters as rows of a state: their columns, and how they are read."""
+"""Dead letters as rows of a state: their columns, and their reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LETTER_VALUE = Fields.of(
         "attempts": pa.int32(),
     }
 )
-#: How often the letters are read again because a driver was faster.
+#: How often the letters are read again because a driver changed them meanwhile.
 _TRIES = 20
 
 
@@ -61,7 +61,7 @@ def letter_of(key: Key, value: Value) -> Letter:
 
 
 class TableLetters(LetterReader):
-    """``state``: a copy with connections of its own."""
+    """Reads the letters in a state. ``state``: a copy with connections of its own."""
 
     def __init__(self, state: MapState, topology_id: str) -> None:
         self._state, self._topology_id = state, topology_id

@@ -1,9 +1,9 @@
 """Committers for the records that a spout could not decode: into a table, or into a Kafka topic.
 
-Both take the hidden stream of a spout with ``on_bad_record="dead_letter"``. The builder adds them
-to the topology. A dead letter is identified by (topic id, partition, offset), and written exactly
-once, under the txid of its batch (C20). One that is replayed or dropped ends under the txid that
-does so, and one that comes back keeps its coordinates (C48).
+Both subscribe to the hidden stream of a spout with ``on_bad_record="dead_letter"``. The builder
+adds them to the topology. A dead letter is identified by (topic id, partition, offset), and written
+exactly once, under the txid of its batch (C20). A letter that is replayed or dropped ends under the
+txid of that transaction, and a letter that is refused again keeps its coordinates (C48).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class DeadLetterTable(_DeadLetters):
 
     Key: ``topic_id``, ``partition``, ``offset``. Columns: ``topic``, ``timestamp_ms``, ``error``,
     ``record_key`` and ``record_value`` (the raw bytes), ``headers`` (JSON: a list of [name, value
-    in base64 or null]), and ``attempts``: how often the letter was replayed and came back. A letter
-    that is replayed or dropped is deleted.
+    in base64 or null]), and ``attempts``: how often the letter was replayed and refused again. A
+    letter that is replayed or dropped is deleted.
 
     ::
 
@@ -118,9 +118,9 @@ class DeadLetterTopic(_DeadLetters):
     Key, value and headers are those of the original record. These headers are added:
     ``ratchet.topology``, ``.incarnation``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``,
     ``.offset``, ``.timestamp_ms``, ``.error``, and ``.attempts``: how often the letter was replayed
-    and came back. When a letter is replayed or dropped, another record says so, by
-    ``ratchet.settled``: it has the coordinates, and no value. All records of a letter are in one
-    partition, so that the broker removes the oldest first.
+    and refused again. When a letter is replayed or dropped, another record with the header
+    ``ratchet.settled`` says so: it has the coordinates, and no value. All records of a letter are
+    in one partition, so that the broker removes the oldest first.
 
     If they do not fit into ``message.max.bytes`` of the client and ``max.message.bytes`` of the
     topic, the largest of value, key and headers are cut. The header ``ratchet.cut`` names them and
@@ -128,8 +128,8 @@ class DeadLetterTopic(_DeadLetters):
 
     Each task writes its part of a batch in one kafka_txn, so consumers with
     ``isolation.level=read_committed`` see each letter once. ``topic`` must exist. ``marker_topic``
-    (by default ``ratchet-markers-<topology id>``) is created when it is missing. Records in Kafka
-    cannot be undone, so a batch whose commit was opened is never planned anew (C8).
+    (by default ``ratchet-markers-<topology id>``) is created if missing. Records in Kafka cannot be
+    undone, so a batch whose commit was opened is never planned again (C8).
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.

@@ -1,4 +1,4 @@
-"""Backends whose rows ``rebuild`` can exchange for others."""
+"""Backends whose rows ``rebuild`` can exchange."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sinks.backend import MapBackend
 
 
 class ExchangeBackend(MapBackend):
-    """A backend that has places for other rows of the same columns next to its own. Optional."""
+    """A backend that can store other rows of the same columns next to its own. Optional."""
 
     @abstractmethod
     def beside(self, place: str) -> ExchangeBackend:
         """A backend of the same columns in the same store, at ``place`` next to this one. Raises
-        ``ConfigError`` where rows cannot be exchanged."""
+        ``ConfigError`` if rows cannot be exchanged."""
 
     @abstractmethod
     def check_exchange(self, topology_id: str) -> None:
@@ -23,8 +23,8 @@ class ExchangeBackend(MapBackend):
 
     @abstractmethod
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        """As ``RebuildableState.exchange``. What others have attached to the rows, such as rights
-        and indexes, is kept, or ``ConfigError`` names what is in the way."""
+        """As ``RebuildableState.exchange``. Objects that others have attached to the rows, such as
+        permissions and indexes, are kept, or ``ConfigError`` names the obstacle."""
 
     @abstractmethod
     def remove(self, topology_id: str) -> bool:

@@ -52,14 +52,15 @@ def history_table(url: str, topology_id: str) -> HistoryTarget:
     ``ConfigError``."""
     address, _, name = url.partition("#")
     if "@" in name:
-        address = ""  # the sign was in a password, which must not be shown as the name of a table
+        # the character was part of a password, which must not be shown as a table's name
+        address = ""
     table = name or _table_of(topology_id)
     if address.startswith("sqlite:"):
         path = re.sub(r"^sqlite:(//(?=/))?", "", address)
         if path and not path.startswith("//"):
             return HistoryTable(SqliteBackend(path, table, KEY, VALUE))
     elif address.startswith(("postgresql://", "postgres://")):
-        from sinks.sql.postgres import PostgresBackend  # an extra
+        from sinks.sql.postgres import PostgresBackend  # an optional extra
 
         return HistoryTable(PostgresBackend(address, table, KEY, VALUE))
     raise ConfigError(
@@ -103,13 +104,13 @@ class HistoryTable(HistoryTarget):
         return header.done if same else 0
 
     def write(self, kept: Sequence[KeptRecord]) -> None:
-        before, self._header = self._header, None  # until all of it is written
+        before, self._header = self._header, None  # unknown until all records are written
         if before is None:
             raise StaleWriterError(f"{self.location}: begin again")
         txid = kept[-1].until_txid
         attempt = before.open.attempt_id + 1 if before.open is not None and before.open.txid == txid else 1
         if before.open is not None and before.open.plan_digest != self._incarnation:
-            begun = replace(before, done=0)  # what was done was of another life
+            begun = replace(before, done=0)  # ``done`` belonged to another incarnation
             self._backend.raise_header(before, begun)
             before = begun
         opened = before.opened(self._epoch, OpenCommit(txid, attempt, self._incarnation))

@@ -19,7 +19,7 @@ from sinks.snapshots import SnapshotBackend
 
 
 class _Rows:
-    """What all copies of one backend share."""
+    """The data that all copies of one backend share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -178,7 +178,7 @@ class MemoryBackend(SnapshotBackend, ExchangeBackend):
         return other
 
     def check_exchange(self, topology_id: str) -> None:
-        """Nothing is in the way."""
+        """Always possible."""
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
         shared, other = self._rows(), self.beside(REBUILT)
@@ -199,7 +199,7 @@ class MemoryBackend(SnapshotBackend, ExchangeBackend):
         return there
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
     def items(self) -> dict[Key, Row]:
         """A copy of all rows, tombstones included. For tests and inspection."""

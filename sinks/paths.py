@@ -1,4 +1,4 @@
-"""Where a state is, or will be."""
+"""Checks of the paths of states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from framework.errors import ConfigError
 
 
 def check_can_be_made(path: Path, location: str) -> None:
-    """Raise ``ConfigError`` if what is not there yet cannot be made. Missing folders are made with
+    """Raise ``ConfigError`` if a missing path cannot be created. Missing parents are created with
     it."""
     folder = next(each for each in path.parents if each.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -17,5 +17,5 @@ def check_can_be_made(path: Path, location: str) -> None:
 
 
 def somebody_elses(location: object) -> ConfigError:
-    """The error where a rebuild needs a name that something else has."""
+    """The error for a name that a rebuild needs and that is already taken."""
     return ConfigError(f"{location} is not Ratchet's, or another topology's: rename it, its name is needed here")

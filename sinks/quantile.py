@@ -1,9 +1,8 @@
 """Quantiles of a stream, by a sketch whose parts merge exactly: a histogram whose buckets grow by
 2 %.
 
-Whatever the parts are that a stream is divided into, the sketch is the same, and so is the
-quantile: a replay and another number of tasks change nothing. That is why this is no t-digest and
-no KLL sketch.
+However a stream is divided into parts, the sketch is the same, and so is the quantile: neither a
+replay nor another number of tasks changes it. A t-digest or a KLL sketch lacks this property.
 
 Source: Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile Sketch with
 Relative-Error Guarantees, VLDB 2019.
@@ -24,7 +23,7 @@ import pyarrow as pa
 from framework.errors import CorruptStateError, TopologyError
 from sinks.aggregates import Aggregate, Derived, Folded, typed
 
-#: A quantile is at most this share of itself away from a value that has its rank.
+#: The largest relative distance of a quantile from a value of its rank.
 ACCURACY = 0.01
 _GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
 _LOG_GAMMA = math.log(_GAMMA)
@@ -40,7 +39,7 @@ _Side = dict[int, int]
 
 @dataclass(slots=True)
 class _Histogram:
-    """Counts of zeros, and of the values above and below zero by the bucket of their size."""
+    """Counts of zeros, and of the values above and below zero by bucket."""
 
     zeros: int
     above: _Side
@@ -104,7 +103,9 @@ def _buckets(sizes: np.ndarray[Any, np.dtype[np.float64]]) -> _Side:
 
 
 def _value(bucket: int) -> float:
-    """The value that stands for a bucket: as far from its least as from its greatest."""
+    """The value that represents a bucket: equally far, relatively, from its least and its greatest
+    value.
+    """
     if bucket == _INFINITE:
         return math.inf
     try:

@@ -1,8 +1,8 @@
-"""``verify`` computes the aggregates of a ``StateCommitter`` again here, by independent arithmetic.
+"""Recomputes the aggregates of a ``StateCommitter`` for ``verify``, by independent arithmetic.
 
-Nothing is folded by Arrow. Rows are grouped by a dictionary, and added as integers and fractions,
+Arrow folds nothing here. Rows are grouped by a dictionary, and added as integers and fractions,
 which are exact. Only the result is rounded, once. So a recount can detect errors in the sinks.
-Functions that are not ours are called again: those of ``Reduce``, and the sketches of
+Functions from elsewhere are called again: those of ``Reduce``, and the sketches of
 ``ApproxDistinct``.
 
 A scratch table keeps the *tallies* of each key, one per column, from batch to batch.
@@ -54,7 +54,7 @@ class Column(ABC):
 
     @abstractmethod
     def value(self, tally: Any) -> Any:
-        """The value that a sink should hold for this tally."""
+        """The expected value in a sink for this tally."""
 
     def agrees(self, tally: Any, found: Any) -> bool:
         expected = self.value(tally)
@@ -159,7 +159,7 @@ class _Ordered(Column):
 
 @dataclass(frozen=True)
 class _Own(Column):
-    """Recounted by the aggregate itself. Of a sketch, only whether there is one is compared."""
+    """Recounted by the aggregate itself. For a sketch, only its existence is compared."""
 
     aggregate: Aggregate
 
@@ -280,7 +280,7 @@ class Columns:
 
 
 class _Recounted(Expected):
-    """What a row of a sink should be, by its tallies."""
+    """The expected row of a sink, from its tallies."""
 
     def __init__(self, columns: Columns, tallies: Mapping[str, Any]) -> None:
         self._columns, self._tallies = columns, tallies
@@ -307,7 +307,7 @@ class RecountState(OpaqueMapState):
         return repr(self._key_form(key))
 
     def tallies(self, keys: Sequence[Key]) -> list[dict[str, Any]]:
-        """The tallies that a commit starts from; an empty dict for a new key."""
+        """The tallies from which a commit starts; an empty dict for a new key."""
         return [pickle.loads(row[1]) if row is not None else {} for row in self.multi_get([*map(self.name_of, keys)])]
 
     def put_tallies(self, keys: Sequence[Key], tallies: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Which row and which column of a batch a database refuses."""
+"""Finds the row and the column of a batch that a database refuses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pyarrow as pa
 from framework.errors import BadRecordError
 from framework.topology.canonical_form import python_values
 
-#: So much of a key is shown.
+#: The most characters of a key that an error shows.
 _SHOWN = 60
 
 
 def refused_row(count: int, accepts: Callable[[int, int], bool]) -> int | None:
-    """The first row that is refused by itself, found by halves. None: there is none.
+    """The first row that is refused by itself, found by bisection. None if there is none.
 
     ``accepts``: whether the rows from a first one to the one before an end are accepted.
     """
@@ -29,7 +29,7 @@ def refused_row(count: int, accepts: Callable[[int, int], bool]) -> int | None:
 def refused_delta(
     deltas: pa.Table, key: Sequence[str], accepts: Callable[[pa.Table], bool], error: BadRecordError
 ) -> BadRecordError:
-    """The error with the key and the column of the row of ``deltas`` that is refused."""
+    """The error, extended by the key and the column of the refused row of ``deltas``."""
     found = refused_row(deltas.num_rows, lambda first, end: accepts(deltas.slice(first, end - first)))
     if found is None:
         return error
@@ -50,10 +50,10 @@ def refused_delta(
 def explained(
     error: BadRecordError, key: Mapping[str, Any], values: Mapping[str, Any], alone: Callable[[str], bool]
 ) -> BadRecordError:
-    """The error with the column that is refused. ``key``, ``values``: the columns of the row.
+    """The error, extended by the refused column. ``key``, ``values``: the columns of the row.
     ``alone``: whether the row is accepted with this one of its values, and nulls for the others."""
     if None in key.values():
-        return error  # which says so
+        return error  # already in the error
     if not alone(""):
         name = next((each for each in key if "\0" in str(key[each])), max(key, key=lambda each: _size(key[each])))
         return BadRecordError(f"{error}; it is key column {name!r}, which has {_size(key[name]):,} bytes", _shown(key))

@@ -1,4 +1,4 @@
-"""The stores of scratch copies, which ``verify`` and ``replay`` fill and throw away."""
+"""The stores of scratch copies, which ``verify`` and ``replay`` fill and delete."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def scratch_backend(folder: Path, key: Fields, value: Fields) -> MapBackend:
     types = [fields.type_of(name) for fields in (key, value) for name in fields]
     try:
         plain = SqliteBackend(folder / "scratch.db", "scratch", key, value)
-    except TopologyError:  # there are types that SQLite lacks
+    except TopologyError:  # types that SQLite lacks
         return PickledBackend(folder, key, value)
     # SQLite has no NaN.
     return PickledBackend(folder, key, value) if any(map(pa.types.is_floating, types)) else plain
 
 
 class _Upon(MapBackend):
-    """A backend that keeps its rows and its header in another one."""
+    """A backend that keeps its rows and its header in another backend."""
 
     def __init__(self, rows: MapBackend) -> None:
         self._rows = rows
@@ -72,8 +72,8 @@ class _Upon(MapBackend):
 
 class PickledBackend(_Upon):
     """Rows in a SQLite file, pickled. They are found by the text of their keys, which is the same
-    for equal keys, because these have one form. Slower than columns, and takes values of any type.
-    A tombstone whose key had no value before is not scanned."""
+    for equal keys in canonical form. Slower than columns, but stores values of any type. A
+    tombstone whose key had no value before is not scanned."""
 
     def __init__(self, folder: Path, key: Fields, value: Fields) -> None:
         super().__init__(
@@ -120,13 +120,13 @@ def _unpickled(row: Row, form: RowForm) -> Row:
     return row._replace(value=value, prev=prev)
 
 
-#: The writer of the marks in a replay: keys that were asked for, and whose values are not known.
+#: The writer of marks in a replay: keys that were read, and whose values are unknown.
 _ASKED = "asked"
 
 
 class InSink(NamedTuple):
-    """What a sink tells of a key. ``known``: whether it still tells the value ``before`` the
-    replayed transaction; ``held``, the value after it, is then known too."""
+    """A sink's knowledge of a key. ``known``: whether it still contains the value ``before`` the
+    replayed transaction; then ``held``, the value after it, is known too."""
 
     known: bool
     before: Value | None
@@ -134,15 +134,15 @@ class InSink(NamedTuple):
 
 
 class ReplayBackend(_Upon):
-    """The rows of a sink as they were before a transaction, and over them the rows that its replay
-    writes, in a scratch store. The sink is only read. ``knows_past``: whether its rows have
+    """The rows of a sink as they were before a transaction, overlaid with the rows that its replay
+    writes into a scratch store. The sink is only read. ``knows_past``: whether its rows have
     previous values.
 
-    A key that a later transaction has changed has no row here: what it held before is not known.
-    When it is asked for, the scratch store gets a mark in its place, which the replay's own row
-    replaces. So ``scan`` finds each key that the replay wrote, and each that it asked for in vain.
+    A key that a later transaction has changed has no row here, because its earlier value is
+    unknown. When it is read, the scratch store gets a mark, which the replay's own row replaces. So
+    ``scan`` finds each key that the replay wrote, and each that it read in vain.
 
-    What a replay writes is the keys of one batch, so they are kept in this process, which takes
+    A replay writes the keys of one batch only, so they are kept in this process, which supports
     values of any type. Raises ``ConfigError`` for the sink of another topology, or of other
     columns."""
 
@@ -185,7 +185,7 @@ class ReplayBackend(_Upon):
         return [found[key] for key in keys]
 
     def _written(self, keys: Sequence[Key]) -> list[Row | None]:
-        """The rows of the replay itself."""
+        """The replay's own rows."""
         rows = self._rows.multi_get(keys)
         return [row if row is not None and row.writer != _ASKED else None for row in rows]
 
@@ -198,18 +198,18 @@ class ReplayBackend(_Upon):
         self.multi_put(self._rows.read_header(), keys, [None] * len(keys), [mark] * len(keys))
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
-        """Only what the replay wrote, and its marks."""
+        """Only the replay's rows and marks."""
         return self._rows.scan()
 
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
-        """The rows of the sink are not in the scratch store, whatever their stamps."""
+        """The sink's rows are not in the scratch store, whatever their stamps."""
         own = [row.stamp if row is not None else None for row in self._rows.multi_get(keys)]
         self._rows.multi_put(header, keys, own, rows)
 
     def purge(self, header: Header, before_txid: int) -> int:
-        """The replay ends with its transaction, and its marks are still wanted."""
+        """Does nothing: the replay ends with its transaction, and its marks are still needed."""
         return 0
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Rows of a backend as of one transaction, for ``read``, ``verify``, ``explain`` and ``replay``.
+"""Reads rows of a backend as of one transaction, for ``read``, ``verify``, ``explain`` and
+``replay``.
 
-Every backend gives them. From a ``SnapshotBackend`` a reader gets them while a driver writes.
+Every backend supports this. With a ``SnapshotBackend``, a driver may write meanwhile.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from sinks.backend import Key, MapBackend, Row, Value
 
 
 class SnapshotBackend(MapBackend):
-    """A backend that can open its store for a process that only reads it. Optional."""
+    """A backend that can open its store for a process that only reads. Optional."""
 
     def for_reading(self) -> MapBackend:
         """A backend of the same rows for a reader: it creates nothing."""
         return self
 
     def check_held(self, topology_id: str) -> Header | None:
-        """Check what is there as ``prepare`` does, by reading only. Returns the header, or None
-        where there is nothing yet. Raises as ``prepare``."""
+        """Check the existing store as ``prepare`` does, by reading only. Returns the header, or
+        None if there is none yet. Raises as ``prepare``."""
         return _compared(self, topology_id)
 
     @contextmanager
     def at_one_moment(self) -> Iterator[MapBackend]:
-        """A backend for reading whose header and rows are those of one moment, where the store can
-        do that. Elsewhere the rows may change between two reads, as by default, and
-        ``items_as_of`` notices it. Used by one thread."""
+        """A backend for reading with the header and rows as of one moment, if the store supports
+        that. By default, rows may change between two reads, and ``items_as_of`` detects it. Used by
+        one thread."""
         yield self.for_reading()
 
 
@@ -49,7 +50,7 @@ def at_one_moment(backend: MapBackend) -> AbstractContextManager[MapBackend]:
 
 def check_held(backend: MapBackend, topology_id: str) -> Header | None:
     """As ``SnapshotBackend.check_held``. For another backend, compares the owner, and raises as
-    ``read_header`` where there is nothing."""
+    ``read_header`` if there is none."""
     return backend.check_held(topology_id) if isinstance(backend, SnapshotBackend) else _compared(backend, topology_id)
 
 
@@ -61,19 +62,19 @@ def _compared(backend: MapBackend, topology_id: str) -> Header | None:
 
 
 def as_of(backend: MapBackend, rows: Sequence[Row | None], txid: int) -> list[tuple[bool, Value | None]]:
-    """For each of these rows, which ``multi_get`` has just returned: whether it still tells the
-    value as transaction ``txid`` left it, and that value."""
+    """For each of these rows, which ``multi_get`` has just returned: whether it still contains its
+    value as of transaction ``txid``, and that value."""
     absence = None in rows and backend.read_header().tells_absence(txid)  # read after the rows
     return [row.as_of(txid) if row is not None else (absence, None) for row in rows]
 
 
 def items_as_of(backend: MapBackend, txid: int) -> Iterator[tuple[Key, Value]]:
-    """Every key that had a value after transaction ``txid``, and that value, in any order. Of a row
-    that transaction ``txid + 1`` has changed, or is changing, it is the previous value.
+    """Every key that had a value after transaction ``txid``, and that value, in any order. For a
+    row that transaction ``txid + 1`` has changed, or is changing, this is the previous value.
 
-    Raises ``MovedOnError`` when a row no longer tells, when a deleted row may have been purged, and
-    when another leader, a roll-back or a reset came in between. It may do so at the very end: do
-    not use any of it before that."""
+    Raises ``MovedOnError`` when a row no longer contains the value, when a deleted row may have
+    been purged, and when another leader, a roll-back or a reset intervened. This may happen at the
+    very end: so use no item before the end."""
     before, seen = backend.read_header(), array("Q")
     for key, row in backend.scan():
         known, value = row.as_of(txid)
@@ -89,7 +90,7 @@ def items_as_of(backend: MapBackend, txid: int) -> Iterator[tuple[Key, Value]]:
 
 
 def _check_held_still(backend: MapBackend, before: Header, txid: int) -> None:
-    """Raise unless what was read since ``before`` is as of ``txid``. Call it after the rows."""
+    """Raise unless the rows read since ``before`` are as of ``txid``. Call it after the rows."""
     after = backend.read_header()
     if min(before.done, after.done) < txid:
         raise MovedOnError(f"{backend.location}: transaction {txid} is not done, or was taken back")

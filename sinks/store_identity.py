@@ -1,4 +1,6 @@
-"""The store that an attempt was opened in, to be compared before the attempt is done (C27)."""
+"""The identity of the store in which an attempt was opened, compared again before the attempt is
+done (C27).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class StoreIdentity(ABC):
 
     def _must_be(self, expected: Header, new: Header) -> str:
         """The identity that the store must have for ``expected`` to become ``new``; empty if any
-        store will do."""
+        store is accepted."""
         return self._opened_in if expected.same_attempt(new) else ""
 
     def _another_store(self, header: Header) -> RetryableError:

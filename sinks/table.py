@@ -1,4 +1,4 @@
-"""The contract of a table that rows are appended to."""
+"""The contract of a table to which rows are appended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.topology import FencedState, Fields, TransactionAttempt
 
 
 class Table(FencedState):
-    """A state of rows, as ``AppendCommitter`` sees it: a table of files or of a database."""
+    """A state of rows, as ``AppendCommitter`` uses it: a table of files or of a database."""
 
     @abstractmethod
     def bind(self, fields: Fields) -> None:
@@ -34,8 +34,8 @@ class Table(FencedState):
         return False
 
     def check_rows(self, rows: pa.RecordBatch) -> None:
-        """Raise ``BadRecordError`` for rows that are certainly refused. A committer calls it in the
-        processing phase, too: what is written in the commit cannot always be undone."""
+        """Raise ``BadRecordError`` for rows that are certainly refused. A committer also calls it
+        in the processing phase, because writes of the commit cannot always be undone."""
 
     @abstractmethod
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:

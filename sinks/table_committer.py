@@ -25,8 +25,8 @@ Rows = TypeVar("Rows")
 
 
 class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
-    """``columns``: the fields to write; None: those that ``_chosen`` gives then. ``on_bad_record``:
-    as of ``Bolt``."""
+    """The base of committers of tables. ``columns``: the fields to write; None: those that
+    ``_chosen`` returns. ``on_bad_record``: as in ``Bolt``."""
 
     deterministic = True
     commits_on_driver = True
@@ -39,7 +39,7 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         self._attempt: TransactionAttempt | None = None
 
     def keep_for_commit(self) -> bytes:
-        """The rows alone: a new copy has the attempt of the commit, which may be one step."""
+        """Only the rows: a new copy has the attempt of the commit, which may be one step."""
         return pickle.dumps(self._batches, protocol=pickle.HIGHEST_PROTOCOL)
 
     def take_for_commit(self, kept: bytes) -> None:
@@ -54,7 +54,7 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         lacks."""
 
     def _common_fields(self, component_id: str, inputs: Sequence[Input]) -> Fields:
-        """The fields that every input gives. Raises ``TopologyError`` where they differ."""
+        """The fields that every input has. Raises ``TopologyError`` if they differ."""
         shapes = {each.fields.select(self._chosen(component_id, each)) for each in inputs}
         if len(shapes) != 1:
             raise TopologyError(

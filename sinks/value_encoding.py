@@ -1,5 +1,5 @@
 """Values in plain forms (``framework.topology.json_values``), for stores that lack their types:
-stored and returned exactly. ``spouts.JsonCodec`` reads all of it back."""
+stored and returned exactly. ``spouts.JsonCodec`` can read all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from framework.topology.json_values import Conversion, integer_bounds, json_enco
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _UINT64_MAX = 2**64 - 1
-#: So much of a damaged value is shown.
+#: The most characters of a damaged value that an error shows.
 _SHOWN = 60
 _FLOATS = {"NaN": NAN, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -77,7 +77,7 @@ def _is_interval(declared: pa.DataType) -> bool:
 
 
 class JsonColumns:
-    """Converts rows of these fields to lists that any JSON writer takes, and back. Raises
+    """Converts rows of these fields to lists that any JSON writer accepts, and back. Raises
     ``TopologyError`` for types that it cannot store, and ``ValueError`` for values that do not fit
     their type."""
 
@@ -107,7 +107,7 @@ class JsonColumns:
         return [None if value is None else encode(value) for encode, value in zip(self._encoders, values, strict=True)]
 
     def decode(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Raises ``ValueError`` for what ``encode`` does not make."""
+        """Decode values. Raises ``ValueError`` for a form that ``encode`` does not make."""
         if type(values) is not list or len(values) != len(self._accepted):
             raise ValueError(f"{_shown(values)} stands in place of {len(self._accepted)} values")
         for value, (kinds, least, most) in zip(values, self._accepted, strict=True):
@@ -121,7 +121,7 @@ class JsonColumns:
 
 
 def _accepted(declared: pa.DataType) -> tuple[tuple[type, ...], int, int]:
-    """The types that the values of a column have in JSON, and the bounds of integers."""
+    """The JSON types of a column's values, and the bounds of integers."""
     types = pa.types
     if types.is_boolean(declared):
         return (bool,), 0, 0

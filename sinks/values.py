@@ -1,4 +1,4 @@
-"""The value logic of the state types, pure: what a row holds, and how a transaction updates it.
+"""The value logic of the state types, pure: the content of a row, and its update by a transaction.
 
 Invariants:
 

@@ -1,4 +1,4 @@
-"""Where tuples come from: spouts for Kafka, Redis streams and memory, and the codecs that decode
+"""Sources of tuples: spouts for Kafka, Redis streams and memory, and the codecs that decode
 values."""
 
 from typing import TYPE_CHECKING, Any

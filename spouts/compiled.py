@@ -38,7 +38,8 @@ def _from_archive() -> Any:
         inside = files / f"_native{suffix}"
         if not inside.is_file():
             continue
-        with importlib.resources.as_file(inside) as extracted:  # once loaded, the file may go
+        # after loading, the file may be removed
+        with importlib.resources.as_file(inside) as extracted:
             spec = importlib.util.spec_from_file_location(_NAME, extracted)
             if spec is None or spec.loader is None:
                 break

@@ -47,7 +47,7 @@ class _Source:
 
 
 class _MemorySpout:
-    """What both kinds share: the data, and the methods that change it."""
+    """The common part of both kinds: the data, and the methods that change it."""
 
     def __init__(
         self, data: Mapping[int, Sequence[Values]], fields: Fields, take: int, *, on_bad_record: OnBadRow = "fail"
@@ -236,8 +236,7 @@ class _MemoryPlanner(PartitionPlanner):
         return plan if self.record_count(plan) or skipped else None
 
     def _in_turn(self, previous: Mapping[str, Meta | None]) -> list[str]:
-        """The partitions; where there is a limit, the one that was read least comes first. Call it
-        with the lock held."""
+        """The partitions; with a limit, the least read comes first. Call it with the lock held."""
         names = sorted({*self._source.partitions, *previous})
         return names if self.records_max is None else sorted(names, key=lambda each: _next(previous.get(each)))
 
@@ -251,7 +250,7 @@ class _MemoryPlanner(PartitionPlanner):
         return {each: leaving_out_too(meta, previous.get(each)) for each, meta in nothing.items()}
 
     def _range(self, partition: str, first: int, divisor: int) -> Meta:
-        """What one partition contributes after offset ``first``. Call it with the lock held."""
+        """The contribution of one partition after offset ``first``. Call it with the lock held."""
         source = self._source
         held, earliest = len(source.partitions.get(partition, ())), source.earliest.get(partition, 0)
         if partition in source.unavailable:

@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential backoff. The first retry comes at once, the second after ``delay_s`` seconds, and
+    """Exponential backoff. The first retry is immediate, the second after ``delay_s`` seconds, and
     each further retry after twice the previous delay, up to ``delay_max_s`` seconds.
 
     ``retries_max``: None retries for ever. Raises ``ConfigError`` for invalid values.
@@ -47,8 +47,8 @@ class RetryPolicy:
 
 
 class Retries(Generic[K]):
-    """The keys that wait for their next try, and how often each has failed. Holds only keys that
-    have failed and are not done."""
+    """The keys that wait for a retry, and their numbers of failures. Holds only keys that have
+    failed and are not done."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -95,5 +95,5 @@ class Retries(Generic[K]):
         return list(self._failures)
 
     def __len__(self) -> int:
-        """How many keys wait for their next try."""
+        """How many keys wait for a retry."""
         return len(self._due)

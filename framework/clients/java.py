@@ -38,7 +38,7 @@ def java_version() -> int:
 
 @functools.cache  # a process that starts many servers asks once
 def _version_of(java: str, changed_at: int) -> int:
-    """``changed_at``: of the file, which another may take the place of."""
+    """``changed_at``: the file's time of change, because the file may be replaced."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -46,4 +46,4 @@ def _version_of(java: str, changed_at: int) -> int:
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if match is None:
         raise ConfigError(f"{java} -version says nothing about its version: install Java {JAVA_MIN} or newer")
-    return int(match.group(1))  # Java 8 and before call themselves 1.8
+    return int(match.group(1))  # up to version 8, Java reports 1.8 and the like

@@ -1,6 +1,6 @@
 """Settings of Kafka clients, for spouts and sinks: which settings the user may give, which ones the
-guarantees fix, how secrets stay hidden, and why a client cannot connect. This module neither makes
-nor imports a client.
+guarantees fix, how secrets stay hidden, and why a client cannot connect. This module neither
+creates nor imports a client.
 
 Settings come from two places: the ``kafka.*`` keys of the configuration (files, environment,
 command line), and the ``settings=`` of a spout or sink. The latter win.
@@ -62,42 +62,42 @@ _CONSUMER = {
     "allow.auto.create.topics": False,
     "check.crcs": True,
 }
-#: Defaults that the user may override: much that is fetched ahead, and a short pause before a full
-#: local queue is checked again.
+#: Defaults that the user may override: fetch far ahead, and pause only briefly before a full local
+#: queue is checked again.
 _CONSUMER_DEFAULTS = {
     "queued.min.messages": 50000,
     "queued.max.messages.kbytes": 131_072,
     "fetch.queue.backoff.ms": 5,
-    # librdkafka decompresses all that a fetch brought before it looks at the size, so fetches are
-    # small. Larger ones were not faster.
+    # librdkafka decompresses a whole fetch before it checks the size, so fetches are small. Larger
+    # ones were not faster.
     "max.partition.fetch.bytes": 256 << 10,
     "fetch.max.bytes": 16 << 20,
-    # A broker answers as soon as it has a record, so what a batch reads has arrived before it is
-    # asked for; waiting for more bytes cost each small batch 3 ms. The price: 5,000 records a
-    # second that come one by one took 0.49 of a broker's core instead of 0.36. Without records, it
-    # holds the request only this long: a consumer has one request at a time at each broker, and a
-    # partition that begins anew waits for that one.
+    # A broker answers as soon as it has a record, so a batch's records have arrived before they are
+    # requested; waiting for more bytes cost each small batch 3 ms. The price: 5,000 records a
+    # second that arrive one by one took 0.49 of a broker's core instead of 0.36. Without records,
+    # the broker holds the request only this long, because a consumer has one request at a time at
+    # each broker, and a newly assigned partition waits for it.
     "fetch.min.bytes": 1,
     "fetch.wait.max.ms": 20,
     "fetch.error.backoff.ms": 100,
 }
-#: What a consumer fetches ahead in all, if each of its partitions has a queue of its own.
-#: librdkafka applies its bounds to each queue. With ``QUEUES_MAX`` queues a share is 195 records,
-#: 128 kB and fetches of 16 kB, which still saves requests.
+#: The number of queues among which a consumer's total fetch-ahead is divided, if each partition has
+#: a queue of its own. librdkafka applies its limits to each queue. With ``QUEUES_MAX`` queues a
+#: share is 195 records, 128 kB and fetches of 16 kB, which still saves requests.
 QUEUES_MAX = 1_024
 _AHEAD_RECORDS = 200_000
 _AHEAD_KBYTES = 131_072
 _AHEAD_FETCH_BYTES = 16 << 20
-#: Ratchet's own settings below ``kafka.``, with their values. They do not go to librdkafka.
+#: Ratchet's own settings below ``kafka.``, with their values. They are not passed to librdkafka.
 _OWN = {"reader": ("auto", "native", "python")}
-#: Records with a key go where Java's producer puts them, so that topics of both can be joined by
-#: partition; those without a key go anywhere. The user may override it.
+#: Records with a key go to the same partition as with Java's producer, so that topics of both can
+#: be joined by partition; records without a key go to any partition. The user may override it.
 _PRODUCER_DEFAULTS = {"partitioner": "murmur2_random"}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
 
-#: How long Kafka lets the name of a topic be.
+#: Kafka's limit for the length of a topic's name.
 TOPIC_LENGTH_MAX = 249
 _TOPIC = re.compile(rf"[A-Za-z0-9._\-]{{1,{TOPIC_LENGTH_MAX}}}")
 
@@ -105,7 +105,7 @@ T = TypeVar("T")
 
 
 def checked_topic(topic: object, what: str = "") -> str:
-    """A name that Kafka takes for a topic. ``what``: what the topic is for, in the message of the
+    """Return a valid name for a topic. ``what``: the purpose of the topic, for the message of the
     ``ConfigError``."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise ConfigError(
@@ -115,8 +115,7 @@ def checked_topic(topic: object, what: str = "") -> str:
 
 
 class KafkaSettings:
-    """A checked set of client settings. Prints without secrets. Travels to tasks with its
-    secrets."""
+    """A checked set of client settings. Prints without secrets. Pickled with its secrets."""
 
     def __init__(self, bootstrap_servers: str | None, settings: Mapping[str, Any] | None) -> None:
         if bootstrap_servers is not None and (not isinstance(bootstrap_servers, str) or not bootstrap_servers.strip()):
@@ -155,7 +154,7 @@ class KafkaSettings:
         return self._bootstrap_servers or "(unnamed)"
 
     def share_brokers(self, other: KafkaSettings) -> bool:
-        """Whether both name a broker in the same words. If not, they may still be of one
+        """Whether both name a common broker in the same words. If not, they may still belong to one
         cluster."""
         return bool(_addresses(self) & _addresses(other))
 
@@ -182,7 +181,7 @@ class KafkaSettings:
 
     def fingerprint(self) -> str:
         """A hash of all settings, including secrets. Clients with the same fingerprint have the
-        same settings. A copy that has travelled to a task has the same."""
+        same settings, even in copies that were sent to tasks."""
         known = [(name, _lasting(value)) for name, value in sorted(self._revealed(set()).items())]
         return hashlib.sha256(repr((self.reader, known)).encode()).hexdigest()[:16]
 
@@ -196,18 +195,18 @@ class KafkaSettings:
 
 
 def _lasting(value: Any) -> Any:
-    """What every copy of a value has in common. A copy of a function or an object, as each attempt
-    makes one, prints with an address of its own."""
+    """The part of a value that all its copies share. A copy of a function or an object, as each
+    attempt makes one, prints with an address of its own."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     try:
         return cloudpickle.dumps(value)
-    except Exception:  # noqa: BLE001 - whatever theirs raises: what cannot be pickled has no copies
+    except Exception:  # noqa: BLE001 - user code may raise anything: an object that cannot be pickled has no copies
         return value
 
 
 def _share_of(queues: int) -> dict[str, int]:
-    """The bounds of one of so many queues."""
+    """The limits of one queue out of this many."""
     return {
         "queued.min.messages": min(50_000, _AHEAD_RECORDS // queues),
         "queued.max.messages.kbytes": _AHEAD_KBYTES // queues,
@@ -216,9 +215,9 @@ def _share_of(queues: int) -> dict[str, int]:
 
 
 class ConnectionErrors:
-    """Finds out why a client cannot connect. A failed request only says that it timed out. The
-    reason, such as a wrong password, comes earlier, through a callback. Give ``on_error`` to the
-    client as its ``error_cb``."""
+    """Finds out why a client cannot connect. A failed request only reports a timeout. The reason,
+    such as a wrong password, comes earlier, through a callback. Give ``on_error`` to the client as
+    its ``error_cb``."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -230,7 +229,7 @@ class ConnectionErrors:
 
     def made(self, make: Callable[[], T]) -> T:
         """Make a client. Raises ``ConfigError`` when its settings are wrong, and ``RetryableError``
-        when this process gets no more threads or files."""
+        when the system refuses more threads or files."""
         try:
             return make()
         except Exception as error:

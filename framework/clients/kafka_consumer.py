@@ -1,9 +1,8 @@
-"""Consumers of librdkafka whose ``close`` ends.
+"""librdkafka consumers whose ``close`` always returns.
 
-librdkafka 2.16 may wait for itself: when a broker answers a consumer that is being closed that an
-offset is not in the log, a thread of librdkafka asks for a lock that it holds
-(``rd_kafka_offset_reset`` into a queue that is gone). Such a consumer is left behind, with its
-threads, and a warning says so.
+librdkafka 2.16 has a deadlock: when a broker reports to a closing consumer that an offset is not in
+the log, a thread of librdkafka waits for a lock that it already holds (``rd_kafka_offset_reset``
+into a removed queue). Such a consumer is abandoned with its threads, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import confluent_kafka
 
 from framework.observe.logs import get_logger
 
-#: How long a consumer may take to close: milliseconds, if it does not wait for itself.
+#: How long a consumer may take to close: milliseconds without the deadlock.
 CLOSE_MAX_S = 10.0
 
 _log = get_logger()
 
 
 class Consumer(confluent_kafka.Consumer):  # type: ignore[misc]  # it has no types
-    """confluent-kafka's consumer, with a ``close`` that ends."""
+    """confluent-kafka's consumer, with a ``close`` that always returns."""
 
     def close(self) -> None:
         close_in_time(super().close)
@@ -42,7 +41,7 @@ def close_in_time(close: Callable[[], None]) -> bool:
     thread = threading.Thread(target=closing, name="ratchet-close", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # an interpreter that ends starts no threads
+    except RuntimeError:  # an interpreter that is ending starts no threads
         close()
         return True
     thread.join(CLOSE_MAX_S)

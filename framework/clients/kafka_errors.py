@@ -1,8 +1,8 @@
-"""What an error of a Kafka client means for a topology, for spouts and sinks (ADR 82).
+"""The meaning of Kafka client errors for a topology, for spouts and sinks (ADR 82).
 
-An error is permanent unless its name is among those that pass by themselves. A permanent error
-stops the topology with its cause and an advice. An error that passes is retried, and its cause is
-shown meanwhile.
+An error is permanent unless its name is in the list of transient errors. A permanent error stops
+the topology with its cause and an advice. A transient error is retried, and its cause is shown
+meanwhile.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from framework.errors import ConfigError, RetryableError
 #: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
 #: settings; after a connection has worked, an outage.
 DISTRUSTED = frozenset({"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"})
-#: Errors of a server that is not there, in the order in which they say why.
+#: Errors of an unreachable server, the most informative first.
 UNREACHABLE = ("_TIMED_OUT", "_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE")
-#: Errors that waiting, or a new client, repairs: what librdkafka or Kafka's protocol calls
-#: retriable, what a new producer or a new position ends, and what an outage looks like.
+#: Errors that pass by waiting, or with a new client: those that librdkafka or Kafka's protocol
+#: calls retriable, those that a new producer or a new position ends, and the symptoms of an outage.
 _PASSING = frozenset(
     {
         # connections and clients
@@ -33,7 +33,7 @@ _PASSING = frozenset(
         "_MAX_POLL_EXCEEDED",
         "_MSG_TIMED_OUT",
         "_NODE_UPDATE",
-        "_NOENT",  # no broker has said yet which one leads
+        "_NOENT",  # the leader is not known yet
         "_OUTDATED",
         "_PREV_IN_PROGRESS",
         "_PURGE_INFLIGHT",
@@ -45,7 +45,7 @@ _PASSING = frozenset(
         "_UNKNOWN_BROKER",
         "_WAIT_CACHE",
         "_WAIT_COORD",
-        # answers that were cut off or damaged on their way; readers decide about damaged batches
+        # answers that were truncated or damaged in transit; readers decide about damaged batches
         "_BAD_COMPRESSION",
         "_BAD_MSG",
         "_PARTIAL",
@@ -78,10 +78,10 @@ _PASSING = frozenset(
         "STALE_BROKER_EPOCH",
         "STALE_CTRL_EPOCH",
         "THROTTLING_QUOTA_EXCEEDED",
-        "UNKNOWN",  # what a broker answers when it fails itself, also while it stops
+        "UNKNOWN",  # a broker's internal failure, also while it stops
         "UNKNOWN_LEADER_EPOCH",
         "UNKNOWN_TOPIC_ID",
-        # a topic that is gone may come back; where it must exist, the start has checked it
+        # a deleted topic may be created again; if it must exist, the start has checked it
         "UNKNOWN_TOPIC_OR_PART",
         "_UNKNOWN_PARTITION",
         "_UNKNOWN_TOPIC",
@@ -90,7 +90,7 @@ _PASSING = frozenset(
         "_AUTO_OFFSET_RESET",
         "_LOG_TRUNCATION",
         "_NO_OFFSET",
-        # producers and kafka_txns: the next attempt begins with a new producer
+        # producers and kafka_txns: the next attempt uses a new producer
         "CONCURRENT_TRANSACTIONS",
         "DUPLICATE_SEQUENCE_NUMBER",
         "INVALID_PRODUCER_EPOCH",
@@ -103,7 +103,7 @@ _PASSING = frozenset(
         "UNKNOWN_PRODUCER_ID",
         "_CONFLICT",
         "_FENCED",
-        # groups that others use as well
+        # groups with other members
         "FENCED_MEMBER_EPOCH",
         "ILLEGAL_GENERATION",
         "REBALANCE_IN_PROGRESS",
@@ -118,7 +118,7 @@ _SIZE = (
     "a megabyte needs a smaller batch.size of the client, too"
 )
 _CREATION = "create the topic yourself, as the cluster wants it"
-#: What to do about a permanent error, by its name.
+#: Advice for a permanent error, by its name.
 _ADVICE = {
     "TOPIC_AUTHORIZATION_FAILED": _SECURITY,
     "CLUSTER_AUTHORIZATION_FAILED": _SECURITY,
@@ -159,8 +159,8 @@ class KafkaError(Protocol):
 
 
 def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = True) -> RetryableError | ConfigError:
-    """Turn librdkafka's error into one of Ratchet's, by how to recover from it. ``connected``: the
-    same client settings have worked before, so that a refusal now is an outage and not a mistake in
+    """Convert librdkafka's error to Ratchet's error class by recovery. ``connected``: the same
+    client settings have worked before, so that a refusal now is an outage rather than a mistake in
     the settings."""
     inner = inner_error(error)
     name = inner.name() if inner is not None else ""
@@ -170,14 +170,13 @@ def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = T
 
 
 def passes(error: KafkaError | Exception) -> bool:
-    """Whether an error passes by itself, or with a new client."""
+    """Whether an error passes by waiting, or with a new client."""
     inner = inner_error(error)
     return inner is not None and (inner.name() in _PASSING or inner.name() in DISTRUSTED)
 
 
 def inner_error(error: Any) -> KafkaError | None:
-    """The ``KafkaError``, whether it comes alone or inside a ``KafkaException``. None for any other
-    error."""
+    """The ``KafkaError``, alone or inside a ``KafkaException``. None for any other error."""
     candidate = error.args[0] if isinstance(error, Exception) and error.args else error
     return candidate if hasattr(candidate, "name") and hasattr(candidate, "str") else None
 

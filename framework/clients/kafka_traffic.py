@@ -1,8 +1,8 @@
-"""Whether a Kafka client gets on, from the statistics that librdkafka reports: a slow link or a
+"""Detects from librdkafka's statistics whether a Kafka client makes progress: a slow link or a
 throttled connection is not silence.
 
 Give ``Traffic.settings`` to the client. librdkafka then reports at an interval; a report is parsed
-only when somebody asks.
+only on demand.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 #: How often librdkafka reports.
 REPORT_EVERY_MS = 1_000
-#: So many bytes sent are progress. A client that only looks for brokers sends less.
+#: This many sent bytes count as progress. A client that only searches for brokers sends less.
 _SENT_BYTES_MIN = 16_384
-#: The records that wait in the queue of one partition, and their bytes, decompressed.
+#: The number of records in the queue of one partition, and their bytes, decompressed.
 _AHEAD = re.compile(r'"fetchq_cnt": *(\d+), *"fetchq_size": *(\d+)')
-#: What librdkafka keeps for each record beside its bytes.
+#: librdkafka's memory for each record in addition to its bytes.
 RECORD_BYTES = 256
 
 
@@ -37,7 +37,9 @@ class Traffic:
         self._throttled_until_s = 0.0
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of a client that reports here, unless the user wants the reports, or none."""
+        """Settings of a client that reports here, unless the user reads the reports, or has
+        disabled them.
+        """
         if "stats_cb" in given or "statistics.interval.ms" in given:
             return {}
         return {"statistics.interval.ms": REPORT_EVERY_MS, "stats_cb": self.report}
@@ -48,8 +50,8 @@ class Traffic:
         self._ahead = [int(count) * RECORD_BYTES + int(size) for count, size in _AHEAD.findall(document)]
 
     def ahead_bytes(self, *, shared: bool) -> int:
-        """What waited in the queues of partitions when the last report was made. ``shared``: all
-        partitions have one queue, and each reports the whole."""
+        """The bytes in the queues of partitions at the last report. ``shared``: all partitions have
+        one queue, and each reports the whole."""
         return (max if shared else sum)(self._ahead or [0])
 
     def has_sent(self) -> bool:
@@ -63,13 +65,13 @@ class Traffic:
         return self._is_throttled()
 
     def has_fetched(self, topic: str, partition: int) -> bool:
-        """Whether the client has got on in a partition since the last call, as it does also through
-        records that it hands to nobody, such as those of aborted kafka_txns; or is throttled by a
-        broker's quota."""
+        """Whether the client has made progress in a partition since the last call, or is throttled
+        by a broker's quota. Records that it does not deliver, such as those of aborted kafka_txns,
+        count as progress."""
         self._parse()
         found = self._topics.get(topic, {}).get("partitions", {}).get(str(partition), {})
         offset, known = int(found.get("next_offset", -1)), self._offsets.get((topic, partition), -1)
-        if offset >= 0 and offset != known:  # lower after the partition was placed anew
+        if offset >= 0 and offset != known:  # lower after the partition was repositioned
             self._offsets = {**self._offsets, (topic, partition): offset}
         if 0 <= known < offset:
             return True

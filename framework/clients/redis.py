@@ -1,4 +1,4 @@
-"""What becomes of the errors of Redis servers, and what these tell of themselves."""
+"""Redis servers: classification of their errors, and information about them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from framework.errors import ConfigError
 
 try:
     import redis
-except ImportError as error:  # an extra
+except ImportError as error:  # redis is an optional extra
     raise ConfigError(
         "states and sinks in Redis need the package redis: pip install 'ratchet-pipelines[redis]'"
     ) from error
 
-#: Errors that pass by themselves, or when there is room again: as classes of the client, and as
-#: words in the errors of scripts and of other servers.
+#: Transient errors, including lack of space: as classes of the client, and as words in the errors
+#: of scripts and of other servers.
 _PASSING = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.TryAgainError,
@@ -28,21 +28,21 @@ _PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NO
 
 
 def passes(error: redis.exceptions.RedisError) -> bool:
-    """Whether an error that a server has answered passes by itself, as a failover does."""
+    """Whether a server's error is transient, such as a failover."""
     return isinstance(error, _PASSING) or bool(_PASSING_WORDS.search(str(error)))
 
 
 def leave_replica(client: Any, error: redis.exceptions.RedisError) -> None:
-    """Close the idle connections if the server that they lead to has become a replica: the address
-    may lead to another server by now."""
+    """Close the idle connections if their server has become a replica, because the address may lead
+    to another server now."""
     if isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in str(error):
         with suppress(redis.exceptions.RedisError):
             client.connection_pool.disconnect(inuse_connections=False)
 
 
 def server_information(client: Any) -> dict[str, Any] | None:
-    """What the server tells of its role, memory and persistence. None if the user may not ask, as
-    in some managed services."""
+    """The server's information about its role, memory and persistence. None if the user may not
+    read it, as in some managed services."""
     try:
         found: dict[str, Any] = client.info("everything")
     except redis.exceptions.ResponseError as error:
@@ -53,8 +53,8 @@ def server_information(client: Any) -> dict[str, Any] | None:
 
 
 def evicts(information: dict[str, Any]) -> str:
-    """How the server may evict keys that never expire, as ours, with what to do; empty if it does
-    not."""
+    """Describes how the server may evict keys that never expire, such as Ratchet's, with the
+    remedy; empty if it does not."""
     policy, most = information.get("maxmemory_policy", "noeviction"), information.get("maxmemory", 0)
     if not most or policy == "noeviction" or policy.startswith("volatile-"):
         return ""

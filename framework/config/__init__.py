@@ -1,9 +1,9 @@
 """The configuration of a run: typed, checked completely before anything starts, with unknown keys
 refused.
 
-Keys are Storm's where Storm has one. ``spark.*`` goes to Spark as it is, except for settings that
-would break a guarantee. ``kafka.*`` goes to Kafka's clients under librdkafka's names. ``app.*`` is
-the user's own and reaches components through ``conf``.
+Keys have Storm's names if Storm has them. ``spark.*`` is passed to Spark unchanged, except for
+settings that would break a guarantee. ``kafka.*`` is passed to Kafka's clients under librdkafka's
+names. ``app.*`` is the user's own and reaches components through ``conf``.
 """
 
 from framework.config.addresses import resolved, resolved_address, without_password

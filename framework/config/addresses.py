@@ -8,7 +8,7 @@ from typing import Any
 
 from framework.errors import ConfigError
 
-#: In an address: a host, perhaps with a port; and who logs in, up to the next address.
+#: Parts of an address: a host, optionally with a port; and the user, up to the next address.
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
 _USER = re.compile(r"://(?:(?!,https?://)\S)*@")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -32,9 +32,10 @@ def resolved(key: str, value: Any) -> Any:
 
 
 def resolved_address(what: str, value: str, ends: str) -> str:
-    """``resolved``, for an address, unless a sign in its password ends the password too early: then
-    a part of the password would be taken for a host, a port or a path, and shown as that. ``what``
-    names it in messages; ``ends``: the signs that end a password. Raises ``ConfigError``.
+    """``resolved``, for an address. Raises ``ConfigError`` if a character in its password ends the
+    password too early, because then a part of the password would be read as a host, a port or a
+    path, and shown. ``what`` names the address in messages; ``ends``: the characters that end a
+    password.
 
     >>> resolved_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
     'redis://:a%2Fb@host:6379/0'
@@ -58,7 +59,7 @@ way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
 
 
 def without_password(address: str) -> str:
-    """An address, or several after commas, for messages.
+    """An address, or several separated by commas, without passwords, for messages.
 
     >>> without_password("http://me:secret@one:8081,http://two:8081")
     'http://***@one:8081,http://two:8081'

@@ -87,9 +87,9 @@ class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyCo
         return self.model_copy(update={name: getattr(given, name) for name in missing})
 
     def shown(self) -> list[tuple[str, str, bool]]:
-        """Key, value and whether it was set, of every key of Ratchet and every other that was set,
-        for people to read. Possible secrets are hidden: also each text of ``app.*``, which is
-        the user's own and may hold anything."""
+        """Key, value and whether it was set, for every key of Ratchet and every other key that was
+        set, for display. Possible secrets are hidden, including each text of ``app.*``, because
+        these are the user's own and may contain anything."""
         rows = []
         for name, each in type(self).model_fields.items():
             if each.alias is not None:

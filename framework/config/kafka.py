@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from framework.config.secrets import is_secret
 
-#: Keys that go to Kafka clients as they are, under librdkafka's names.
+#: The prefix of keys that are passed to Kafka clients unchanged, under librdkafka's names.
 KAFKA_PREFIX = "kafka."
 #: Prefix of environment variables that set ``kafka.*``: RATCHET_KAFKA_SASL_PASSWORD sets
 #: kafka.sasl.password.
@@ -18,7 +18,7 @@ KAFKA_ENVIRONMENT = "RATCHET_KAFKA_"
 
 
 def kafka_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of Kafka among others, their secrets wrapped."""
+    """The Kafka settings among others, with their secrets wrapped."""
     return {
         key: SecretStr(str(value)) if is_secret(key) and not isinstance(value, SecretStr) else value
         for key, value in values.items()
@@ -27,7 +27,7 @@ def kafka_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kafka_environment() -> dict[str, str]:
-    """The settings of Kafka that environment variables give."""
+    """The Kafka settings in environment variables."""
     return {
         KAFKA_PREFIX + name.removeprefix(KAFKA_ENVIRONMENT).lower().replace("_", "."): value
         for name, value in os.environ.items()

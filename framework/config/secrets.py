@@ -1,4 +1,4 @@
-"""Settings that may hold a secret, and how a setting is shown to people."""
+"""Settings that may hold a secret, and the form in which settings are shown."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SECRET_FRAGMENTS = (
     "private.key",
     "account.key",
 )
-#: The text in place of a value that may be a secret.
+#: Replaces a value that may be a secret.
 HIDDEN = "(hidden)"
-#: In a value: a URL with a password, or a password among other settings. In a key of Spark: what
-#: Spark itself hides, and keys of object stores.
+#: In a value: a URL with a password, or a password among other settings. In a key of Spark: the
+#: keys that Spark itself hides, and keys of object stores.
 _CREDENTIALS = re.compile(r"://[^@\s]*@|passw|secret|token", re.IGNORECASE)
 _SPARK_SECRET = re.compile(r"access.?key|account.?key|sas\b|auth|javaoptions", re.IGNORECASE)
 
 
 def is_secret(key: str) -> bool:
-    """Whether a setting of this name may hold a secret, and is never shown.
+    """Whether a setting of this name may hold a secret, so that it is never shown.
 
     >>> is_secret("kafka.sasl.password"), is_secret("kafka.sasl.username")
     (True, False)
@@ -43,7 +43,7 @@ def hides(key: str) -> bool:
 
 
 def shown_value(key: str, value: Any) -> str:
-    """A value of a setting as people may see it: hidden where it may be a secret."""
+    """The shown form of a setting's value: hidden if it may be a secret."""
     if value is None or value in ((), {}):
         return "not set"
     if isinstance(value, bool):

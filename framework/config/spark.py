@@ -17,7 +17,7 @@ _SPARK_FIXED = {
 
 
 def spark_settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of Spark among others, as texts. Raises ``ConfigError``."""
+    """The Spark settings among others, as texts. Raises ``ConfigError``."""
     return {key: _spark_value(key, value) for key, value in values.items() if key.startswith("spark.")}
 
 

@@ -162,12 +162,12 @@ class TopologyConfig(Section):
 
     @property
     def max_spout_pending(self) -> int:
-        """The number of transactions that are processed at once; 1 by default."""
+        """The number of transactions in flight; 1 by default."""
         return 1 if self.spout_pending is None else self.spout_pending
 
     def check_transactional(self) -> None:
-        """Raise ``ConfigError`` for so many transactions at once that only tuples can have been
-        meant, and for a pace that waits for nothing."""
+        """Raise ``ConfigError`` for a number of transactions in flight that was probably meant for
+        tuples, and for a pace without a condition."""
         if self.max_spout_pending > TRANSACTIONS_PENDING_MAX:
             raise ConfigError(
                 f"topology.max.spout.pending is {self.max_spout_pending}: of a transactional topology it counts whole "
@@ -182,13 +182,12 @@ class TopologyConfig(Section):
 
     @property
     def max_tuples_pending(self) -> int:
-        """The number of tuples of each spout task of a core topology that may be pending at
-        once."""
+        """The number of pending tuples of each spout task of a core topology."""
         return TUPLES_PENDING if self.spout_pending is None else self.spout_pending
 
 
 def gathered_provider_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Gather the keys below ``topology.state.provider.config``, which belong to the provider, into
+    """Collect the keys below ``topology.state.provider.config``, which belong to the provider, in
     one table."""
     gathered = {key: value for key, value in values.items() if not key.startswith(f"{PROVIDER_CONFIG}.")}
     for key, value in values.items():

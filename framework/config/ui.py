@@ -58,7 +58,7 @@ class UiConfig(Section):
 
     @property
     def ui_address(self) -> str | None:
-        """Where browsers find the page of a run; None where none is served."""
+        """The address of a run's page for browsers; None if it is not served."""
         if self.ui_port is None:
             return None
         host = socket.gethostname() if self.ui_host in ("0.0.0.0", "::") else self.ui_host

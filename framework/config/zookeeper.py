@@ -1,4 +1,4 @@
-"""``transactional.zookeeper.*``: where the state of transactions is kept, and who may read it."""
+"""``transactional.zookeeper.*``: where the state of transactions is kept, and who may access it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from framework.config.section import Section, listed
 
-#: A server of ZooKeeper: a name or an address, with IPv6 in brackets, perhaps with a port.
+#: A ZooKeeper server: a name or an address, with IPv6 in brackets, optionally with a port.
 _ZOOKEEPER_SERVER = re.compile(r"(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]+))?")
 
 
@@ -121,8 +121,8 @@ def checked_zookeeper_root(value: str) -> str:
 
 
 class ZooKeeperAddress(NamedTuple):
-    """``servers``: each ``host:port``. ``chroot``: the path below which all nodes are kept; empty
-    where there is none."""
+    """A parsed address. ``servers``: each ``host:port``. ``chroot``: the path below which all nodes
+    are kept; empty if there is none."""
 
     servers: tuple[str, ...]
     chroot: str
@@ -133,8 +133,8 @@ class ZooKeeperAddress(NamedTuple):
 
 def zookeeper_address(text: str, port: int = 2_181) -> ZooKeeperAddress:
     """Parse ``host:port,host:port/chroot``. Servers without a port get ``port``. Raises
-    ``ValueError``, which says what is wrong, for everything else: ZooKeeper's own clients take
-    parts of it for something else, such as the scheme of a URL for a host.
+    ``ValueError`` with the problem for any other text, which ZooKeeper's own clients would misread:
+    for instance, they read the scheme of a URL as a host.
 
     >>> str(zookeeper_address("zk1, zk2:2182/team"))
     'zk1:2181,zk2:2182/team'
@@ -166,5 +166,6 @@ def _no_address(reason: str) -> ValueError:
 
 
 def _is_node_name(text: str) -> bool:
-    """Whether ZooKeeper takes a text as the name of a node, and a person can see all of it."""
+    """Whether ZooKeeper accepts a text as the name of a node, and all its characters are
+    visible."""
     return text not in ("", ".", "..") and text.isprintable()

@@ -1,4 +1,4 @@
-"""Windows by count: which tuples each holds, and when each is due. Pure arithmetic."""
+"""Count windows: which tuples each contains, and when each is due. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CountWindow:
             raise ConfigError(f"{self} makes no windows: a length of 1 or more, and a step from 1 to the length")
 
     def kind(self) -> list[Any]:
-        """What must not change while tuples are kept."""
+        """The settings that must not change while tuples are kept."""
         return ["early count" if self.early else "count", self.length, self.every]
 
     @property
@@ -39,7 +39,7 @@ class CountWindow:
 
     @property
     def pane(self) -> int:
-        """The number of tuples that begin and leave windows together: it divides the length and the
+        """The number of tuples that enter and leave windows together: it divides the length and the
         step."""
         return math.gcd(self.length, self.every)
 

@@ -1,8 +1,8 @@
-"""The event time of a transactional topology: how its watermark goes on from one transaction to the
-next. Pure arithmetic, in microseconds.
+"""The event time of a transactional topology: how its watermark advances from one transaction to
+the next. Pure arithmetic, in microseconds.
 
-The watermark after a transaction depends on the clock before it, on what the transaction read, and
-on when it was planned: the planning time is part of the plan. So a replay gives the same one.
+The watermark after a transaction depends on the clock before it, on the transaction's records, and
+on its planning time, which is part of the plan. So a replay gives the same watermark.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from framework.operators.watermarks import NEVER, is_idle, slowest
 
 
 class PartitionTime(NamedTuple):
-    """Of a source partition: the newest event time, and how much time had elapsed when the last
-    transaction with a record of it was planned."""
+    """The time of a source partition: its newest event time, and the elapsed time at the planning
+    of the last transaction with a record of it."""
 
     newest: int
     seen_at: int
@@ -24,10 +24,13 @@ class PartitionTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventClock:
-    """``watermark``: no record that is on time is older. ``planned_at``: when the transaction was
-    planned. ``elapsed``: grows by the time between the plans. It never goes back, as the clock of
-    another leader may do, and stands still while a partition has records that are not planned: as
-    long as that is so, none has become idle."""
+    """The clock of a transaction.
+
+    * ``watermark``: no record that is on time is older.
+    * ``planned_at``: when the transaction was planned.
+    * ``elapsed``: grows by the time between the plans. It never goes back, as the clock of another
+      leader may, and stands still while a partition has unplanned records: during that time, no
+      partition becomes idle."""
 
     watermark: int = NEVER
     planned_at: int = NEVER
@@ -45,12 +48,16 @@ class EventClock:
         behind: bool = False,
         advance_when_idle: bool = False,
     ) -> EventClock:
-        """The clock after a transaction. ``newest``: partition -> the newest event time that was
-        read of it. ``out_of_orderness``: how far behind the newest time of its partition a record
-        may be. ``idle_after``: how long without a record until a partition holds nothing up; None:
-        never. ``unread``: a partition has records, and none of it was ever read. ``behind``: the
-        transaction reads nothing of a partition that has records. ``advance_when_idle``: while all
-        partitions are idle, event time goes on as fast as the time that elapses.
+        """The clock after a transaction.
+
+        * ``newest``: partition -> the newest event time read from it.
+        * ``out_of_orderness``: how far behind the newest time of its partition a record may be.
+        * ``idle_after``: the time without a record after which a partition no longer delays the
+          watermark; None: it always does.
+        * ``unread``: a partition has records, none of which was ever read.
+        * ``behind``: the transaction reads nothing from a partition that has records.
+        * ``advance_when_idle``: while all partitions are idle, event time advances with the elapsed
+          time.
 
         >>> clock = EventClock().after({"a": 50, "b": 20}, 0, out_of_orderness=5, idle_after=60)
         >>> clock.watermark, clock.after({"a": 90}, 60, out_of_orderness=5, idle_after=60).watermark
@@ -72,7 +79,7 @@ class EventClock:
         return EventClock(watermark, planned_at, elapsed, known)
 
     def held_up_by(self, idle_after: int | None) -> str | None:
-        """The partition that is the furthest behind of those that are not idle."""
+        """The partition that is furthest behind among those that are not idle."""
         awake = [
             (each.newest, name)
             for name, each in self.partitions.items()

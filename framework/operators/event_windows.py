@@ -1,10 +1,10 @@
-"""Windows of event time: to which of them a time belongs. Pure arithmetic, in microseconds since
-1970. A window holds its start and not its end.
+"""Event-time windows: the assignment of windows to times. Pure arithmetic, in microseconds since
+1970. A window includes its start and excludes its end.
 
 Transactional topologies fold records into windows: ``assign`` gives the windows of an array of
-times. They name a window by its end, because that is when it is due. Core topologies keep tuples
-until their windows are due, each tuple once, in its *pane*: the length of a pane divides both the
-length and the step of the windows.
+times. They identify a window by its end, because that is when it is due. Core topologies keep
+tuples until their windows are due, each tuple once, in its *pane*: the length of a pane divides
+both the length and the step of the windows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Micros = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Assigned(NamedTuple):
-    """``rows``: positions of the times that were given, once per window. ``starts`` and ``ends``:
-    of the windows."""
+    """Windows assigned to times. ``rows``: indices of the given times, once per window. ``starts``,
+    ``ends``: of the windows."""
 
     rows: Micros
     starts: Micros
@@ -80,7 +80,7 @@ class EventWindows:
         return self.last_of(at)[1]
 
     def pane_of(self, at: int) -> int:
-        """The start of the pane that a time is in."""
+        """The start of the pane that contains a time."""
         if self._tumble:
             return self.last_of(at)[0]
         return self.origin + (at - self.origin) // self._pane * self._pane
@@ -110,11 +110,11 @@ class EventWindows:
         return math.gcd(self.length, self.step)
 
     def settings(self) -> dict[str, Any]:
-        """What makes a window: JSON-able."""
+        """The settings that define a window; JSON-able."""
         return {"length": self.length, "step": self.step, "origin": self.origin, "zone": self.zone}
 
     def _days(self, at: Micros) -> tuple[Micros, Micros]:
-        """Looks at each distinct quarter of an hour once: no zone changes its offset within one."""
+        """Computes each distinct quarter of an hour once: no zone changes its offset within one."""
         quarters, place = np.unique(at // 900_000_000, return_inverse=True)
         bounds = np.empty((len(quarters), 2), np.int64)
         for number, quarter in enumerate(quarters.tolist()):
@@ -159,7 +159,7 @@ def _midnight(zone: str, day: int) -> int:
     where = zoneinfo.ZoneInfo(zone)
     date = _EPOCH + datetime.timedelta(days=day)
     naive = datetime.datetime(date.year, date.month, date.day, tzinfo=where)
-    # Where the clock goes forward at midnight, that moment is skipped: the day begins after it.
+    # If the clock skips midnight, the day begins after the gap.
     first = naive.astimezone(datetime.UTC)
     while first.astimezone(where).date() < date:
         first += datetime.timedelta(minutes=15)

@@ -1,7 +1,7 @@
 """Joins of two sides within a bound of event time. Pure arithmetic, in microseconds.
 
-Time is cut into *buckets* a little longer than twice the bound. So the partners of a record are in
-two buckets at most.
+Time is divided into *buckets* slightly longer than twice the bound. So the partners of a record are
+in two buckets at most.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def buckets_around(at: int, within: int) -> range:
 
 
 def pairs(lefts: Sequence[T], rights: Sequence[T], within: int) -> Iterator[tuple[T, T]]:
-    """Each left record with each right one that is no further away than ``within``, in the order of
-    the left ones, and of the times of the right ones."""
+    """Each left record with each right record within ``within``, in the order of the left ones, and
+    of the times of the right ones."""
     ordered = sorted(rights, key=attrgetter("at"))
     times = [each.at for each in ordered]
     for left in lefts:

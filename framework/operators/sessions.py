@@ -1,10 +1,10 @@
-"""Sessions: records of a key of which each is less than a gap after the one before. Pure
-arithmetic, in microseconds.
+"""Sessions: a session contains the records of a key each of which is less than a gap after the one
+before. Pure arithmetic, in microseconds.
 
-Time is cut into *panes* as long as the gap. Two records in one pane belong to one session, and so
-do two panes next to each other of which the last record and the first one are less than a gap
-apart. Panes further apart do not touch. So a record changes its own pane and no other, and a
-session is put together when it ends, from the panes before its last one.
+Time is divided into *panes* as long as the gap. Two records in one pane belong to one session. Two
+adjacent panes belong to one session if the last record of the first and the first record of the
+second are less than a gap apart. Other panes do not touch. So a record changes its own pane only,
+and a session is combined when it ends, from its last pane and the panes before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Micros = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Sessions of which the records are less than ``gap`` microseconds apart."""
+    """Sessions whose records are less than ``gap`` microseconds apart."""
 
     gap: int
 
@@ -33,7 +33,9 @@ def session(gap: Duration) -> Sessions:
 
 
 class Pane(NamedTuple):
-    """``first`` and ``due``: the time of its first record, and of its last one and a gap."""
+    """A pane. ``first``: the time of its first record. ``due``: the time of its last record plus
+    the gap.
+    """
 
     first: int
     due: int
@@ -59,8 +61,7 @@ def ends(pane: Pane, following: Pane | None) -> bool:
 
 
 def runs(starts: Iterable[int], gap: int, panes: Mapping[int, Pane]) -> list[list[int]]:
-    """The starts of the panes of each session that these panes alone would make, in the order of
-    their times.
+    """The starts of the panes of each session that these panes alone form, in ascending order.
 
     >>> panes = {0: Pane(1, 6, ()), 5: Pane(5, 14, ()), 10: Pane(14, 19, ()), 20: Pane(20, 25, ())}
     >>> runs([20, 5, 0, 10], 5, panes)

@@ -14,7 +14,7 @@ from framework.errors import BadRecordError, TopologyError
 
 #: The units of numbers in a column of times, in microseconds.
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-#: Times before the year 2 and after the year 9998 are none: windows around them have no bounds.
+#: Times before the year 2 and after the year 9998 are invalid: windows around them have no bounds.
 _FIRST, _LAST = -62_104_060_800_000_000, 253_370_764_800_000_000
 #: Numbers beyond this overflow.
 _MOST = 1 << 61
@@ -59,8 +59,8 @@ def check_times(component_id: str, field: str, declared: pa.DataType | None, uni
 
 
 def times_of(column: pa.Array | pa.ChunkedArray, field: str, unit: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The times of a column that ``check_times`` has passed. Raises ``BadRecordError`` for a null,
-    and for a number that is no time."""
+    """The times of a column that ``check_times`` has accepted. Raises ``BadRecordError`` for a
+    null, and for a number that is no valid time."""
     if column.null_count:
         raise BadRecordError(f"field {field!r} is null, and every record needs an event time")
     if pa.types.is_floating(column.type):
@@ -81,7 +81,7 @@ def times_of(column: pa.Array | pa.ChunkedArray, field: str, unit: str) -> np.nd
     wrong |= (micros < _FIRST) | (micros >= _LAST)
     if wrong.any():
         shown = column[int(np.flatnonzero(wrong)[0])]
-        if pa.types.is_timestamp(column.type):  # Python has no such time
+        if pa.types.is_timestamp(column.type):  # Python cannot represent such a time
             raise BadRecordError(
                 f"field {field!r} holds a time beyond the years 2 to 9998: {shown.value} {column.type.unit}"
             )

@@ -1,14 +1,13 @@
-"""How far event time has come: the watermark of one task over its inputs, and over the source
-partitions that its inputs are read from. Pure arithmetic, in whole microseconds; the time that
-passes is given.
+"""The watermark of one task over its inputs, and over the source partitions of these inputs. Pure
+arithmetic, in whole microseconds; the elapsed time is given.
 
-An *origin* stands for a source partition. What is read of a partition is in its order, give or take
-the lag. So the watermark never passes the newest time that was seen of a partition of which more is
-to be read: what comes of it may be as old as that. A partition that was read to its end holds
-nothing up.
+An *origin* stands for a source partition. The records of a partition are read in order, except for
+the lag. So the watermark never passes the newest time seen of a partition with unread records,
+because its next record may be as old as that. A partition that was read to its end no longer delays
+the watermark.
 
-Where rows may overtake each other on their way, what was seen in a round counts when everything of
-that round has come (``Reading.upto``).
+If rows may overtake each other on their way, the times seen in a round count only when all rows of
+that round have arrived (``Reading.upto``).
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-#: The stream of tuples that come when their window has closed.
+#: The stream of tuples that arrive after their window has closed.
 LATE_STREAM = "late"
-#: The stream of what changed in open windows.
+#: The stream of changes in open windows.
 CHANGED_STREAM = "changed"
 #: Before every time.
 NEVER = -(1 << 62)
@@ -29,16 +28,15 @@ Source = tuple[str, str]
 
 
 def is_idle(seen_at: int, now: int, idle_after: int | None) -> bool:
-    """Whether a source of which something came last at ``seen_at`` holds nothing up any more.
+    """Whether a source whose last row arrived at ``seen_at`` no longer delays the watermark.
     ``idle_after``: None: it always does."""
     return idle_after is not None and now - seen_at >= idle_after
 
 
 def slowest(sources: Iterable[tuple[int, int]], now: int, idle_after: int | None, *, advance_when_idle: bool) -> int:
-    """The newest time of the source that is furthest behind and not idle; ``NEVER`` while nothing
-    has come. ``sources``: of each its newest time, and when something of it came last.
-    ``advance_when_idle``: when all are idle, time has gone on as fast as ``now`` since something
-    came.
+    """The newest time of the source that is furthest behind and not idle; ``NEVER`` before any row.
+    ``sources``: the newest time of each, and when its last row arrived. ``advance_when_idle``: when
+    all are idle, time has advanced with ``now`` since the last row.
 
     >>> slowest([(50, 0), (20, 9)], 10, None, advance_when_idle=True)
     20
@@ -54,10 +52,11 @@ def slowest(sources: Iterable[tuple[int, int]], now: int, idle_after: int | None
 
 
 class Reading(NamedTuple):
-    """What is known of the sources in round ``round``. ``upto``: everything that was emitted in
-    rounds up to this one has come. ``unread``: for each input, the origins of which more is to be
-    read, with the newest time that any task has seen of each on that input; None while it is not
-    known which there are."""
+    """The progress of the sources in round ``round``.
+
+    * ``upto``: all rows that were emitted in rounds up to this one have arrived.
+    * ``unread``: for each input, the unread origins, with the newest time that any task has seen of
+      each on that input; None while these are unknown."""
 
     round: int
     upto: int
@@ -65,19 +64,21 @@ class Reading(NamedTuple):
 
 
 class _Input:
-    """``latest``: the newest time that counts. ``came``: when something came last, or the task
-    began. ``in_order``: rows of an origin do not overtake each other."""
+    """The times of an input. ``latest``: the newest time that counts. ``came``: when the last row
+    arrived, or the task began. ``in_order``: rows of an origin do not overtake each other."""
 
     def __init__(self, latest: int, came: int, *, in_order: bool, known: bool) -> None:
         self.latest, self.came, self.in_order = latest, came, in_order
         self.unread: Mapping[int, int] | None = {} if known else None
         self.unknown_since = came
-        self.noticed: dict[int, tuple[int, int]] = {}  # origin -> its newest time, and when that was noticed
-        self._own: dict[int, int] = {}  # origin -> the newest time that was seen here
-        self._later: list[tuple[int, int]] = []  # (round, newest time) of what does not count yet
+        # origin -> its newest time, and when that was noticed
+        self.noticed: dict[int, tuple[int, int]] = {}
+        self._own: dict[int, int] = {}  # origin -> the newest time seen in this task
+        # (round, newest time) of rows that do not count yet
+        self._later: list[tuple[int, int]] = []
 
     def saw(self, origin: int | None, at: int, round_: int, now: int) -> bool:
-        """Returns whether anything counts that did not count before."""
+        """Returns whether a time counts that did not count before."""
         self.came = now
         rose = False
         if origin is not None:
@@ -98,7 +99,7 @@ class _Input:
 
     @property
     def newest(self) -> int:
-        """The newest time that was seen, whether or not it counts."""
+        """The newest time seen, whether or not it counts."""
         return self._later[-1][1] if self._later else self.latest
 
     def hear(self, unread: Mapping[int, int] | None, upto: int, now: int) -> None:
@@ -113,7 +114,7 @@ class _Input:
             self.noticed[origin] = known if known is not None and known[0] >= newest else (newest, now)
 
     def bound(self, idle: int | None, now: int) -> int:
-        """What the partitions of which more is to be read, and that are not idle, allow."""
+        """The bound set by partitions that are unread and not idle."""
         if self.unread is None:
             return _NO_BOUND if is_idle(self.unknown_since, now, idle) else NEVER
         found = _NO_BOUND
@@ -124,17 +125,21 @@ class _Input:
         return found
 
     def changes_at(self, idle: int) -> list[int]:
-        """When parts of it are idle, if nothing comes until then."""
+        """When partitions become idle, without further rows."""
         found = [self.came + idle, *(noticed + idle for _, noticed in self.noticed.values())]
         return found if self.unread is not None else [*found, self.unknown_since + idle]
 
 
 class Watermark:
-    """The watermark of one task. ``latest``: the newest time of each input so far. ``lag``: how far
-    it is behind. ``idle``: after how long without a row an input, or a partition, holds nothing up;
-    None: never. ``now``: the time that passes. ``follows``: the inputs of which ``hear`` will say
-    what is to be read, each with whether its rows keep their order. Of the others nothing is
-    known, and nothing held up.
+    """The watermark of one task.
+
+    * ``latest``: the newest time of each input so far.
+    * ``lag``: how far the watermark is behind.
+    * ``idle``: the time without a row after which an input, or a partition, no longer delays the
+      watermark; None: it always does.
+    * ``now``: the elapsed time.
+    * ``follows``: the inputs whose unread partitions ``hear`` will report, each with whether its
+      rows keep their order. Partitions of other inputs are unknown, and delay nothing.
 
     >>> mark = Watermark({("spout", "default"): NEVER}, lag=0, idle=None, now=0)
     >>> mark.saw(("spout", "default"), None, 50, now=0), mark.reached(0)
@@ -173,19 +178,19 @@ class Watermark:
         return {each: its.newest for each, its in self._inputs.items()}
 
     def saw(self, source: Source, origin: int | None, at: int, now: int) -> bool:
-        """A row has come. ``origin``: None where its partition is not known. Returns whether
+        """A row has arrived. ``origin``: None if its partition is unknown. Returns whether
         ``reached`` may have changed."""
         seen = self._seen.setdefault(source, {})
         seen[origin] = max(at, seen.get(origin, NEVER))
         return self._inputs[source].saw(origin, at, self._round, now)
 
     def take_seen(self) -> Mapping[Source, Mapping[int | None, int]]:
-        """The newest time of each origin that was seen since the last call."""
+        """The newest time of each origin since the last call."""
         seen, self._seen = self._seen, {}
         return seen
 
     def hear(self, reading: Reading, now: int) -> None:
-        """What is known of the sources, before the rows of a round come."""
+        """Take in the progress of the sources, before the rows of a round arrive."""
         self._round = reading.round
         for source, unread in reading.unread.items():
             if source in self._inputs:
@@ -194,15 +199,15 @@ class Watermark:
     def reached(self, now: int) -> int:
         """The watermark: ``lag`` behind the newest time of the input that is furthest behind and
         not idle, and of each partition that is not idle and not read to its end. When all inputs
-        are idle, time has gone on since something came."""
+        are idle, time advances since the last row."""
         inputs, idle = self._inputs.values(), self._idle
         latest = slowest([(each.latest, each.came) for each in inputs], now, idle, advance_when_idle=True)
         latest = min([latest, *(each.bound(idle, now) for each in inputs)])
         return latest - self._lag if latest > NEVER else NEVER
 
     def due_in(self, at: int, now: int) -> int | None:
-        """How long until the watermark may have reached ``at`` though nothing comes: 0 or less when
-        it has. None: never."""
+        """Time until the watermark may have reached ``at`` without further rows: 0 or less when it
+        has. None: never."""
         reached, idle = self.reached(now), self._idle
         if reached >= at:
             return 0

@@ -31,8 +31,8 @@ class TransactionAttempt:
 
     @property
     def is_one_step(self) -> bool:
-        """Whether the commit is one step of the store, which moves the header also where there is
-        nothing to write."""
+        """Whether the commit is one step of the store, which updates the header even without
+        rows."""
         return self.fence is not None and self.fence.opens_from is not None
 
     def __str__(self) -> str:

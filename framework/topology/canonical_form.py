@@ -1,5 +1,5 @@
-"""The canonical form of values (C29). Every value takes it before it is grouped, merged, compared
-or stored.
+"""The canonical form of values (C29). Every value is converted to it before it is grouped, merged,
+compared or stored.
 
 1. -0.0 is 0.0. Every NaN is ``NAN``, one object, and sorts above all numbers, as in PostgreSQL and
    in Spark.
@@ -7,11 +7,11 @@ or stored.
    fraction and fits its size, a timestamp has no more digits than its unit, a text is a text. A
    value that the type cannot hold without rounding is an error. So is a value of another kind, such
    as a datetime in a column of dates.
-3. A timestamp is in UTC. Where its column has a zone, a timestamp without one is taken as UTC. The
-   conversion to UTC also tells apart the two hours of the same name in the night when clocks go
-   back: within their zone, Python takes them for equal.
+3. A timestamp is in UTC. If its column has a zone, a timestamp without one is taken as UTC. The
+   conversion to UTC also distinguishes the two hours of the same name in the night when clocks go
+   back, which Python treats as equal within their zone.
 
-Text and bytes stay as they are, and compare by code points. Hashes do not depend on the form: see
+Text and bytes are unchanged, and compare by code points. Hashes do not depend on the form: see
 ``hashing``.
 """
 
@@ -30,9 +30,9 @@ from framework.errors import BadRecordError
 from framework.topology.datetime_range import holds_times, in_microseconds, outside_python
 from framework.topology.fields import Fields
 
-#: Stands for every NaN. It is one object, so that tuples and dictionaries find it.
+#: The only NaN object, so that tuples and dictionaries find it.
 NAN = math.nan
-#: Python writes integers of so many digits as text.
+#: The most digits with which Python writes integers as text.
 _DIGITS_MAX = 4_300
 Form = Callable[[Any], Any]
 
@@ -61,8 +61,8 @@ def has_nan(column: pa.ChunkedArray) -> bool:
 
 def python_objects(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[Any]:
     """A column's values as Python objects. ``name``: of the field. Raises ``BadRecordError`` for a
-    moment, a time of day or a duration that Python cannot hold: Arrow gives 24:00 as 00:00, and
-    where pandas is installed, objects of pandas for nanoseconds."""
+    moment, a time of day or a duration that Python cannot represent: Arrow returns 24:00 as 00:00
+    and, if pandas is installed, pandas objects for nanoseconds."""
     try:
         if holds_times(column.type):
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -79,7 +79,7 @@ def python_objects(column: pa.Array | pa.ChunkedArray, name: str = "") -> list[A
 
 
 def python_values(column: pa.ChunkedArray, name: str = "") -> list[Any]:
-    """A column's values as Python objects, in canonical form. ``name``, and what is raised: as of
+    """A column's values as Python objects, in canonical form. ``name``, and errors: as in
     ``python_objects``."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -91,7 +91,7 @@ def python_values(column: pa.ChunkedArray, name: str = "") -> list[Any]:
 
 
 def comparable(value: Any) -> Any:
-    """The value in a form that can be hashed and found again, at any depth: one NaN object, tuples
+    """The value in a hashable form that can be found again, at any depth: one NaN object, tuples
     for lists and mappings, timestamps in UTC."""
     if isinstance(value, float):
         return value if value == value else NAN
@@ -105,10 +105,10 @@ def comparable(value: Any) -> Any:
 
 
 def key_form(value: Any) -> Any:
-    """The form of a key that has no declared type: keys that are equal, as in a dictionary, have
-    one form, whatever their types; but a bool is no number. It is an integer where the number is
-    one, else a float where that is exact, else a decimal without zeros at its end. Agrees with
-    ``hashing``. Raises ``BadRecordError`` for a decimal of more digits than a state holds.
+    """The form of a key without a declared type: keys that are equal, as in a dictionary, have one
+    form, whatever their types; but a bool is no number. A number becomes an integer if it is one,
+    else a float if that is exact, else a decimal without trailing zeros. Agrees with ``hashing``.
+    Raises ``BadRecordError`` for a decimal with more digits than a state supports.
 
     >>> [key_form(each) for each in (1.0, decimal.Decimal("1.00"), -0.0, decimal.Decimal("2.50"))]
     [1, 1, 0, 2.5]
@@ -137,7 +137,7 @@ def key_form(value: Any) -> Any:
 def _decimal_key(value: decimal.Decimal) -> Any:
     if not value.is_finite():
         return NAN if value.is_nan() else float(value)
-    if value.adjusted() >= _DIGITS_MAX:  # 1E+1000000 takes a minute as an integer
+    if value.adjusted() >= _DIGITS_MAX:  # converting 1E+1000000 to an integer takes a minute
         raise BadRecordError(f"a key of {value.adjusted() + 1:,} digits: a state holds up to {_DIGITS_MAX:,}")
     if value == value.to_integral_value():
         return int(value)
@@ -159,7 +159,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def form_of(declared: pa.DataType | None) -> Form:
-    """Return a function that brings a Python value other than None into canonical form. It raises
+    """Return a function that converts a Python value other than None to canonical form. It raises
     ``ValueError``, ``TypeError`` or ``ArithmeticError`` for a value that the type cannot hold
     exactly. Without a type, values keep their own type.
 
@@ -195,7 +195,7 @@ def form_of(declared: pa.DataType | None) -> Form:
 
 
 class RowForm:
-    """Brings rows of these fields into canonical form. ``fields`` None: the values have no declared
+    """Converts rows of these fields to canonical form. ``fields`` None: the values have no declared
     types."""
 
     def __init__(self, fields: Fields | None) -> None:
@@ -283,8 +283,8 @@ def _time(value: Any) -> Any:
 
 
 def _in_units(form: Form, unit: str) -> Form:
-    """Wrap ``form`` so that it refuses a value finer than ``unit``. Python's own timestamps end at
-    microseconds."""
+    """Wrap ``form`` so that it refuses a value finer than ``unit``. Python's own timestamps are
+    limited to microseconds."""
     whole = {"s": 10**6, "ms": 1_000}.get(unit, 1)
     if whole == 1:
         return form

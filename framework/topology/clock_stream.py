@@ -1,8 +1,9 @@
-"""The clock stream of a partitioned spout: when each batch was planned, as a tuple of the batch.
+"""The clock stream of a partitioned spout: the planning time of each batch, as a tuple of the
+batch.
 
 A topology that goes by event time needs a clock that a replay does not change. So the planning time
 is a part of the plan: an entry of a pseudo-partition, which the reader turns into one tuple on the
-stream ``CLOCK_STREAM``. The builder adds the stream to its spout where a bolt subscribes to it.
+stream ``CLOCK_STREAM``. The builder adds the stream to its spout if a bolt subscribes to it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from framework.topology.spouts import (
 #: The hidden stream of planning times.
 CLOCK_STREAM = "clock"
 #: ``planned_at``: microseconds since 1970, by the clock of the driver that made the plan.
-#: ``unread``: whether a partition has records, and none of it was planned so far. ``behind``:
-#: whether the plan reads nothing of a partition that has records.
+#: ``unread``: whether a partition has records, none of which was planned so far. ``behind``:
+#: whether the plan reads nothing from a partition that has records.
 CLOCK_FIELDS = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_()})
 #: The streams of a spout that hold no records.
 HIDDEN_STREAMS = frozenset({CLOCK_STREAM, DEAD_LETTER_STREAM})
-#: The pseudo-partition in plans. Its entry has ``CLOCK_FIELDS``, and ``new``: the partitions of
-#: which nothing was planned so far.
+#: The pseudo-partition in plans. Its entry has ``CLOCK_FIELDS``, and ``new``: the partitions
+#: without planned records so far.
 CLOCK_PARTITION = "@clock"
 
 
@@ -59,7 +60,7 @@ def with_clock(spout_id: str, spout: Spout) -> PartitionedSpout:
 
 
 class _Clocked(SpoutWrapper):
-    """Everything but the clock is the inner spout's."""
+    """Adds the clock; everything else is delegated to the inner spout."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         super().declare_output_fields(declarer)
@@ -112,8 +113,7 @@ class ClockPlanner(PlannerWrapper):
         return {**plan, CLOCK_PARTITION: clock}
 
     def _left(self, plan: Plan, counts: Mapping[str, int | None]) -> set[str]:
-        """The partitions of which the plan reads nothing though they have records that may be
-        read."""
+        """The partitions from which the plan reads nothing although they have readable records."""
         if self._planner.lag(plan) == 0:
             return set()
         progress = self._planner.progress(plan, [])
@@ -122,7 +122,8 @@ class ClockPlanner(PlannerWrapper):
 
     def record_count(self, plan: Plan) -> int | None:
         rest = self._rest(plan)
-        return self._planner.record_count(rest) if rest or not plan else 1  # the clock alone is read, too
+        # a plan with the clock alone is read, too
+        return self._planner.record_count(rest) if rest or not plan else 1
 
     def record_counts(self, plan: Plan) -> Mapping[str, int | None]:
         counts = super().record_counts(plan)
@@ -134,7 +135,7 @@ class ClockPlanner(PlannerWrapper):
 
 
 class _ClockReader(ReaderWrapper):
-    """Reads the clock's entry as one tuple, and leaves the rest to another reader."""
+    """Reads the clock's entry as one tuple, and passes the rest to another reader."""
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         yield from self.read_all(attempt, {partition: meta})

@@ -1,10 +1,10 @@
-"""Columns of the values that components emit: each value is kept exactly, or is an error.
+"""Columns of the values that components emit: each value is stored exactly, or is an error.
 
-Arrow alone cuts off what does not fit: 1.5 becomes the integer 1, a moment becomes its date, and a
-large number becomes infinity in a float of 32 bits. It also takes values of several kinds into one
-untyped column, so that a value would depend on the others in its batch.
+Arrow alone truncates values that do not fit: 1.5 becomes the integer 1, a moment becomes its date,
+and a large number becomes infinity in a 32-bit float. It also accepts values of several kinds in
+one untyped column, so that a value would depend on the others in its batch.
 
-A float takes the number that is nearest to a decimal or a longer float.
+For a decimal or a longer float, a float column stores the nearest number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 Check = Callable[[Any], bool]
 _NONE = type(None)
 _MICROSECONDS = {"s": 10**6, "ms": 1_000}
-#: Types of values of which Arrow keeps everything, or raises an error.
+#: Types of values that Arrow stores exactly, or refuses.
 _EXACT: dict[str, frozenset[type]] = {
     "integer": frozenset({int, _NONE}),
     "date": frozenset({datetime.date, _NONE}),
@@ -32,9 +32,9 @@ _EXACT: dict[str, frozenset[type]] = {
 
 
 def column_of(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
-    """The values as a column of a declared type, or of the type that they have in common. It is
-    chunked if they are wider than the offsets of an array reach. Raises an Arrow error,
-    ``TypeError``, ``ValueError`` or ``OverflowError`` if a value does not fit.
+    """The values as a column of a declared type, or of their common type. It is chunked if they are
+    too wide for the offsets of one array. Raises an Arrow error, ``TypeError``, ``ValueError`` or
+    ``OverflowError`` if a value does not fit.
 
     >>> column_of([1, 2.0], pa.int64()).to_pylist()
     [1, 2]
@@ -65,7 +65,7 @@ def cast_column(column: pa.Array, declared: pa.DataType) -> pa.Array:
 
 
 def _casts_cut(was: pa.DataType, becomes: pa.DataType) -> bool:
-    """Whether a safe cast of Arrow's cuts values off. It is reversible for whole values."""
+    """Whether a safe cast of Arrow's truncates values. It is reversible for whole values."""
     types = pa.types
     if types.is_struct(was) and types.is_struct(becomes):
         both = [each for each in becomes if was.get_field_index(each.name) >= 0]
@@ -90,7 +90,7 @@ def _infinities(column: pa.Array) -> int:
 
 @lru_cache(maxsize=1024)
 def _may_cut(declared: pa.DataType) -> bool:
-    """Whether Arrow can cut off Python values of a type, or values inside them."""
+    """Whether Arrow can truncate Python values of a type, or values inside them."""
     types = pa.types
     if types.is_dictionary(declared):
         return _may_cut(declared.value_type)
@@ -143,7 +143,7 @@ def _check_nested(values: Sequence[Any], declared: pa.DataType) -> None:
 
 
 def _mapping(value: Any, declared: pa.StructType) -> Mapping[str, Any]:
-    """A value of a struct, which may be given as pairs, or as values in order."""
+    """A struct's value as a mapping; it may be given as pairs, or as values in order."""
     if isinstance(value, Mapping):
         return value
     is_pairs = bool(value) and all(isinstance(each, tuple) for each in value)
@@ -158,7 +158,7 @@ def _refuse_first(values: Sequence[Any], check: Check, declared: pa.DataType) ->
 
 @lru_cache(maxsize=1024)
 def _rule(declared: pa.DataType) -> tuple[frozenset[type] | None, Check]:
-    """The types of values of which all are exact, and the check of any other value."""
+    """The types whose values are all exact, and the check of any other value."""
     types = pa.types
     if types.is_integer(declared):
         return _EXACT["integer"], lambda value: bool(int(value) == value)
@@ -175,14 +175,15 @@ def _rule(declared: pa.DataType) -> tuple[frozenset[type] | None, Check]:
         if isinstance(value, datetime.time) and value.tzinfo is not None:
             return False
         micros: int = getattr(value, "microsecond", 0) or getattr(value, "microseconds", 0)
-        nanos: int = getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)  # pandas has them
+        # pandas has them
+        nanos: int = getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
         return not micros % whole and (finest or not nanos)
 
     return (_EXACT["us"] if whole == 1 and not types.is_time(declared) else None), is_whole
 
 
 def _check_kinds(values: Sequence[Any]) -> None:
-    """Raise ``ValueError`` for values of several kinds. Numbers are of one kind, but for bool."""
+    """Raise ``ValueError`` for values of several kinds. All numbers are one kind, except bool."""
     types = set(map(type, values)) - {_NONE}
     if any(issubclass(each, datetime.datetime) for each in types):
         kinds = {_kind_of_moment(each) for each in values if each is not None}
@@ -201,7 +202,7 @@ def _kind_of_moment(value: Any) -> str:
 
 
 def _kind(type_: type) -> str:
-    if type_.__name__ in ("bool", "bool_"):  # numpy's too
+    if type_.__name__ in ("bool", "bool_"):  # includes numpy's
         return "bool"
     if issubclass(type_, (numbers.Number, decimal.Decimal)):
         return "number"

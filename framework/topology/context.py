@@ -1,4 +1,4 @@
-"""What a component learns about itself when a task prepares it."""
+"""The information that a component gets about itself when a task prepares it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ROOTED_TASKS_MAX = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class CoreTopology(Graph):
-    """What ``TopologyBuilder.build`` returns. The spouts are the first components."""
+    """The result of ``TopologyBuilder.build``. The spouts are the first components."""
 
     @property
     def spouts(self) -> tuple[Component, ...]:
@@ -95,8 +95,7 @@ class TopologyBuilder:
         return self._bolts.add(bolt_id, bolt, parallelism)
 
     def build(self) -> CoreTopology:
-        """Check everything and return the topology. Raises ``TopologyError`` naming what is
-        wrong."""
+        """Check everything and return the topology. Raises ``TopologyError`` with the problem."""
         if not self._spouts:
             raise TopologyError(f"topology {self._topology_id!r} has no spout: add one with set_spout(...)")
         rooted = [each for each in self._bolts.components() if isinstance(each.instance, BaseStatefulBolt)]

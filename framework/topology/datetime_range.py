@@ -1,5 +1,5 @@
-"""The moments, dates and times of day that Python can hold: Arrow's columns hold others too, and
-finer ones."""
+"""The moments, dates and times of day that Python can represent: Arrow's columns have a larger
+range and finer units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
 def outside_python(column: pa.Array) -> Truths | None:
     """For each value of a column, nested ones too: whether Python's ``datetime``, ``date`` or
-    ``time`` cannot hold it. None if they can hold all."""
+    ``time`` cannot represent it. None if they can represent all."""
     if pa.types.is_struct(column.type):
         parts = [found for found in map(outside_python, column.flatten()) if found is not None]
         return np.logical_or.reduce(parts) if parts else None
@@ -58,8 +58,8 @@ def holds_times(declared: pa.DataType) -> bool:
 
 @lru_cache(maxsize=1024)
 def in_microseconds(declared: pa.DataType) -> pa.DataType:
-    """A type with microseconds in place of nanoseconds, also inside it: Python's times end there. A
-    safe cast refuses what is finer."""
+    """A type with microseconds in place of nanoseconds, at any depth, because Python's times are
+    limited to microseconds. A safe cast refuses finer values."""
     types = pa.types
     if types.is_struct(declared):
         return pa.struct([each.with_type(in_microseconds(each.type)) for each in declared])
@@ -76,7 +76,7 @@ def in_microseconds(declared: pa.DataType) -> pa.DataType:
 
 
 def _of_lists(column: pa.Array) -> Truths | None:
-    """For each list: whether it has such a value."""
+    """For each list: whether it contains such a value."""
     found = outside_python(column.flatten())
     if found is None:
         return None
@@ -86,7 +86,7 @@ def _of_lists(column: pa.Array) -> Truths | None:
 
 
 def _of_maps(column: pa.MapArray) -> Truths | None:
-    """For each map: whether a key or a value of it is such a value."""
+    """For each map: whether it contains such a key or value."""
     offsets = column.offsets.to_numpy()
     parts = (each.slice(offsets[0], offsets[-1] - offsets[0]) for each in (column.keys, column.items))
     found = [each for each in map(outside_python, parts) if each is not None]
@@ -104,8 +104,8 @@ def _is_list(declared: pa.DataType) -> bool:
 
 
 def _bounds(declared: pa.DataType) -> tuple[int, int] | None:
-    """The first and the last value of a type that Python holds, as Arrow counts; None for a type of
-    which it holds all."""
+    """The first and the last value of a type that Python represents, in Arrow's numbers; None for a
+    type without limits."""
     if pa.types.is_date32(declared):
         return _FIRST_S // _DAY_S, _LAST_S // _DAY_S
     if pa.types.is_date64(declared):

@@ -1,23 +1,28 @@
-"""Dead letters that are sent again, as batches of a spout (C48).
+"""Replays dead letters as batches of a spout (C48).
 
 A request names letters. The planner puts some of them into a plan of their own, as an entry of a
-pseudo-partition; the source contributes nothing to that batch. The reader decodes them as it does
-records of the source, and says on the stream of dead letters how each has ended: it is settled, or
-it came back. So one transaction applies a record and ends its letter, or does neither, and an
-attempt that is repeated reads the same letters.
+pseudo-partition; the source contributes nothing to that batch. The reader decodes them like records
+of the source, and emits on the stream of dead letters how each has ended: settled, or refused
+again. So one transaction applies a record and ends its letter, or does neither, and a repeated
+attempt reads the same letters.
 
 Invariants:
 
-1. A request is planned in its order, each letter once: the entry says how far it has come, and each
-   plan goes on where the one before it ends.
-2. What is read of a letter is what its keeper held before the transaction, whatever attempts at the
+1. A request is planned in its order, each letter once: the entry contains the progress, and each
+   plan continues where the previous one ends.
+2. A letter is read as its keeper held it before the transaction, whatever attempts at the
    transaction have written since.
-3. A letter that its keeper does not have then contributes nothing.
-4. A letter that has only a part of its record comes back.
+3. A letter that its keeper did not have at that time contributes nothing.
+4. A letter with only a part of its record is refused again.
 
-An entry: ``request``: the id of the last request that was planned. ``action``: how its letters are
-to end. ``begin``: the position of its first letter. ``first`` and ``next``: the positions of this
-batch; positions go on rising from request to request. ``letters``: by what their keeper finds them.
+The fields of an entry:
+
+* ``request``: the id of the last planned request.
+* ``action``: how its letters have to end.
+* ``begin``: the position of its first letter.
+* ``first``, ``next``: the positions of this batch; positions continue to rise from request to
+  request.
+* ``letters``: the keys by which their keeper finds them.
 """
 
 from __future__ import annotations
@@ -57,17 +62,17 @@ from framework.topology.spouts import (
 
 #: The pseudo-partition in plans.
 LETTERS_PARTITION = "@letters"
-#: A batch has so many letters, and so many bytes of them, at most.
+#: The most letters in a batch, and the most bytes of them.
 BATCH_LETTERS_MAX = 500
 BATCH_BYTES_MAX = 16 << 20
-#: How often a running topology looks for a request.
+#: How often a running topology checks for a request.
 LOOK_S = 1.0
 CUT_REASON = "the letter has only a part of its record: replay the record itself"
 
 
 class LetterRequest(NamedTuple):
-    """Letters that are to be replayed, or dropped. ``letters``: of each, by what its keeper finds
-    it, and its bytes."""
+    """Letters to replay or drop. ``letters``: for each, the key by which its keeper finds it, and
+    its bytes."""
 
     id: str
     action: str
@@ -75,14 +80,14 @@ class LetterRequest(NamedTuple):
 
 
 def with_letters(spout: PartitionedSpout) -> PartitionedSpout:
-    """The spout, whose plans may have letters."""
+    """Wrap the spout, so that its plans may contain letters."""
     if isinstance(spout, OpaquePartitionedTransactionalSpout):
         return _OpaqueLettersSpout(spout)
     return _LettersSpout(spout)
 
 
 def takes_letters(spout: object) -> bool:
-    """Whether the plans of a spout of a topology may have letters."""
+    """Whether the plans of a topology's spout may contain letters."""
     return isinstance(spout, _Letters)
 
 
@@ -103,14 +108,16 @@ class _OpaqueLettersSpout(_Letters, OpaquePartitionedTransactionalSpout):
 
 
 class LettersPlanner(PlannerWrapper):
-    """``request``: reads the request that is to be done. ``keeper``: reads the letters where they
-    are kept; None: nothing can. Whoever makes the planner sets both."""
+    """Adds letters to the plans of another planner. The creator sets both attributes.
+
+    * ``request``: reads the current request.
+    * ``keeper``: reads the stored letters; None: they cannot be read."""
 
     def __init__(self, planner: PartitionPlanner) -> None:
         super().__init__(planner, LETTERS_PARTITION)
         self.request: Callable[[], LetterRequest | None] = lambda: None
         self.keeper: LetterReader | None = None
-        self._keeper_lock = threading.Lock()  # phases ask it, each in a thread of its own
+        self._keeper_lock = threading.Lock()  # phases use it, each in a thread of its own
         self._known: LetterRequest | None = None
         self._looked_s: float | None = None
 
@@ -132,7 +139,8 @@ class LettersPlanner(PlannerWrapper):
         return self._carried(previous, super().empty_plan(previous))
 
     def processed(self, plan: Plan, read: ReadCounts, elapsed_s: float) -> None:
-        if not _count(plan.get(LETTERS_PARTITION)):  # else nothing of it says how the source is
+        # otherwise the plan contains nothing about the source
+        if not _count(plan.get(LETTERS_PARTITION)):
             super().processed(plan, read, elapsed_s)
 
     def record_count(self, plan: Plan) -> int | None:
@@ -166,8 +174,8 @@ class LettersPlanner(PlannerWrapper):
     # --- inside -----------------------------------------------------------------------------------
 
     def _letters(self, previous: Mapping[str, Meta | None], divisor: int) -> Plan | None:
-        """A batch of letters; None: there are none to plan. The first plan of a topology has none:
-        it says where the source begins."""
+        """A batch of letters; None if there are none to plan. The first plan of a topology has
+        none, because it fixes where the source begins."""
         request = self._asked() if previous else None
         if request is None:
             return None
@@ -188,23 +196,23 @@ class LettersPlanner(PlannerWrapper):
 
     def _asked(self) -> LetterRequest | None:
         if self._looked_s is None or time.monotonic() - self._looked_s >= LOOK_S:
-            with suppress(RetryableError):  # the store is away: the term notices
+            with suppress(RetryableError):  # the store does not answer: the term notices
                 self.look()
         return self._known
 
     def _left(self, plan: Mapping[str, Meta | None], request: LetterRequest) -> Sequence[tuple[Sequence[Any], int]]:
-        """What is not planned yet."""
+        """The letters that are not planned yet."""
         return request.letters[_first(plan) - _begin(plan, request) :]
 
     def _carried(self, previous: Mapping[str, Meta | None], plan: Plan | None) -> Plan | None:
-        """A plan of the source, with how far the letters have come."""
+        """A plan of the source, extended by the progress of the letters."""
         before = previous.get(LETTERS_PARTITION)
         return plan if plan is None or before is None else {**plan, LETTERS_PARTITION: _nothing_at(before, "next")}
 
 
 class _LetterRanges(RangesWrapper):
-    """Positions of letters are like offsets: they can be halved, and one whose value is refused
-    comes back."""
+    """Positions of letters behave like offsets: a range can be halved, and a letter with a refused
+    value stays a letter."""
 
     def __init__(self, ranges: SourceRanges) -> None:
         super().__init__(ranges, LETTERS_PARTITION, mark="request")
@@ -224,7 +232,8 @@ class _LetterRanges(RangesWrapper):
         begin, end = int(first["next" if after else "first"]), int(last["next"])
         if begin == end:
             return _nothing_at(last, "next")
-        return _between(last, begin, end) if int(last["first"]) <= begin < end else None  # others are not in ``last``
+        # others are not in ``last``
+        return _between(last, begin, end) if int(last["first"]) <= begin < end else None
 
     def beginning(self, meta: Meta) -> Meta | None:
         return _nothing_at(meta, "first") if "request" in meta else super().beginning(meta)
@@ -236,7 +245,7 @@ class _LetterRanges(RangesWrapper):
         return partition == LETTERS_PARTITION or super().takes_out(partition)
 
     def stages(self, ranges: Plan) -> Sequence[Plan]:
-        """The letters come last: they are of records before."""
+        """The letters are read last, because they stem from earlier records."""
         rest = super().stages(without(ranges, LETTERS_PARTITION))
         if not _count(ranges.get(LETTERS_PARTITION)):
             return rest
@@ -244,7 +253,7 @@ class _LetterRanges(RangesWrapper):
 
 
 class _LettersReader(ReaderWrapper):
-    """Reads letters, and leaves the rest to another reader."""
+    """Reads letters, and passes the rest to another reader."""
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         yield from self.read_all(attempt, {partition: meta})

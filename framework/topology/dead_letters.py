@@ -1,6 +1,6 @@
-"""Dead letters that are kept: what one is, and how tools and replays read them.
+"""Kept dead letters: their content, and their readers for tools and replays.
 
-A letter keeps the coordinates of the record that it was made of, however often it comes back (C48).
+A letter keeps the coordinates of its original record, however often it is refused again (C48).
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-#: The header of a letter that has not all of its record, which therefore cannot be replayed.
+#: The header of a letter that lacks a part of its record, and therefore cannot be replayed.
 CUT_HEADER = "ratchet.cut"
 
 
 class Letter(NamedTuple):
-    """A record that was taken out. ``error``: the last reason. ``attempts``: how often it was
-    replayed and came back. ``ref``: by what its keeper finds it; JSON-able.
-    ``kept_in``: the partition where a topic has it."""
+    """A refused record.
+
+    * ``error``: the last reason.
+    * ``attempts``: how often it was replayed and refused again.
+    * ``ref``: the key by which its keeper finds it; JSON-able.
+    * ``kept_in``: the partition of a topic that contains it."""
 
     topic_id: str
     partition: int
@@ -37,7 +40,7 @@ class Letter(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the record was, as people write it: ``orders/3/17``."""
+        """The record's coordinates in the form for users: ``orders/3/17``."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
     @property
@@ -51,18 +54,18 @@ class Letter(NamedTuple):
 
 
 class LetterReader(ABC):
-    """Reads the letters of one topology where they are kept. Used by one thread at a time."""
+    """Reads the stored letters of one topology. Used by one thread at a time."""
 
     @abstractmethod
     def letters(self) -> Iterator[Letter]:
         """All letters of closed transactions that are neither replayed nor dropped, in any order.
-        Raises ``RetryableError`` when something does not answer."""
+        Raises ``RetryableError`` when the store does not answer."""
 
     @abstractmethod
     def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
-        """The letters that ``ref`` says, in order, as they were before transaction ``txid``,
-        which may have been attempted since. None for one that was not there, or had ended. Raises
-        as ``letters``, and ``DataLossError`` for one that is gone."""
+        """The letters with these ``ref`` keys, in order, as they were before transaction ``txid``,
+        which may have been attempted since. None for a letter that did not exist, or had ended.
+        Raises as ``letters``, and ``DataLossError`` for a letter that was lost."""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,7 +74,7 @@ class LetterReader(ABC):
 
 @runtime_checkable
 class LetterKeeper(Protocol):
-    """A committer of dead letters that lets others read them."""
+    """A committer of dead letters that can be read."""
 
     def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
         """Called in the process of a driver or a tool, on a copy of the bolt."""

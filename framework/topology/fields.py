@@ -40,7 +40,7 @@ class Fields:
     ...
     framework.errors.TopologyError: field 'a' is named twice: every field of a stream needs a name of its own
 
-    Source: ``org.apache.storm.tuple.Fields``; the types are ours.
+    Source: ``org.apache.storm.tuple.Fields``; the types are Ratchet's.
     """  # noqa: W505 - doctest lines are not wrapped
 
     __slots__ = ("_index", "_types", "names")

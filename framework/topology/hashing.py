@@ -2,7 +2,7 @@
 process and release.
 
 The algorithm is named ``fields-hash/1`` and recorded in the state of a topology. Golden values in
-the tests pin it.
+the tests fix it.
 
 A column's hash is xxh3_64 over canonical bytes of the value; the hashes of several columns are
 mixed in order. Values that compare equal in Python hash alike whatever their Arrow type: ``1``,
@@ -46,7 +46,7 @@ def hash_rows(columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.uint64
 
 
 def hash_values(values: Sequence[Any]) -> int:
-    """Return what ``hash_rows`` gives for a row of these values.
+    """The hash that ``hash_rows`` returns for a row of these values.
 
     >>> hash_values(["the", 3]) == int(hash_rows([pa.array(["the"]), pa.array([3])])[0])
     True
@@ -84,7 +84,7 @@ def _python_values(values: pa.Array) -> list[Any]:
         nanoseconds = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[values.type.unit]
         counts = values.cast(pa.int64()).to_pylist()
         return [None if count is None else _Span(count * nanoseconds) for count in counts]
-    if values.type == pa.time64("ns"):  # Python's own end at microseconds
+    if values.type == pa.time64("ns"):  # Python's own times are limited to microseconds
         values = values.cast(pa.time64("us"), safe=False)
     return python_objects(values)
 
@@ -99,7 +99,7 @@ class _Span:
 
 
 class _Instant:
-    """A timestamp at full precision. Python's own ends at microseconds."""
+    """A timestamp at full precision. Python's own are limited to microseconds."""
 
     __slots__ = ("nanoseconds", "zoned")
 
@@ -109,7 +109,7 @@ class _Instant:
 
 
 def hash_value(value: Any) -> int:
-    """The hash of one Python value, equal to what ``hash_rows`` gives for it in a column."""
+    """The hash of one Python value, equal to its hash in a column by ``hash_rows``."""
     return xxhash.xxh3_64_intdigest(_canonical(value))
 
 

@@ -1,4 +1,4 @@
-"""The plain forms of values: text and numbers that JSON and any store hold exactly.
+"""The plain forms of values: text and numbers that JSON and any store can represent exactly.
 
 Timestamps, dates and times are ISO 8601 text; timestamps with a zone are in UTC. Durations are
 integers in their unit. Decimals are text, and have no exponent. In JSON, timestamps follow RFC

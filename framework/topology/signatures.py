@@ -1,4 +1,4 @@
-"""Checks that the methods of a user's component can be called as the framework calls them."""
+"""Checks that the framework can call the methods of a user's component."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from framework.errors import TopologyError
 
-#: Where the methods that a user overrides are defined.
+#: The packages with the methods that a user overrides.
 _OURS = ("framework.", "sinks.", "spouts.")
-#: Of how many classes it is kept what is wrong with their methods: it costs about a millisecond to
-#: find out, and topologies are built again and again from the same classes.
+#: The number of classes whose results are cached: a check costs about a millisecond, and topologies
+#: are built repeatedly from the same classes.
 _CLASSES_MAX = 256
 
 
@@ -38,12 +38,12 @@ def check_signatures(kind: str, component_id: str, instance: object) -> None:
 
 @lru_cache(_CLASSES_MAX)
 def _wrong_method(component: type) -> str | None:
-    """What to say of the first method that cannot be called; None when all can."""
+    """The problem of the first method that cannot be called; None if there is none."""
     seen: set[str] = set()
     for cls in component.__mro__:
         for name, own in vars(cls).items():
             if name in seen:
-                continue  # hidden by a class before this one
+                continue  # hidden by a subclass
             seen.add(name)
             if not isinstance(own, FunctionType) or name.startswith("_") or cls.__module__.startswith(_OURS):
                 continue
@@ -57,7 +57,7 @@ def _wrong_method(component: type) -> str | None:
 
 
 def _overridden(cls: type, name: str) -> Any:
-    """Our own method of that name, if the class inherits one."""
+    """Ratchet's own method of that name, if the class inherits one."""
     found = (vars(base).get(name) for base in cls.__mro__ if base.__module__.startswith(_OURS))
     return next((each for each in found if isinstance(each, FunctionType)), None)
 
@@ -70,7 +70,7 @@ def _positional(method: FunctionType) -> list[str]:
 
 def _takes(method: FunctionType, arguments: list[str]) -> bool:
     try:
-        # Of what is called, not of what a decorator has wrapped.
+        # Check the method that is called, not the one that a decorator has wrapped.
         inspect.signature(method, follow_wrapped=False).bind(*arguments)
     except TypeError:
         return False

@@ -1,5 +1,5 @@
-"""What a source knows of the ranges that its planner has planned: for tools, and for taking single
-records out of a batch."""
+"""A source's knowledge of planned ranges: for tools, and for leaving single records out of a
+batch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: What a plan says about one partition: a JSON-able mapping, persisted as it is.
+#: A plan's entry for one partition: a JSON-able mapping, persisted unchanged.
 Meta = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """A record as its source holds it. ``timestamp_ms``: since the Unix epoch."""
+    """A record in the source's form. ``timestamp_ms``: since the Unix epoch."""
 
     partition: str
     offset: int
@@ -23,8 +23,9 @@ class SourceRecord:
 
 
 class SourceRanges:
-    """Of the entries of a plan. Each method may be left out: the default says that this source
-    cannot do it. All are called on the driver or in a tool; only ``peek`` does I/O."""
+    """Operations on the entries of plans. Each method is optional: the default says that this
+    source does not support it. All are called on the driver or in a tool; only ``peek`` does I/O.
+    """
 
     def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
         """Split a range into two halves, in order. None when it is a single record, or cannot be
@@ -38,30 +39,31 @@ class SourceRanges:
         return None
 
     def beginning(self, meta: Meta) -> Meta | None:
-        """Return the empty range that ends where ``meta`` begins: what a plan before ``meta`` would
-        have said, had it read up to there. None, the default, when this source cannot say."""
+        """Return the empty range that ends where ``meta`` begins: the entry of an earlier plan that
+        had read up to there. None, the default, when this source cannot tell."""
         return None
 
     def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
-        """Return the same ranges in the order in which they are read, where some are read before
-        others. The default reads all side by side. For ``verify`` and ``rebuild``."""
+        """Return the same ranges in reading order, if some are read before others. The default
+        reads all concurrently. For ``verify`` and ``rebuild``."""
         return [ranges]
 
     def offsets(self, meta: Meta) -> range | None:
         """Return the offsets of a range, if this source can leave out single records; None, the
-        default: it cannot. One that can carries ``LEFT_OUT`` from each entry to that of the next
-        plan, also in ``joined`` and ``split``, and its reader gives no row for these offsets."""
+        default, if it cannot. A source that can must copy ``LEFT_OUT`` from each entry to that of
+        the next plan, including in ``joined`` and ``split``, and its reader must emit no row for
+        these offsets."""
         return None
 
     def takes_out(self, partition: str) -> bool:
         """Whether a record of this partition may be left out because its value was refused: the
-        user said ``on_bad_record="skip"`` or ``"dead_letter"``. Where this is true, ``offsets``,
-        ``split``, ``joined`` and ``beginning`` answer, and the reader counts records with a reason
-        in ``REFUSED`` as bad, and makes them dead letters where the user wants them."""
+        user set ``on_bad_record="skip"`` or ``"dead_letter"``. If true, ``offsets``, ``split``,
+        ``joined`` and ``beginning`` must work, and the reader counts records with a reason in
+        ``REFUSED`` as bad, and makes them dead letters if these are configured."""
         return False
 
     def peek(self, partition: str, meta: Meta) -> SourceRecord | None:
-        """Return the first record of a range as the source holds it, for a person to look at. None
-        when there is none, or this source cannot show it. Raises ``RetryableError`` when the source
-        does not answer. For ``explain``."""
+        """Return the first record of a range in the source's form, for display. None when there is
+        none, or this source cannot show it. Raises ``RetryableError`` when the source does not
+        answer. For ``explain``."""
         return None

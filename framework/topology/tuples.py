@@ -14,7 +14,7 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.canonical_form import python_objects
 from framework.topology.fields import Fields
 
-#: The component and the stream that ticks come from, as in Storm.
+#: The component and the stream of ticks, as in Storm.
 SYSTEM_COMPONENT, TICK_STREAM = "__system", "__tick"
 
 
@@ -94,8 +94,9 @@ T = TypeVar("T", bound=Tuple)
 
 
 def specialised(base: type[T], fields: Fields, source_component: str, source_stream: str, *, first: int) -> type[T]:
-    """A subclass of ``base`` for the tuples of one stream, which are then made of what differs
-    from tuple to tuple: a bolt gets millions. ``first``: the position of the first value."""
+    """A subclass of ``base`` for the tuples of one stream. Making a tuple then sets only the values
+    that differ from tuple to tuple, because a bolt gets millions. ``first``: the position of the
+    first value."""
     positions: dict[Any, int] = {name: position for position, name in enumerate(fields)}
     positions.update({position + first: position for position in range(len(fields))})
 
@@ -129,7 +130,7 @@ class _AttemptTuple(Tuple):
 def tuple_class(
     fields: Fields, source_component: str, source_stream: str
 ) -> Callable[[TransactionAttempt, tuple[Any, ...]], Tuple]:
-    """Makes the tuples of one stream of a transactional topology."""
+    """Return a function that makes the tuples of one stream of a transactional topology."""
     return specialised(_AttemptTuple, fields, source_component, source_stream, first=1)
 
 
@@ -142,8 +143,8 @@ class _PlainTuple(Tuple):
 
 @lru_cache(maxsize=1024)
 def plain_class(fields: Fields, source_component: str, source_stream: str) -> type[Tuple]:
-    """The class of the tuples of one stream that belong to no attempt. To make one, make an empty
-    one with ``__new__`` and set its ``values``: nothing else is its own."""
+    """The class of one stream's tuples without an attempt. To make a tuple, create an empty one
+    with ``__new__`` and set its ``values``: it has no other attributes of its own."""
     made = specialised(_PlainTuple, fields, source_component, source_stream, first=0)
     setattr(made, "_attempt", None)  # noqa: B010 - hides the slot
     return made
@@ -151,7 +152,7 @@ def plain_class(fields: Fields, source_component: str, source_stream: str) -> ty
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """The rows of a record batch as Python tuples, in order. Raises ``BadRecordError`` for a moment
-    or a time of day that Python cannot hold: Arrow gives 24:00 as 00:00."""
+    or a time of day that Python cannot represent: Arrow returns 24:00 as 00:00."""
     if batch.num_columns == 0:
         return iter([()] * batch.num_rows)
     return zip(*map(python_objects, batch.columns, batch.schema.names), strict=True)

@@ -1,5 +1,5 @@
-"""Topics that a topology writes, so that its spout does not read them, and those that it reads, so
-that no row is routed there."""
+"""The topics that a topology writes, so that its spout does not read them, and the topics that it
+reads, so that no row is routed there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WrittenTopic:
-    """A topic that a bolt writes. ``holds``: what, for a message: "records", "dead letters".
-    ``settings``: those of the client that writes, for the spout that understands them."""
+    """A topic that a bolt writes. ``holds``: its content, for a message: "records", "dead letters".
+    ``settings``: of the writing client, for a spout that understands them."""
 
     topic: str
     holds: str
@@ -21,8 +21,8 @@ class WrittenTopic:
 
 @dataclass(frozen=True, slots=True)
 class ReadTopics:
-    """What a spout reads: ``topics``, or the topics whose whole names match ``pattern``.
-    ``settings``: those of the client that reads, for the sink that understands them."""
+    """The topics that a spout reads: ``topics``, or those whose whole names match ``pattern``.
+    ``settings``: of the reading client, for a sink that understands them."""
 
     topics: tuple[str, ...]
     pattern: str | None

@@ -1,4 +1,4 @@
-"""What the SQL backends share: a batch is merged by ``INSERT .. ON CONFLICT DO UPDATE``, in one
+"""The base of the SQL backends: a batch is merged by ``INSERT .. ON CONFLICT DO UPDATE``, in one
 sql_txn that first compares the header (C1).
 
 A subclass provides connections, a dialect, and the fastest way to load a batch.
@@ -51,7 +51,7 @@ SCAN_ROWS = 10_000
 
 @dataclass(frozen=True)
 class Upsert:
-    """How a batch of deltas is merged into the rows of a table."""
+    """The statement that merges a batch of deltas into the rows of a table."""
 
     aggregates: tuple[tuple[str, Aggregate], ...]
     value_type: ValueType
@@ -75,13 +75,13 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
 
     def __init__(self, table: str, key: Fields | None, value: Fields | None) -> None:
         self._table = identifier(table, "table")
-        self._model = ""  # the table that this one stands beside
+        self._model = ""  # the table next to which this one is
         self._ordered_by = ""  # the column with an index
         self._shape: TableShape | None = None
         if key is not None and value is not None:
             self.bind(key, value)
 
-    # --- what a database adds ---------------------------------------------------------------------
+    # --- provided by a database -------------------------------------------------------------------
 
     @abstractmethod
     def _merge(self, connection: Any, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
@@ -98,8 +98,8 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
 
     @abstractmethod
     def _told_apart(self, connection: Any) -> str:
-        """What is wrong with how an existing table identifies its rows or stores numbers; empty if
-        nothing is."""
+        """The problem in how an existing table identifies its rows or stores numbers; empty if
+        there is none."""
 
     def _create_table(self, connection: Any) -> None:
         connection.execute(self.shape.ddl())
@@ -108,24 +108,25 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
 
     @abstractmethod
     def _in_the_way(self, connection: Any) -> list[str]:
-        """What others have attached to the table, and would stay behind if it were renamed; and
-        what else keeps this user from renaming it."""
+        """Objects that others have attached to the table, and that a rename would leave behind; and
+        reasons why this user cannot rename it."""
 
     def _lock_briefly(self, connection: Any) -> None:
-        """Do not wait long for readers, from here to the end of the sql_txn: others wait behind."""
+        """Limit the wait for readers until the end of the sql_txn, because others wait behind
+        it."""
 
     @abstractmethod
     def _rename(self, connection: Any, former: str, rebuilt: str) -> None:
-        """Call the table ``former``, and ``rebuilt`` as it was called. Its rights, its indexes and
-        the view of its live rows are those of ``rebuilt`` then."""
+        """Rename the table to ``former``, and ``rebuilt`` to the table's name. ``rebuilt`` gets the
+        permissions, the indexes and the view of the live rows."""
 
     @abstractmethod
     def _may_create_view(self, connection: Any, name: str) -> bool:
-        """Whether nothing in the database has this name, and the user may create a view."""
+        """Whether the name is free in the database, and the user may create a view."""
 
     def _create_view(self, connection: Any) -> None:
-        """Create the view of the live rows, if it is missing. Nothing depends on it: without the
-        right to create it, or where its name is taken, there is none."""
+        """Create the view of the live rows, if it is missing. It is optional: without the
+        permission to create it, or if its name is taken, there is none."""
         name = self.shape.live_view if not self._model else None
         if name is not None and self._may_create_view(connection, name):
             connection.execute(self.shape.live_view_ddl())
@@ -139,7 +140,7 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
                 f"{self.location} was declared with {self._shape.key} -> {self._shape.value}, and its committer writes {key} "
                 f"-> {value}: leave key and value out, or make them equal"
             )
-        _ = shape.columns  # types are checked now, not in a task
+        _ = shape.columns  # check the types now, not in a task
         self._shape = shape
 
     @property
@@ -173,8 +174,8 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
     def _check_found(
         self, header: Header | None, connection: Any, columns: list[tuple[str, str]], topology_id: str
     ) -> None:
-        """Raise if the table and its header are not as this state needs them. ``columns``: empty if
-        there is no table."""
+        """Raise if the table or its header do not match this state. ``columns``: empty if there is
+        no table."""
         self._check_owned(header, columns, topology_id)
         if not columns:
             if header is not None:
@@ -336,7 +337,7 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
             connection.execute(self._headers.update(), (*header_values(header), self._table))
             return header
 
-    # --- beside another one -----------------------------------------------------------------------
+    # --- next to another state --------------------------------------------------------------------
 
     def beside(self, place: str) -> SqlBackend:
         name, other = f"{self._table}__{place}", copy.copy(self)
@@ -364,7 +365,9 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
             )
 
     def _check_ours(self, connection: Any, topology_id: str) -> bool:
-        """Whether there is anything. Raises ``ConfigError`` when it is somebody else's."""
+        """Whether the table or its header exist. Raises ``ConfigError`` when they belong to another
+        topology or program.
+        """
         if not self._found_columns(connection):
             return False
         header = self._select_header(connection, "")
@@ -438,7 +441,7 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
             columns[name] = pa.chunked_array([pa.array([value[position] for value in values], kind)])
         return pa.table(columns)
 
-    # --- what is refused --------------------------------------------------------------------------
+    # --- refused rows -----------------------------------------------------------------------------
 
     @contextmanager
     def _explaining(self, explained: Callable[[BadRecordError], BadRecordError]) -> Iterator[None]:
@@ -465,7 +468,7 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
         return explained(error, dict(zip(self.shape.key, keys[found], strict=True)), {}, lambda _: False)
 
     def _refused_row(self, keys: Sequence[Key], rows: Sequence[Row], error: BadRecordError) -> BadRecordError:
-        """The error with the key and the column of the row that is refused, found by inserts."""
+        """The error, extended by the key and the column of the refused row, found by inserts."""
         key, value = self.shape.key, self.shape.value
         statement = self.shape.insert_row()
 
@@ -490,7 +493,7 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
 
     @contextmanager
     def _under(self, connection: Any, header: Header) -> Iterator[None]:
-        """For a sql_txn that writes rows under ``header``, or is the whole commit."""
+        """A sql_txn that writes rows under ``header``, or is the whole commit."""
         if self._opens_from is None:
             self._check_header(connection, header, self._keep_header)
             yield

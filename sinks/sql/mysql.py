@@ -1,12 +1,12 @@
-"""Stamped rows in MariaDB and MySQL: many tasks write at a time, and any client of the database can
-read the columns.
+"""Stamped rows in MariaDB and MySQL: many tasks write concurrently, and any client of the database
+can read the columns.
 
 Every write is one sql_txn that locks the header: shared to write rows, exclusive to change the
 header (C1). A batch goes as many rows into ``INSERT .. ON DUPLICATE KEY UPDATE``.
 
-A statement that creates, drops or renames a table commits the sql_txn that it stands in (ADR 92).
-So tables are created before the sql_txn that needs them, and dropped after it, and rebuilt rows are
-copied into the table that they replace.
+A statement that creates, drops or renames a table commits its sql_txn (ADR 92). So tables are
+created before the sql_txn that needs them, and dropped after it, and rebuilt rows are copied into
+the table that they replace.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ _KEYS_PER_SELECT = 500
 class MySqlBackend(MySqlStore, SqlBackend):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB.
 
-    ``dsn``: ``mysql://user:password@host:3306/database``. ``${NAME}`` in it stands for an
-    environment variable. Options after a ``?``: ``ssl_ca``, ``ssl_cert``, ``ssl_key``,
-    ``ssl_verify_cert=true``, ``ssl_verify_identity=true``, ``unix_socket``. Raises ``ConfigError``
-    for an address that does not parse. ``table``: created when missing, checked otherwise. ``key``
-    and ``value``: the typed columns; when left out, a ``StateCommitter`` takes them from its input.
+    * ``dsn``: ``mysql://user:password@host:3306/database``. ``${NAME}`` in it stands for an
+      environment variable. Options after a ``?``: ``ssl_ca``, ``ssl_cert``, ``ssl_key``,
+      ``ssl_verify_cert=true``, ``ssl_verify_identity=true``, ``unix_socket``. Raises
+      ``ConfigError`` for an address that does not parse.
+    * ``table``: created if missing, checked otherwise.
+    * ``key``, ``value``: the typed columns; by default, a ``StateCommitter`` takes them from its
+      input.
 
     Integers are stored as ``bigint``, unsigned 64-bit integers as ``bigint unsigned``, durations as
     ``bigint`` in their unit, moments as ``datetime(6)`` in UTC. Neither database holds NaN or an
@@ -74,7 +76,7 @@ class MySqlBackend(MySqlStore, SqlBackend):
                 if not self._found_columns(connection):
                     self._create_table(connection)
         if not self._model and self.shape.live_view is not None:
-            with self._reading() as connection, suppress(ConfigError):  # nothing depends on it
+            with self._reading() as connection, suppress(ConfigError):  # the view is optional
                 if self._may_create_view(connection, self.shape.live_view):
                     connection.execute(self.shape.live_view_ddl())
         return super().prepare(topology_id)
@@ -97,27 +99,27 @@ class MySqlBackend(MySqlStore, SqlBackend):
         return cast(MySqlBackend, super().beside(place))
 
     def _create_table(self, connection: Any) -> None:
-        if self._model:  # with the indexes that others have made
+        if self._model:  # including the indexes of other users
             connection.execute(f'CREATE TABLE {self.shape.name} LIKE "{self._model}"')
         else:
             super()._create_table(connection)
 
     def _create_view(self, connection: Any) -> None:
-        """Not here: it would commit."""
+        """Does nothing here: it would commit the sql_txn."""
 
     def _drop_table(self) -> None:
         with self._reading() as connection:
             connection.execute(f"DROP TABLE IF EXISTS {self.shape.name}")
 
     def _drop(self, connection: Any) -> None:
-        """Empty the table. It is dropped after the sql_txn, which would end by that."""
+        """Empty the table. It is dropped after the sql_txn, because a drop would commit it."""
         if self._found_columns(connection):
             connection.execute(f"DELETE FROM {self.shape.name}")
         connection.execute(self._headers.delete(), (self._table,))
 
     def _check_ours(self, connection: Any, topology_id: str) -> bool:
-        """A table without a header and without rows was left by a crash before or after the sql_txn
-        that it is for."""
+        """A table without a header and without rows was left by a crash before or after its
+        sql_txn."""
         if self._found_columns(connection) and self._select_header(connection, "") is None:
             return connection.execute(f"SELECT 1 FROM {self.shape.name} LIMIT 1").fetchone() is not None and (
                 super()._check_ours(connection, topology_id)
@@ -144,7 +146,7 @@ class MySqlBackend(MySqlStore, SqlBackend):
     def _may_create_view(self, connection: Any, name: str) -> bool:
         return not self._exists(connection, name)
 
-    # --- what is found ----------------------------------------------------------------------------
+    # --- existing tables --------------------------------------------------------------------------
 
     def _settle(self, connection: Connection) -> None:
         super()._settle(connection)
@@ -272,8 +274,8 @@ class MySqlBackend(MySqlStore, SqlBackend):
         return self._written(connection, deltas, stamp)
 
     def _written(self, connection: Any, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
-        """How many rows have the stamp and the writer. The database's own count does not tell a row
-        that was left as it was from one that was inserted."""
+        """The number of rows with the stamp and the writer. The database's own count does not
+        distinguish an unchanged row from an inserted one."""
         keys = list(zip(*(python_values(deltas.column(name)) for name in self.shape.key), strict=True))
         stored = [self._stored_key(key) for key in keys]
         count = 0

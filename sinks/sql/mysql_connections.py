@@ -1,7 +1,7 @@
 """Connections to MariaDB and MySQL, by PyMySQL.
 
-What a statement means does not depend on the server's settings: each connection sets what matters
-to it. It is never shared, and never opened again in place.
+The meaning of statements does not depend on the server's settings: each connection makes the
+relevant ones itself. A connection is never shared, and never reopened in place.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ try:
     import pymysql
     from pymysql.constants import CLIENT, ER, FIELD_TYPE
     from pymysql.converters import conversions
-except ImportError as error:  # an extra
+except ImportError as error:  # PyMySQL is an optional extra
     raise ConfigError("MySQL needs the package PyMySQL: pip install 'ratchet-pipelines[mysql]'") from error
 
 ADDRESS = "the address of a MySQL table"
-#: How long an idle sql_txn may hold the header, and how long another one waits for the lock.
+#: How long an idle sql_txn may lock the header, and how long another one waits for the lock.
 IDLE_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 CONNECT_TIMEOUT_S = 10
-#: How long sent bytes may stay unacknowledged before the connection is given up.
+#: How long sent bytes may stay unacknowledged before the connection is closed.
 TCP_TIMEOUT_MS = 15_000
-#: Connections kept per process and database.
+#: Idle connections kept per process and database.
 _IDLE_CONNECTIONS = 4
 _PORT = 3306
-#: Without it, the server would cut or replace what does not fit instead of refusing it.
+#: Without these, the server would truncate or replace values that do not fit instead of refusing
+#: them.
 _SQL_MODE = (
     "ANSI_QUOTES,STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
-#: Settings of every session. READ COMMITTED: a statement sees what others have committed, and locks
-#: no gaps between keys.
+#: Settings of every session. READ COMMITTED: a statement sees the commits of others, and locks no
+#: gaps between keys.
 _SETTINGS = {
     "sql_mode": f"'{_SQL_MODE}'",
     "autocommit": "1",
@@ -54,10 +55,10 @@ _SETTINGS = {
     "sql_safe_updates": "0",
     "sql_select_limit": "DEFAULT",
 }
-#: The options that a URL may have, as PyMySQL calls them.
+#: The options that a URL may have, under PyMySQL's names.
 _TEXTS = ("ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
 _FLAGS = ("ssl_verify_cert", "ssl_verify_identity")
-#: Moments, days and times come as text: Python's types do not hold all of them in all years.
+#: Moments, days and times are read as text: Python's types do not cover all years.
 _TEXT_TYPES = (FIELD_TYPE.DATE, FIELD_TYPE.NEWDATE, FIELD_TYPE.DATETIME, FIELD_TYPE.TIMESTAMP, FIELD_TYPE.TIME)
 _CONVERSIONS = {kind: how for kind, how in conversions.items() if kind not in _TEXT_TYPES}
 
@@ -106,7 +107,7 @@ def address_of(dsn: str) -> Address:
 
 
 class Cursor(pymysql.cursors.Cursor):
-    """A cursor that says of inserted rows that one of them was there, by their number."""
+    """A cursor that detects by the error number that an inserted row exists already."""
 
     def executemany(self, query: str, args: Any) -> int | None:
         try:
@@ -127,7 +128,7 @@ class Connection(pymysql.connections.Connection):
     _sock: socket.socket | None
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        """The cursor with the rows that a statement selects or has changed."""
+        """Execute a statement; returns the cursor with the selected or changed rows."""
         cursor = self.cursor()
         cursor.execute(statement, parameters or None)
         return cursor
@@ -141,13 +142,15 @@ class Connection(pymysql.connections.Connection):
         settings = dict(_SETTINGS)
         if self.is_mariadb:
             settings["max_statement_time"] = "0"
-        # MySQL can only end a session that says nothing, in a sql_txn or not
+        # MySQL can only end an idle session, inside a sql_txn or not
         settings["idle_transaction_timeout" if self.is_mariadb else "wait_timeout"] = str(IDLE_TIMEOUT_S)
         self.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
         self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def was_ended(self) -> bool:
-        """Whether the server has ended an idle connection, which is all that it says to one."""
+        """Whether the server has ended an idle connection: an idle connection receives nothing
+        else.
+        """
         if not self.open or self._sock is None:
             return True
         poll = select.poll()
@@ -173,7 +176,7 @@ def connect(address: Address) -> Connection:
         database=address.database,
         charset="utf8mb4",
         connect_timeout=CONNECT_TIMEOUT_S,
-        client_flag=CLIENT.FOUND_ROWS,  # a row that is as it should be was found
+        client_flag=CLIENT.FOUND_ROWS,  # counts an unchanged row as found
         autocommit=True,
         conv=_CONVERSIONS,
         cursorclass=Cursor,
@@ -198,7 +201,7 @@ class Connections:
 
     def take(self, address: Address) -> Connection:
         with self._lock:
-            if self._process != os.getpid():  # after a fork: these are the parent's
+            if self._process != os.getpid():  # after a fork: these belong to the parent
                 self._idle.clear()
                 self._process = os.getpid()
             idle = self._idle.get(address, [])

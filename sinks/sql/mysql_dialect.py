@@ -15,8 +15,8 @@ from sinks.backend import SWEPT
 from sinks.sql.schema import Dialect, TableShape, previous
 from sinks.value_encoding import check_storable
 
-#: The longest key of an index, in bytes, and how many of them a column that is neither text nor
-#: bytes takes at most.
+#: The longest key of an index, in bytes, and the most bytes of a key column that is neither text
+#: nor bytes.
 _KEY_BYTES = 3_072
 _FIXED_BYTES = 32
 _DECIMAL_DIGITS, _DECIMAL_SCALE = 65, 30
@@ -27,8 +27,8 @@ class MariaDbDialect(Dialect):
     """Type names are spelled as the database prints them, without the display widths that some
     releases add.
 
-    Text compares by its code points and keeps trailing blanks apart, so the collation has no
-    padding. A moment is a ``datetime`` in UTC: ``timestamp`` ends in 2038.
+    Text compares by its code points, and trailing blanks are significant, so the collation has no
+    padding. A moment is a ``datetime`` in UTC, because ``timestamp`` ends in 2038.
     """
 
     name = "MariaDB"
@@ -74,8 +74,8 @@ class MariaDbDialect(Dialect):
         return f"varchar({length})" if kind == "longtext" else f"varbinary({length})"
 
     def key_length(self, name: str, fields: Fields) -> int:
-        """How many characters of text, or bytes, this column of a key holds: all columns of text
-        and bytes have as much of the longest key."""
+        """How many characters of text, or bytes, this column of a key may have: all columns of text
+        and bytes get an equal share of the longest key."""
         kinds = [self.type_of(each, fields.type_of(each)) for each in fields]
         long = sum(kind in ("longtext", "longblob") for kind in kinds)
         each = (_KEY_BYTES - _FIXED_BYTES * (len(kinds) - long)) // long
@@ -89,7 +89,9 @@ class MariaDbDialect(Dialect):
         return f'VALUES("{name}")'
 
     def unless_there(self, key: str) -> str:
-        """INSERT IGNORE would also cut what does not fit: a cursor catches the error instead."""
+        """Empty: INSERT IGNORE would also truncate values that do not fit, so a cursor catches the
+        error instead.
+        """
         return ""
 
     def compared(self, expression: str, declared: pa.DataType) -> str:
@@ -98,7 +100,9 @@ class MariaDbDialect(Dialect):
         return expression
 
     def merges(self, rule: str, declared: pa.DataType) -> bool:
-        """A sum of decimals of 65 digits would be cut to 65 digits before the column sees it."""
+        """No for sums of decimals of 65 digits, which would be truncated to 65 digits before they
+        reach the column.
+        """
         return not (rule == "add" and pa.types.is_decimal(declared) and declared.precision >= _DECIMAL_DIGITS - 1)
 
 
@@ -119,7 +123,7 @@ _PLAIN = (
 
 
 def without_width(kind: str) -> str:
-    """A column type without the display width of an integer, which means nothing."""
+    """A column type without the display width of an integer, which has no effect."""
     return _WIDTH.sub(r"\1", kind)
 
 
@@ -128,8 +132,9 @@ def upsert(shape: TableShape, aggregates: Mapping[str, Aggregate], value_type: V
     txid, epoch, attempt, writer. The rules are those of ``TableShape.upsert``.
 
     The database assigns from left to right, and later expressions see earlier assignments. So the
-    previous values come first, then the values, then what tells whether the row may be written:
-    from the last column of the stamp to the first, so that a row which may be written still may.
+    previous values come first, then the values, then the columns that decide whether the row may be
+    written: from the last column of the stamp to the first, so that the decision stays the same
+    during the assignments.
     """
     proposed = shape.dialect.proposed
     names = {name: f'"{name}"' for name in (*shape.key, *shape.value)}
@@ -140,7 +145,7 @@ def upsert(shape: TableShape, aggregates: Mapping[str, Aggregate], value_type: V
     allowed = f"({held} < {newer} OR ({held} = {newer} AND _writer IN ({proposed('_writer')}, '{SWEPT}')))"
     if skip_same_txid:
         allowed = f"_txid < {proposed('_txid')}"
-    # another unique key, added during the run, would lead to another row
+    # another unique key, added during the run, would match another row
     allowed = " AND ".join([*(f"{names[name]} = {proposed(name)}" for name in shape.key), allowed])
     same = "FALSE" if skip_same_txid else f"_txid = {proposed('_txid')}"
     assignments = [
@@ -168,7 +173,7 @@ def upsert(shape: TableShape, aggregates: Mapping[str, Aggregate], value_type: V
 
 
 def literals(column: pa.ChunkedArray) -> pa.Array:
-    """The values of a column as literals of SQL, whatever the settings of the session."""
+    """The values of a column as SQL literals that are independent of session settings."""
     types, kind = pa.types, column.type
     if types.is_binary(kind) or types.is_large_binary(kind):
         texts = [None if value is None else f"X'{value.hex()}'" for value in column.to_pylist()]
@@ -194,7 +199,7 @@ def literals(column: pa.ChunkedArray) -> pa.Array:
 
 
 def rows_of(columns: Sequence[pa.Array], constant: str = "") -> list[str]:
-    """Rows of literals as SQL takes them after VALUES. ``constant``: the end of each."""
+    """Rows of literals for SQL's VALUES. ``constant``: the end of each."""
     joined = pc.binary_join_element_wise(*columns, pa.scalar(", ", pa.large_string()))
     return [f"({row}{constant})" for row in joined.to_pylist()]
 

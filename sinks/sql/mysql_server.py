@@ -1,4 +1,4 @@
-"""Questions to a MariaDB or MySQL server about itself, and its errors."""
+"""Queries to a MariaDB or MySQL server about itself, and its errors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pymysql
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError
 
 MARIADB_MIN, MYSQL_MIN = (10, 6), (8, 0, 17)
-#: A write to a server that is read-only. At the start it is refused; later it means that another
-#: server is becoming the primary.
+#: A write to a read-only server. At the start it is refused; later it means that another server is
+#: becoming the primary.
 READ_ONLY = (1290, 1792, 1836)
-#: Errors that pass by themselves, or when there is room again: locks and deadlocks, connections,
-#: resources, restarts, the disk, and a table that another client has just created or altered.
+#: Transient errors, including lack of space: locks and deadlocks, connections, resources, restarts,
+#: the disk, and a table that another client has just created or altered.
 _PASSING = (
     *(1205, 1213, 1614, 1689, 3572),
     *(1040, 1041, 1042, 1053, 1077, 1078, 1079, 1080, 1129, 1135, 1152, 1158, 1159, 1160, 1161, 1184, 1203),
@@ -27,13 +27,13 @@ _VALUES = (
     *(1048, 1062, 1216, 1217, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1441, 1451, 1452, 1525),
     *(1586, 1690, 1761, 3140, 3819, 4025, 4161, 1071, 1118, 1153, 1301, 3854),
 )
-#: Errors of an address, a user or its rights.
+#: Errors of an address, a user or its permissions.
 _REFUSALS = (1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1396, 1410, 1698, 2026, 2054, 2059, 2061, 3118, 4151)
 _CORRUPT = (1034, 1035, 1194, 1195, 1712, 1877)
 
 
 def named(error: Exception, location: str) -> Exception:
-    """The error of the database as one of Ratchet's."""
+    """Convert the database's error to Ratchet's error class by recovery."""
     code, text = code_of(error), f"{location}: {line_of(error)}"
     if code in _PASSING or isinstance(error, (pymysql.err.InterfaceError, OSError)):
         return RetryableError(text)
@@ -59,21 +59,21 @@ def line_of(error: BaseException) -> str:
 
 def identity(connection: Any) -> str:
     """A SQL expression for the identity of the store: the server and its start time. It changes
-    when another server takes its place, and after a restart, which may have used a copy of the
-    files."""
+    when another server replaces it, and after a restart, which may have used a copy of the files.
+    """
     schema, own = ("information_schema", "''") if connection.is_mariadb else ("performance_schema", "@@server_uuid")
     started = f"UNIX_TIMESTAMP() - (SELECT variable_value FROM {schema}.global_status WHERE variable_name = 'Uptime')"
     return f"CONCAT_WS('/', @@hostname, @@port, @@server_id, @@datadir, {own}, {started})"
 
 
 def setting(connection: Any, name: str) -> str:
-    """A setting of the server; empty where it has none of this name."""
+    """A setting of the server; empty if it does not exist."""
     found = connection.execute("SHOW GLOBAL VARIABLES LIKE %s", (name.replace("_", r"\_"),)).fetchone()
     return str(found[1]).upper() if found is not None else ""
 
 
 def unfit(connection: Any) -> str:
-    """Why a run cannot write to this server, with what to do; empty if it can."""
+    """Why a run cannot write to this server, with the remedy; empty if it can."""
     least = MARIADB_MIN if connection.is_mariadb else MYSQL_MIN
     if connection.version < least:
         product = "MariaDB" if connection.is_mariadb else "MySQL"
@@ -95,7 +95,7 @@ def unfit(connection: Any) -> str:
 
 
 def losses(connection: Any) -> Iterator[tuple[str, str]]:
-    """How the server can lose committed data: the reasons, with what to do."""
+    """The ways in which the server can lose committed data, with their remedies."""
     flushed = setting(connection, "innodb_flush_log_at_trx_commit")
     if flushed not in ("1", "3"):
         yield f"innodb_flush_log_at_trx_commit is {flushed}", "set innodb_flush_log_at_trx_commit = 1"

@@ -1,7 +1,7 @@
 """Tables of MariaDB and MySQL databases, their headers, and the sql_txns that write them.
 
-A statement that creates, drops, renames or alters a table commits the sql_txn that it stands in
-(ADR 92). So tables are created and altered outside of the sql_txns that need them.
+A statement that creates, drops, renames or alters a table commits its sql_txn (ADR 92). So tables
+are created and altered outside of the sql_txns that need them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sinks.value_encoding import is_plain, restored
 import pymysql  # isort: skip - after the module that says how to install it
 from pymysql.constants import SERVER_STATUS  # isort: skip
 
-#: The answers to COMMIT by which the server says that it has rolled back: a lock, a deadlock.
+#: The answers to COMMIT that report a roll-back: a lock, a deadlock.
 _ROLLED_BACK = (1205, 1213)
-#: A statement that the user may not do.
+#: A statement that the user has no permission for.
 _DENIED = (1142, 1143, 1044, 1227, 1370)
-#: A row with a key that is there, and the name of the lock for creating and altering tables.
+#: A row with an existing key, and the name of the lock for creating and altering tables.
 DUPLICATE = 1062
 _CREATING = "ratchet"
 _CREATING_TIMEOUT_S = 60
-#: Rows and bytes of a batch that go into one statement.
+#: The most rows and bytes of a batch in one statement.
 _STATEMENT_ROWS = 5_000
 _STATEMENT_BYTES = 8 * 2**20
 _connections = Connections()
@@ -49,11 +49,11 @@ class MySqlStore(SqlStore):
     reach = Reach.NETWORK
     _keep_header = " LOCK IN SHARE MODE"
     _own_header = " FOR UPDATE"
-    #: The connection of a reader of one moment.
+    #: The connection of a reader at one moment.
     _pinned: Connection | None = None
 
     def _open_at(self, dsn: str, database: str | None = None) -> None:
-        """``database``: instead of that of the address."""
+        """``database``: replaces that of the address."""
         self._address = address_of(dsn)
         if database is not None:
             self._address = replace(self._address, database=database)
@@ -86,8 +86,8 @@ class MySqlStore(SqlStore):
 
     @contextmanager
     def _creating(self, connection: Any) -> Iterator[None]:
-        """Only one client of a database creates and alters tables at a time, and not in a sql_txn:
-        it would be committed."""
+        """Only one client of a database creates and alters tables at a time, and outside of a
+        sql_txn, which would be committed."""
         if connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
             raise RetryableError(f"{self.location}: its columns have changed since the attempt has looked at them")
         lock = "SELECT GET_LOCK(CONCAT(%s, '/', DATABASE()), %s)"
@@ -120,7 +120,7 @@ class MySqlStore(SqlStore):
             self._check_rights(connection, HEADERS_TABLE)
 
     def _check_rights(self, connection: Any, table: str) -> None:
-        """Try what a run does, on no row."""
+        """Try the statements of a run, on no row."""
         query = (
             "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s "
             "AND extra NOT LIKE %s ORDER BY ordinal_position"
@@ -148,8 +148,8 @@ class MySqlStore(SqlStore):
             ) from error
 
     def _statements(self, connection: Any, rows: list[str]) -> Iterator[list[str]]:
-        """Rows, as literals, for one statement each. Raises ``BadRecordError`` for one that the
-        server takes in none."""
+        """Rows as literals, divided into statements. Raises ``BadRecordError`` for a row that the
+        server accepts in no statement."""
         most = min(_STATEMENT_BYTES, connection.packet_bytes // 2)
         part: list[str] = []
         size = 0
@@ -182,14 +182,14 @@ class MySqlStore(SqlStore):
                 yield connection
                 usable = True
             except pymysql.Error as error:
-                if code_of(error) in READ_ONLY:  # the address may lead elsewhere by now
+                if code_of(error) in READ_ONLY:  # the address may lead to another server now
                     self.close()
                 raise
             finally:
                 _connections.give_back(self._address, connection, usable=usable)
 
     def _settle(self, connection: Connection) -> None:
-        """Find out which of the two databases it is."""
+        """Find out whether it is MariaDB or MySQL."""
         if not connection.is_mariadb and not isinstance(self.dialect, MySqlDialect):
             self.dialect = MySqlDialect()
 

@@ -1,12 +1,12 @@
-"""Stamped rows in PostgreSQL: many tasks write at a time, and any client of the database can read
-the columns.
+"""Stamped rows in PostgreSQL: many tasks write concurrently, and any client of the database can
+read the columns.
 
 Every write is one sql_txn that locks the header: shared to write rows, exclusive to change the
 header (C1). A batch goes as arrays, one per column, into ``INSERT .. ON CONFLICT DO UPDATE``.
 
-A pooler may give each sql_txn another session of the server (ADR 78). So nothing is left to the
-session: names carry their schema, settings are local to the sql_txn, there are no temporary tables
-and no prepared statements, and locks end with the sql_txn.
+A pooler may give each sql_txn another session of the server (ADR 78). So nothing depends on the
+session: names contain their schema, settings are local to the sql_txn, there are no temporary
+tables and no prepared statements, and locks end with the sql_txn.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from sinks.sql.postgres_store import SIZE, PostgresStore
 from sinks.sql.schema import qualified
 from sinks.sql.store import SqlRollBack
 
-#: How long an exchange of two tables waits for those who read them.
+#: How long an exchange of two tables waits for their readers.
 RENAME_TIMEOUT_MS = 2_000
 _STATEMENT_BYTES = 16 * 2**20
 
 
-#: The statements that take from a table, once it is called ``name``, all rights that its users
-#: have. Parameters: rebuilt, name.
+#: The statements that remove all of its users' permissions from a table, once it is called
+#: ``name``. Parameters: rebuilt, name.
 _REVOKED = """
 SELECT DISTINCT format('REVOKE ALL ON %%s FROM %%s', %(name)s::text,
                        CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
 FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = to_regclass(%(rebuilt)s) AND grantee <> relowner
 """
-#: The statements that give it the rights that others have on ``table``, and its comment.
+#: The statements that give it the permissions of other users on ``table``, and its comment.
 _GRANTED = """
 SELECT format('GRANT %%s ON %%s TO %%s%%s', privilege_type, %(name)s::text,
               CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
@@ -62,7 +62,7 @@ _PLAIN_VIEW = """
 SELECT oid, pg_get_viewdef(oid) FROM pg_class WHERE oid = to_regclass(%s) AND relkind = 'v' AND reloptions IS NULL
     AND pg_has_role(relowner, 'USAGE')
 """
-#: What stays with a table that is renamed, and what else keeps this user from renaming it.
+#: The objects that stay with a renamed table, and the reasons why this user cannot rename it.
 #: Parameters: table, view (the oid of that of its live rows, which is replaced).
 _IN_THE_WAY = """
 WITH own AS (SELECT *, pg_class.oid AS own_oid FROM pg_class WHERE oid = to_regclass(%(table)s))
@@ -87,7 +87,7 @@ UNION ALL SELECT 'rights on column ' || attname FROM pg_attribute, own WHERE att
 UNION ALL SELECT 'its replica identity' FROM own WHERE relreplident <> 'd'
 UNION ALL SELECT 'its storage parameters' FROM own WHERE reloptions IS NOT NULL
 """
-#: A row if both tables are there, and do not have as many indexes. Parameters: table, rebuilt.
+#: A row if both tables exist and have different numbers of indexes. Parameters: table, rebuilt.
 _HAS_OTHER_INDEXES = """
 SELECT 1 WHERE to_regclass(%(rebuilt)s) IS NOT NULL
     AND (SELECT count(*) FROM pg_index WHERE indrelid = to_regclass(%(table)s))
@@ -98,12 +98,14 @@ SELECT 1 WHERE to_regclass(%(rebuilt)s) IS NOT NULL
 class PostgresBackend(PostgresStore, SqlBackend):
     """A table of a PostgreSQL database.
 
-    ``dsn``: a libpq address, ``postgresql://user@host:5432/database`` or ``host=... dbname=...``.
-    ``${NAME}`` in it stands for an environment variable. libpq's own ``PGPASSWORD``, ``~/.pgpass``
-    and services work as usual. Raises ``ConfigError`` for an address that does not parse.
-    ``table``: created when missing, checked otherwise. ``schema``: where the table is; by default
-    the first schema of the user's search path. ``key`` and ``value``: the typed columns; when left
-    out, a ``StateCommitter`` takes them from its input.
+    * ``dsn``: a libpq address, ``postgresql://user@host:5432/database`` or ``host=... dbname=...``.
+      ``${NAME}`` in it stands for an environment variable. libpq's own ``PGPASSWORD``,
+      ``~/.pgpass`` and services work as usual. Raises ``ConfigError`` for an address that does not
+      parse.
+    * ``table``: created if missing, checked otherwise.
+    * ``schema``: of the table; by default the first schema of the user's search path.
+    * ``key``, ``value``: the typed columns; by default, a ``StateCommitter`` takes them from its
+      input.
 
     Integers are stored as ``bigint``, unsigned 64-bit integers as ``numeric(20,0)``, durations as
     ``bigint`` in their unit. The user needs SELECT, INSERT, UPDATE and DELETE on the table and on
@@ -128,7 +130,7 @@ class PostgresBackend(PostgresStore, SqlBackend):
         self._open_at(dsn, schema)
         super().__init__(table, key, value)
 
-    # --- in statements that the server allows -----------------------------------------------------
+    # --- in statements within the server's limits -------------------------------------------------
 
     def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
         return self._within_limits("get", len(keys), partial(super().multi_get, keys))
@@ -164,8 +166,8 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return explained(error, dict(zip(self.shape.key, keys[found], strict=True)), {}, lambda _: False)
 
     def _insert_keys(self, connection: Any, keys: Sequence[Key]) -> None:
-        """Insert keys into a copy of the table's index, for this sql_txn. Does nothing where the
-        user may not create it: then the commit finds what is refused."""
+        """Insert keys into a copy of the table's index, for this sql_txn. Does nothing if the user
+        may not create it: then the commit finds refused keys."""
         (may,) = connection.execute("SELECT has_database_privilege(current_database(), 'TEMP')").fetchone()
         if not may:
             return
@@ -214,7 +216,7 @@ class PostgresBackend(PostgresStore, SqlBackend):
 
     def _create_table(self, connection: Any) -> None:
         with self._creating(connection):
-            if self._model:  # with the indexes that others have made
+            if self._model:  # including the indexes of other users
                 model = qualified(self._home, self._model)
                 connection.execute(f"CREATE TABLE {self.shape.name} (LIKE {model} INCLUDING ALL)")
             else:
@@ -230,8 +232,8 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return found
 
     def _own_view(self, connection: Any) -> int:
-        """The view of the live rows, if it is still as Ratchet made it; 0: there is none, or
-        somebody has changed it."""
+        """The view of the live rows, if it is unchanged since Ratchet made it; 0 if there is none,
+        or it was changed."""
         view = self.shape.live_view
         if view is None:
             return 0
@@ -310,7 +312,7 @@ class PostgresBackend(PostgresStore, SqlBackend):
             yield from self._fetched(connection, query, columns)
 
     def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """In the binary form, which no setting of a session changes."""
+        """Rows in the binary form, which is independent of session settings."""
         rows: list[tuple[Any, ...]] = connection.execute(query, parameters, binary=True).fetchall()
         return rows
 
@@ -328,8 +330,8 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return max(min(fitting, SIZE.rows(self._dsn)), 1)
 
     def _array(self, column: pa.ChunkedArray, name: str) -> str:
-        """The column as the text of an array. Arrow makes those of large batches, and Python those
-        of small ones."""
+        """The column as the text of an array. Arrow makes the text for large batches, Python for
+        small ones."""
         if len(column) >= self._columnar_from_rows:
             return _array_text(column)
         values = python_values(column, name)
@@ -351,7 +353,7 @@ def _element(value: Any) -> str:
 
 
 def _texted(kind: pa.DataType) -> pa.DataType:
-    """The type whose texts PostgreSQL takes for the same values. The offset of a zone in hours and
+    """The type whose text form PostgreSQL reads as the same values. A zone's offset in hours and
     minutes would lose the seconds that it has in early years."""
     if pa.types.is_duration(kind):
         return pa.int64()

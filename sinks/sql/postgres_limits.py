@@ -1,7 +1,7 @@
 """Limits that a PostgreSQL server sets to statements and sql_txns, such as ``statement_timeout``.
 
 A statement with many rows that reaches a limit is repeated with fewer rows. If this does not help,
-the error names the setting and who set it.
+the error names the setting and its origin.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from framework.errors import RetryableError
 SETTINGS = {"57014": "statement_timeout", "25P04": "transaction_timeout", "53400": "temp_file_limit"}
 #: The settings for which fewer rows per statement help.
 _OF_STATEMENTS = ("statement_timeout", "temp_file_limit")
-#: How often the same work may reach a limit, with no success in between, before the topology stops.
+#: How often the same work may reach a limit, without a success in between, before the topology
+#: stops.
 _TRIES = 3
-#: So many successes in a row double the rows per statement again.
+#: This many successes in a row double the rows per statement again.
 _SUCCESSES = 20
-#: Who set a setting, by the source that ``pg_settings`` names.
+#: The origin of a setting, by the source in ``pg_settings``.
 _SOURCES = {
     "default": "by default",
     "environment variable": "in the environment of the server",
@@ -48,8 +49,8 @@ def reached(text: str, state: str) -> LimitReached:
 
 
 class StatementSize:
-    """How many rows go into one statement of a database, by its address, as far as this process
-    knows; and how often work has reached a limit."""
+    """The rows per statement of a database, by its address, as far as this process knows; and how
+    often work has reached a limit."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -62,7 +63,7 @@ class StatementSize:
         return self._rows.get(dsn, self._most)
 
     def halve(self, dsn: str, rows: int, error: LimitReached) -> bool:
-        """Put fewer rows into a statement, after one of ``rows`` rows has reached a limit. False if
+        """Reduce the rows per statement, after one with ``rows`` rows has reached a limit. False if
         this does not help."""
         with self._lock:
             size = min(rows, self.rows(dsn))
@@ -84,14 +85,14 @@ class StatementSize:
                     del self._rows[dsn]
 
     def failed(self, dsn: str, work: str) -> bool:
-        """Whether ``work`` has reached a limit so often that it will do so again."""
+        """Whether ``work`` has reached a limit so often that it would do so again."""
         with self._lock:
             self._failures[dsn, work] = self._failures.get((dsn, work), 0) + 1
             return self._failures[dsn, work] >= _TRIES
 
 
 def limit_of(connection: Any, error: LimitReached) -> str | None:
-    """The setting, its value, and who set it. None if the server has no such limit."""
+    """The setting, its value, and its origin. None if the server has no such limit."""
     found = connection.execute(_SETTING, (error.setting,)).fetchone()
     if found is None:
         return None

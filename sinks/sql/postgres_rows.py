@@ -1,4 +1,4 @@
-"""Rows that PostgreSQL refuses, found before the commit is opened."""
+"""Finds rows that PostgreSQL refuses, before the commit is opened."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from framework.topology.canonical_form import python_values
 
-#: A key of so many bytes fits into any index: a row of an index has up to 2,704 bytes, after
-#: PostgreSQL has compressed what is long.
+#: A key of this many bytes fits into any index: an index row has up to 2,704 bytes, after
+#: PostgreSQL has compressed long values.
 _KEY_BYTES = 2_600
 
 
 def first_nul(rows: pa.Table) -> tuple[int, str] | None:
-    """The row and the column of the first text with a NUL. None: there is none."""
+    """The row and the column of the first text with a NUL. None if there is none."""
     for name, column in zip(rows.column_names, rows.itercolumns(), strict=True):
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             row = pc.index(pc.match_substring(column, "\0"), True).as_py()
@@ -26,8 +26,8 @@ def first_nul(rows: pa.Table) -> tuple[int, str] | None:
 
 
 def long_keys(rows: pa.Table, key: Sequence[str]) -> list[tuple[object, ...]]:
-    """The keys that may be too long for an index. Only the database can say, since it compresses
-    them."""
+    """The keys that may be too long for an index. Only the database can decide, because it
+    compresses them."""
     sizes = [pc.fill_null(pc.binary_length(rows.column(each)), 0) for each in key if _is_text(rows.column(each).type)]
     if not sizes:
         return []

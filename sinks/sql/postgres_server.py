@@ -1,7 +1,7 @@
-"""Questions to a PostgreSQL server about itself.
+"""Queries to a PostgreSQL server about itself.
 
 A managed service may not answer all of them: Aurora has no functions of the write-ahead log. Then a
-weaker check takes their place, and the log says so.
+weaker check is used, and logged.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 import psycopg
 
-#: The SQLSTATEs of questions that a server refuses or does not know.
+#: The SQLSTATEs of queries that a server refuses or does not know.
 _REFUSED = ("42501", "0A000", "42883", "42P01", "55000")
 _STARTED = "extract(epoch FROM pg_postmaster_start_time())"
 _TIMELINE = "CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
 #: The identity of the store, as SQL expressions, the best one first: the database cluster, its
 #: timeline, and the start time of the server. It changes after a restore, after the promotion of a
-#: standby, and after a restart (which may have used a copy of the files). With each comes what the
-#: server does not tell.
+#: standby, and after a restart (which may have used a copy of the files). Each comes with the parts
+#: that the server does not report.
 _IDENTITIES = (
     (f"(SELECT system_identifier FROM pg_control_system()) || '/' || {_TIMELINE} || '/' || {_STARTED}", ""),
     (f"coalesce(host(inet_server_addr()), '') || '/' || {_STARTED}", "its cluster and timeline"),
@@ -28,7 +28,7 @@ _IDENTITIES = (
 
 
 def answer(connection: Any, query: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-    """The row that a query gives; None if the server refuses it. The sql_txn goes on."""
+    """The row of a query's result; None if the server refuses the query. The sql_txn continues."""
     try:
         with connection.transaction():
             row: tuple[Any, ...] | None = connection.execute(query, parameters).fetchone()
@@ -40,15 +40,17 @@ def answer(connection: Any, query: str, parameters: Sequence[Any] = ()) -> tuple
 
 
 def identity(connection: Any) -> tuple[str, str]:
-    """A SQL expression for the identity of the store, and what the server does not tell."""
+    """A SQL expression for the identity of the store, and the parts that the server does not
+    report.
+    """
     return next(each for each in _IDENTITIES if answer(connection, f"SELECT {each[0]}") is not None)
 
 
 def losses(connection: Any, tables: dict[str, str], untold: str) -> Iterator[tuple[str, str]]:
-    """How the server can lose committed data: the reasons, with what to do.
+    """The ways in which the server can lose committed data, with their remedies.
 
-    ``tables``: the names of tables, and their names with the schema. ``untold``: what the server
-    does not tell about its identity.
+    ``tables``: the names of tables, and their names with the schema. ``untold``: the parts of its
+    identity that the server does not report.
     """
     if untold:
         yield (

@@ -34,42 +34,42 @@ try:
     from psycopg import conninfo
     from psycopg.types.datetime import TimestamptzBinaryLoader
     from psycopg.types.string import BytesBinaryDumper
-except ImportError as error:  # an extra
+except ImportError as error:  # psycopg is an optional extra
     raise ConfigError("PostgreSQL needs the package psycopg: pip install 'ratchet-pipelines[postgres]'") from error
 
 T = TypeVar("T")
 
 _ADDRESS = "the address of a PostgreSQL table"
-#: How long an idle sql_txn may hold the header, and how long another one waits for the lock (at
-#: most half of the time that the server allows for a statement).
+#: How long an idle sql_txn may lock the header, and how long another one waits for the lock (at
+#: most half of the server's limit for a statement).
 IDLE_TIMEOUT_MS = 10_000
 LOCK_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_S = 10
-#: How long sent bytes may stay unacknowledged before the connection is given up.
+#: How long sent bytes may stay unacknowledged before the connection is closed.
 TCP_TIMEOUT_MS = 15_000
-#: Connections kept per process and database.
+#: Idle connections kept per process and database.
 _IDLE_CONNECTIONS = 4
-#: Rows and bytes of a batch that go into one statement.
+#: The most rows and bytes of a batch in one statement.
 _STATEMENT_ROWS = 20_000
-#: What the server, or a pooler, answers to a client that it will refuse every time.
+#: Permanent refusals of a server or a pooler.
 _REFUSALS = (
     *("authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "certificate"),
     *("does not support SSL", "unsupported startup parameter"),
 )
-#: What a pooler answers that gives each statement another session.
+#: The answer of a pooler that gives each statement another session.
 _STATEMENT_POOLING = "statement pooling mode"
-#: The SQLSTATE of a write to a server that is read-only. At the start it is refused; later it means
-#: that another server is becoming the primary.
+#: The SQLSTATE of a write to a read-only server. At the start it is refused; later it means that
+#: another server is becoming the primary.
 _READ_ONLY = "25006"
-#: SQLSTATE classes and codes of errors that pass by themselves, or when there is room again:
-#: connections, serialization and deadlocks, resources, locks, timeouts and restarts, the disk, and
-#: a table that another client has just created.
+#: SQLSTATE classes and codes of transient errors, including lack of space: connections,
+#: serialization and deadlocks, resources, locks, timeouts and restarts, the disk, and a table that
+#: another client has just created.
 _PASSING = (
     *("08", "40", "53", "55006", "55P03", "25P03", "57P01", "57P02", "57P03", "57P05"),
     *("58000", "58030", "42P07"),
     _READ_ONLY,
 )
-#: The key of the advisory lock for creating tables: any number that nobody else uses.
+#: The key of the advisory lock for creating tables: any number that no other program uses.
 _CREATING = int.from_bytes(b"ratchet")
 #: SQLSTATE classes of values that the table will never accept: data, cardinality, constraints,
 #: limits.
@@ -120,14 +120,14 @@ _PLAIN = (
 
 
 class _UtcLoader(TimestamptzBinaryLoader):
-    """Loads moments in UTC, whatever the time zone of the session."""
+    """Loads moments in UTC, independent of the session's time zone."""
 
     def __init__(self, oid: int, context: Any = None) -> None:
         super().__init__(oid, None)
 
 
 class _Connections:
-    """The idle connections of this process, and what it knows of the servers, by address."""
+    """The idle connections of this process, and cached facts about the servers, by address."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[psycopg.Connection[Any]]] = {}
@@ -138,7 +138,7 @@ class _Connections:
 
     def take(self, dsn: str) -> psycopg.Connection[Any]:
         with self._lock:
-            if self._process != os.getpid():  # after a fork: these are the parent's
+            if self._process != os.getpid():  # after a fork: these belong to the parent
                 self._idle.clear()
                 self._process = os.getpid()
             idle = self._idle.get(dsn, [])
@@ -165,8 +165,8 @@ class _Connections:
             _close(each)
 
     def default_schema(self, dsn: str, connection: psycopg.Connection[Any]) -> str:
-        """The first schema of the user's search path, whatever another client of a pooler has set
-        in this session. Raises ``ConfigError`` where there is none."""
+        """The first schema of the user's search path, even if another client of a pooler has
+        changed it in this session. Raises ``ConfigError`` if there is none."""
         if dsn not in self._homes:
             with connection.transaction():
                 connection.execute("SET LOCAL search_path TO DEFAULT")
@@ -193,13 +193,14 @@ def _connect(dsn: str) -> psycopg.Connection[Any]:
     }
     connection = psycopg.connect(autocommit=True, prepare_threshold=None, **settings)  # type: ignore[arg-type]
     connection.adapters.register_loader("timestamptz", _UtcLoader)
-    connection.adapters.register_dumper(bytes, BytesBinaryDumper)  # the text form depends on a setting of the session
+    # the text form depends on a setting of the session
+    connection.adapters.register_dumper(bytes, BytesBinaryDumper)
     return connection
 
 
 def _was_ended(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server, or a pooler, has ended an idle connection, which is all that it says to
-    one."""
+    """Whether the server, or a pooler, has ended an idle connection: an idle connection receives
+    nothing else."""
     if connection.closed:
         return True
     poll = select.poll()
@@ -213,10 +214,10 @@ def _close(connection: psycopg.Connection[Any]) -> None:
 
 
 def _begin() -> str:
-    """The statements that begin a sql_txn that writes, in one exchange.
+    """The statements that begin a writing sql_txn, in one round trip.
 
-    Without ``array_nulls``, a null in a batch would be the text NULL. Without ``row_security``, a
-    policy that hides rows is an error: hidden rows would be left out of a sweep.
+    Without ``array_nulls``, a null in a batch would become the text NULL. With ``row_security``
+    off, a policy that hides rows is an error, because a sweep would miss hidden rows.
     """
     return (
         "BEGIN ISOLATION LEVEL READ COMMITTED; "
@@ -239,7 +240,7 @@ class PostgresStore(SqlStore):
     reach = Reach.NETWORK
     _keep_header = " FOR SHARE"
     _own_header = " FOR UPDATE"
-    #: The connection of a reader of one moment.
+    #: The connection of a reader at one moment.
     _pinned: psycopg.Connection[Any] | None = None
 
     def _open_at(self, dsn: str, schema: str | None) -> None:
@@ -268,7 +269,7 @@ class PostgresStore(SqlStore):
         self._within_limits("header", 1, partial(super().raise_header, expected, new))
 
     def _within_limits(self, work: str, rows: int, do: Callable[[], T]) -> T:
-        """Do something, and repeat it with fewer rows per statement when a limit of the server has
+        """Run ``do``, and repeat it with fewer rows per statement when a limit of the server has
         ended it."""
         name = f"{work} {self._table}"
         while True:
@@ -279,7 +280,7 @@ class PostgresStore(SqlStore):
                     raise
                 with self._connected() as connection:
                     limit = limit_of(connection, error)
-                if limit is None:  # somebody has cancelled the statement
+                if limit is None:  # the statement was cancelled by a user
                     raise
                 if SIZE.halve(self._dsn, rows, error):
                     continue
@@ -303,7 +304,8 @@ class PostgresStore(SqlStore):
                 self._settle(connection)
                 yield connection
             except psycopg.Error as error:
-                if error.sqlstate == _READ_ONLY and connection is not None:  # the address may lead elsewhere by now
+                # the address may lead to another server now
+                if error.sqlstate == _READ_ONLY and connection is not None:
                     _close(connection)
                     self.close()
                 raise self._named(error) from error
@@ -432,9 +434,9 @@ class PostgresStore(SqlStore):
     def _end_stuck_writers(self, connection: Any) -> None:
         """End the sessions that hold the header and send nothing.
 
-        The database does not count a writer that stopped in the middle of a statement as idle, and
-        would wait for it forever. Called when another attempt has waited for the header in vain.
-        Ends the sql_txn first: a pooler may have no second session for this."""
+        The database does not treat a writer that stopped in the middle of a statement as idle, and
+        would wait for it for ever. Called when another attempt has waited for the header in vain.
+        Ends the sql_txn first, because a pooler may have no second session for this."""
         with suppress(psycopg.Error):
             connection.execute("ROLLBACK")
             connection.execute(

@@ -10,8 +10,8 @@ writes it.
     _writer                        the task that wrote it
     _deleted, _prev_exists         whether the row is a tombstone; whether it had a value before
 
-Beside a table ``words`` is a view ``words_live`` for other programs: the keys and the values of the
-rows that are not deleted.
+A table ``words`` has a view ``words_live`` for other programs: the keys and the values of the rows
+that are not deleted.
 
 Identifiers are checked against an allowed pattern and quoted. Values are bound. A ``Dialect``
 describes what differs between databases.
@@ -41,10 +41,10 @@ _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 class Dialect(ABC):
-    """What differs between databases: type names, expressions, limits on names."""
+    """The differences between databases: type names, expressions, limits on names."""
 
     name = ""
-    #: The types of the columns of a stamp: integers, texts, and what is true or false.
+    #: The column types of a stamp: for integers, texts and booleans.
     integer = ""
     text = ""
     boolean = ""
@@ -57,7 +57,7 @@ class Dialect(ABC):
     headers_options = ""
     least = ""
     greatest = ""
-    #: The database silently cuts names after this many bytes. None: it does not cut them.
+    #: The database silently truncates names after this many bytes. None: it does not.
     name_bytes_max: int | None = None
     #: Whether names that differ only in case are the same name.
     folds_case = False
@@ -86,11 +86,11 @@ class Dialect(ABC):
         return self.type_of(name, fields.type_of(name))
 
     def proposed(self, name: str) -> str:
-        """In an upsert: the value of a column of the row that is given."""
+        """In an upsert: the value of a column in the given row."""
         return f"excluded.{_q(name)}"
 
     def unless_there(self, key: str) -> str:
-        """The end of an INSERT that leaves out a row whose key has one. Empty: the cursor does."""
+        """The end of an INSERT that skips a row whose key exists. Empty: the cursor handles it."""
         return f" ON CONFLICT ({key}) DO NOTHING"
 
     def merges(self, rule: str, declared: pa.DataType) -> bool:
@@ -165,7 +165,7 @@ def header_values(header: Header) -> tuple[Any, ...]:
 
 def header_of(row: tuple[Any, ...], location: str) -> Header:
     """The header with these values of ``HEADER_COLUMNS``. Raises ``CorruptStateError`` for an
-    unknown format, and for what is no header."""
+    unknown format, and for values that are no header."""
     number, topology_id, incarnation, epoch, txid, attempt_id, digest, done = row[:8]
     opened = {"txid": txid, "attempt_id": attempt_id, "plan_digest": digest} if txid is not None else None
     document = {"topology_id": topology_id, "incarnation": incarnation, "epoch": epoch, "open": opened, "done": done}
@@ -193,8 +193,8 @@ def _check_column(name: str, table: str) -> None:
 
 @dataclass(frozen=True)
 class TableShape:
-    """The table of one state. ``schema``: empty where it is not known yet, and in a database
-    without schemas."""
+    """The table of one state. ``schema``: empty while unknown, and in a database without
+    schemas."""
 
     dialect: Dialect
     table: str
@@ -269,8 +269,8 @@ class TableShape:
         return self.dialect.key_type_of(name, fields) if key else self.dialect.type_of(name, declared)
 
     def check_columns(self, found: list[tuple[str, str]]) -> str:
-        """What is wrong with the columns of an existing table, and how to repair it; empty if
-        nothing is."""
+        """The problem in the columns of an existing table, with the remedy; empty if there is
+        none."""
         wanted = self.columns
         if sorted(found) == sorted(wanted):
             return ""
@@ -305,8 +305,8 @@ class TableShape:
 
     @property
     def live_view(self) -> str | None:
-        """The name of the view of the rows that are not deleted. None: the database would cut it,
-        so there is no view."""
+        """The name of the view of the rows that are not deleted. None: the database would truncate
+        it, so there is no view."""
         name = f"{self.table}_live"
         most = self.dialect.name_bytes_max
         return name if most is None or len(name) <= most else None
@@ -319,7 +319,7 @@ class TableShape:
 
     @property
     def stage(self) -> str:
-        """The temporary table that takes a batch of deltas."""
+        """The temporary table for a batch of deltas."""
         return f'{self.dialect.temporary}"{self.stage_name}"'
 
     @property
@@ -348,16 +348,16 @@ class TableShape:
         return f"SELECT {columns} FROM {self.name}"
 
     def upsert(self, aggregates: Mapping[str, Aggregate], value_type: ValueType, rows: str = "") -> str:
-        """The statement that merges deltas. ``rows``: where they are, as an item of FROM; empty:
-        one delta, given as parameters before the others. Parameters: txid, epoch, attempt, writer,
-        then those of ``rows``.
+        """The statement that merges deltas. ``rows``: their source, as an item of FROM; empty: one
+        delta, given as parameters before the others. Parameters: txid, epoch, attempt, writer, then
+        those of ``rows``.
 
         A row that already has this txid: the transactional rule skips it, the opaque rule merges
         into its previous value, the non-transactional rule merges into its value. A row with a
-        higher stamp, or with the same stamp from another writer, stays as it is. The caller
-        compares the number of rows changed with the number of deltas.
+        higher stamp, or with the same stamp from another writer, is unchanged. The caller compares
+        the number of rows changed with the number of deltas.
         """
-        t = "_held"  # an alias, since a table may be called "excluded"
+        t = "_held"  # an alias, because a table may be called "excluded"
         same = f"{t}._txid = excluded._txid"
         skip_same_txid = value_type is ValueType.TRANSACTIONAL
         held = {name: f"{t}.{_q(name)}" for name in self.value}
@@ -444,7 +444,7 @@ class TableShape:
         )
 
     def unswept(self) -> str:
-        """Find a row that a sweep has left out. Parameters: txid, epoch, attempt."""
+        """Find a row that a sweep has missed. Parameters: txid, epoch, attempt."""
         m = self.dialect.mark
         return f"SELECT 1 FROM {self.name} WHERE _txid = {m} AND (_epoch, _attempt) < ({m}, {m}) LIMIT 1"
 
@@ -461,7 +461,7 @@ class TableShape:
         return f"SELECT 1 FROM {self.name} WHERE _txid = {self.dialect.mark} LIMIT 1"
 
     def _restored(self, writer: str) -> str:
-        """Assignments that restore the previous value of a row. A row that had none becomes a
+        """Assignments that restore the previous value of a row. A row without one becomes a
         tombstone."""
         values = ", ".join(f"{_q(name)} = {_q(previous(name))}" for name in self.value)
         return f"{values}, _deleted = NOT _prev_exists, _writer = '{writer}'"

@@ -27,16 +27,17 @@ from sinks.sql.sqlite_store import SqliteStore
 _KEYS_PER_SELECT = 500
 #: Finds a collation other than BINARY in the statement that created a table.
 _COLLATED = re.compile(r"\bCOLLATE\s+(?![\"'\[`]?BINARY\b)", re.IGNORECASE)
-#: Finds a constraint that removes or leaves out rows instead of refusing a value.
+#: Finds a constraint that removes or skips rows instead of refusing a value.
 _RESOLVED = re.compile(r"\bON\s+CONFLICT\s+(REPLACE|IGNORE|FAIL|ROLLBACK)\b", re.IGNORECASE)
 
 
 class SqliteBackend(SqliteStore, SqlBackend):
     """A table of a SQLite file.
 
-    ``path``: the file; a relative path starts at the driver's current directory. ``table``: created
-    when missing, checked otherwise. ``key`` and ``value``: the typed columns; when left out, a
-    ``StateCommitter`` takes them from its input.
+    * ``path``: the file; a relative path starts at the driver's current directory.
+    * ``table``: created if missing, checked otherwise.
+    * ``key``, ``value``: the typed columns; by default, a ``StateCommitter`` takes them from its
+      input.
     """
 
     #: Batches of at least this many rows go through a temporary table; below, it costs more than it
@@ -51,8 +52,9 @@ class SqliteBackend(SqliteStore, SqlBackend):
         super().__init__(table, key, value)
 
     def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
-        with self._reading() as connection:  # held, since the setting is of the connection
-            connection.execute("PRAGMA legacy_alter_table = ON")  # views go on naming the table that they named
+        with self._reading() as connection:  # held, because the setting belongs to the connection
+            # views continue to name the table that they named
+            connection.execute("PRAGMA legacy_alter_table = ON")
             try:
                 super().exchange(expected, new, rebuilt)
             finally:

@@ -35,7 +35,7 @@ from sinks.value_encoding import check_storable, is_plain, restored
 SQLITE_MIN = (3, 37, 0)
 #: How long a writer waits for another one's sql_txn before the attempt fails and is replayed.
 BUSY_TIMEOUT_MS = 10_000
-#: Errors that pass by themselves, or when there is room again.
+#: Transient errors, including lack of space.
 _PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -77,13 +77,14 @@ class SqliteDialect(Dialect):
         return "BLOB" if types.is_binary(declared) or types.is_large_binary(declared) else "TEXT"
 
     def added(self, one: str, other: str, declared: pa.DataType) -> str:
-        """The sum of +inf and -inf is NaN, which SQLite turns into NULL. The text 'NaN' takes its
-        place, and a STRICT column refuses text."""
+        """The sum of +inf and -inf is NaN, which SQLite turns into NULL. The text 'NaN' replaces
+        it, and a STRICT column refuses text."""
         both = super().added(one, other, declared)
         return f"COALESCE({both}, 'NaN')" if pa.types.is_floating(declared) else both
 
     def merges(self, rule: str, declared: pa.DataType) -> bool:
-        return rule in ("first", "last") or not pa.types.is_decimal(declared)  # text neither adds nor sorts as numbers
+        # decimals are text, which neither adds nor sorts as numbers
+        return rule in ("first", "last") or not pa.types.is_decimal(declared)
 
 
 class SqliteFile:
@@ -96,7 +97,7 @@ class SqliteFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.lock = threading.RLock()
-        #: Device and inode of the file that the connection writes to.
+        #: Device and inode of the connection's file.
         self.found: tuple[int, int] | None = None
         self._connection: sqlite3.Connection | None = None
 
@@ -110,7 +111,7 @@ class SqliteFile:
         """The open connection. Call it with the lock held.
 
         A connection stays with its file even when another file takes the name. In that case the
-        connection is opened again; otherwise nobody would find what it writes."""
+        connection is opened again, because other programs would not find its writes."""
         if self._connection is not None and self.found != self._there():
             self.close()
         if self._connection is None:
@@ -148,8 +149,8 @@ class SqliteFile:
 
 
 class ReadFile(SqliteFile):
-    """A connection that only reads. The file keeps the journal mode that it has, and nothing is
-    left beside it."""
+    """A connection that only reads. The file keeps its journal mode, and no other files are left
+    behind."""
 
     _was_at_rest = False
 
@@ -172,7 +173,7 @@ class ReadFile(SqliteFile):
     def close(self) -> None:
         super().close()
         if self._was_at_rest and self._log.exists():
-            # Reading has made a log. A writer that is the last one removes it when it closes.
+            # Reading has created a log. A last writer removes it when it closes.
             place = f"{Path(self.path).as_uri()}?mode=rw"
             with suppress(sqlite3.Error), closing(sqlite3.connect(place, uri=True)) as writer:
                 writer.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
@@ -260,7 +261,7 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def _looking(self) -> Iterator[sqlite3.Connection]:
-        """A connection that leaves the file in the journal mode that it has."""
+        """A connection that does not change the file's journal mode."""
         with self._named_errors():
             connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
             try:

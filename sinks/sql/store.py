@@ -1,4 +1,4 @@
-"""One state's header in a SQL database, and the connections of those who write under it (C1).
+"""One state's header in a SQL database, and the connections of its writers (C1).
 
 A state is a map (``sinks.sql.backend``) or a table of rows (``sinks.rows``). A subclass provides
 connections and a dialect.
@@ -20,7 +20,7 @@ from sinks.store_identity import StoreIdentity
 
 
 class SqlRollBack(Exception):
-    """Ends an sql_txn that only looks."""
+    """Ends a sql_txn that only reads."""
 
 
 class SqlStore(StoreIdentity):
@@ -31,16 +31,16 @@ class SqlStore(StoreIdentity):
     #: exclusive, to change the header.
     _keep_header: ClassVar[str] = ""
     _own_header: ClassVar[str] = ""
-    #: The schema of the tables; empty where it is not known yet, and in a database without schemas.
+    #: The schema of the tables; empty while unknown, and in a database without schemas.
     _home: str = ""
     #: The name of the table.
     _table: str
 
-    # --- what a database adds ---------------------------------------------------------------------
+    # --- provided by a database -------------------------------------------------------------------
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Any]:
-        """A connection. Raises the database's errors as Ratchet's, which are named by recovery."""
+        """A connection. Converts the database's errors to Ratchet's error classes by recovery."""
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[Any]:
@@ -49,8 +49,8 @@ class SqlStore(StoreIdentity):
 
     @abstractmethod
     def _store(self, connection: Any) -> str:
-        """A SQL expression for the identity of this store. It differs in a store that takes its
-        place with older data (C27)."""
+        """A SQL expression for the identity of this store. It differs if a store with older data
+        replaces this one (C27)."""
 
     def _stored(self, value: Any, declared: pa.DataType) -> Any:
         """The value as a bound parameter."""
@@ -61,11 +61,13 @@ class SqlStore(StoreIdentity):
         return value
 
     def _probe(self, connection: Any, *, exists: bool) -> None:
-        """Raise ``ConfigError`` if the store or the user's rights do not allow what a run does."""
+        """Raise ``ConfigError`` if the store or the user's permissions do not allow the statements
+        of a run.
+        """
 
     @abstractmethod
     def _prepare(self, connection: Any, topology_id: str) -> Header:
-        """Create what is missing, check what exists, and return the header, in the sql_txn of this
+        """Create missing parts, check existing ones, and return the header, in the sql_txn of this
         connection."""
 
     @contextmanager
@@ -111,13 +113,13 @@ class SqlStore(StoreIdentity):
         self._opened_in = store
 
     def _enter(self, connection: Any, expected: Header, new: Header) -> None:
-        """Change what a new attempt finds, in the sql_txn that opens it. Called for every new
+        """Prepare the table for a new attempt, in the sql_txn that opens it. Called for every new
         header."""
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _accepts(self, write: Callable[[Any], object]) -> bool:
-        """Whether the database accepts what is written. Nothing is left of it."""
+        """Whether the database accepts a write. The write is rolled back."""
         try:
             with suppress(SqlRollBack), self._writing() as connection:
                 write(connection)
@@ -131,11 +133,11 @@ class SqlStore(StoreIdentity):
         return header_of(row, self.location) if row is not None else None
 
     def _select(self, connection: Any, statement: str) -> Any:
-        """The row that a statement about the header selects; None if there is none."""
+        """The row of a statement about the header; None if there is none."""
         return connection.execute(statement, (self._table,)).fetchone()
 
     def _select_header_and_store(self, connection: Any) -> tuple[Header, str]:
-        """The header, locked to be changed, and the identity of the store, in one statement."""
+        """The header, locked for a change, and the identity of the store, in one statement."""
         row = self._select(connection, self._headers.select(self._store(connection)) + self._own_header)
         if row is None:
             raise self._no_header()

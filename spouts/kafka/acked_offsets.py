@@ -1,4 +1,4 @@
-"""Which offsets of a partition are done, and up to where all of them are. Pure.
+"""Tracks which offsets of a partition are done, and up to where all of them are. Pure.
 
 Invariant: the committable offset is never beyond an offset that was emitted and is not acked. So a
 reader that starts there misses nothing.
@@ -17,8 +17,8 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Slice(Generic[W]):
-    """Offsets that were emitted at once, in their order, and which of them are done. ``what``: that
-    the caller keeps for them."""
+    """Offsets that were emitted in one call, in order, and which of them are done. ``what``: the
+    caller's data for them."""
 
     __slots__ = ("_first", "done", "left", "offsets", "what")
 
@@ -30,19 +30,19 @@ class Slice(Generic[W]):
         self._first = 0  # all before it are done
 
     def settle(self, start: int, stop: int) -> None:
-        """The offsets at these places are done."""
+        """Mark the offsets at these indices as done."""
         self.left -= stop - start - int(self.done[start:stop].sum())
         self.done[start:stop] = True
 
     @property
     def first_open(self) -> int:
-        """The first offset that is not done. Only where one is left."""
+        """The first offset that is not done. Call it only if there is one."""
         self._first += int(np.argmin(self.done[self._first :]))
         return int(self.offsets[self._first])
 
 
 class Found(NamedTuple, Generic[W]):
-    """Where an open offset is."""
+    """The place of an open offset."""
 
     slice: Slice[W]
     at: int
@@ -74,7 +74,7 @@ class AckedOffsets(Generic[W]):
         return made
 
     def passed(self, offset: int) -> None:
-        """An offset was left out: nobody will ack it."""
+        """An offset was left out: it will not be acked."""
         self.position = max(self.position, offset + 1)
 
     def acked(self, offset: int) -> None:
@@ -83,7 +83,7 @@ class AckedOffsets(Generic[W]):
             self.settle(found.slice, found.at, found.at + 1)
 
     def settle(self, those: Slice[W], start: int, stop: int) -> None:
-        """The offsets at these places of a slice are done."""
+        """Mark the offsets at these indices of a slice as done."""
         those.settle(start, stop)
         ended = 0
         while ended < len(self._slices) and not self._slices[ended].left:

@@ -30,10 +30,12 @@ def places_of(chunk: RecordChunk) -> Iterable[Place]:
 
 
 class Decoded(NamedTuple, Generic[C]):
-    """Records of one stream, and their rows. With ``letters``: records that could not be decoded;
-    then ``rows`` are dead letters, or None if dead letters are not wanted. Without, ``rows`` is
-    None for records that the codec of the value leaves out. ``absent``: the fields of the value
-    that no record has; None where no record has a value."""
+    """Records of one stream, and their rows.
+
+    * ``letters``: whether these records could not be decoded. Then ``rows`` are dead letters, or
+      None if dead letters are off. Otherwise, ``rows`` is None for records that the value's codec
+      leaves out.
+    * ``absent``: the fields of the value that no record has; None if no record has a value."""
 
     chunk: C
     rows: pa.RecordBatch | None
@@ -43,7 +45,7 @@ class Decoded(NamedTuple, Generic[C]):
 
 
 class RecordDecoder:
-    """Decodes chunks, each record as its topic's stream says. With ``OnBadRecord.FAIL``, raises
+    """Decodes chunks, each record by its topic's stream. With ``OnBadRecord.FAIL``, raises
     ``BadRecordError`` for a record that cannot be decoded."""
 
     def __init__(self, streams: Streams) -> None:
@@ -51,11 +53,11 @@ class RecordDecoder:
 
     @property
     def parts(self) -> Parts:
-        """The parts of a record that decoding needs, beside its value and offset."""
+        """The parts of a record that decoding needs, in addition to its value and offset."""
         records = [each.records for each in self._streams]
         named = {what.partition(" ")[0] for each in records for what, _ in each.codecs()}
         named.update(name for each in records for name in each.metadata)
-        all_of_it = self._streams.want_dead_letters  # a dead letter has everything
+        all_of_it = self._streams.want_dead_letters  # a dead letter contains the whole record
         return Parts(
             keys=all_of_it or "key" in named,
             headers=all_of_it or not named.isdisjoint({"header", "headers"}),
@@ -75,8 +77,8 @@ class RecordDecoder:
         topic_ids: Mapping[str, str | None],
         policy: OnBadRecord | None = None,
     ) -> Iterator[Decoded[C]]:
-        """These records, for a reason each, as dead letters where those are wanted. ``policy``: of
-        the bolt that refused them, in place of that of their stream."""
+        """Records with a reason each, as dead letters if these are configured. ``policy``: of the
+        bolt that refused them, in place of that of their stream."""
         for its, of_stream in self._by_stream(chunk):
             wanted = (policy or its.on_bad_record) is OnBadRecord.DEAD_LETTER
             for part in of_stream.parts():
@@ -145,8 +147,8 @@ def _has_no_value(chunk: RecordChunk) -> bool:
 
 
 def _too_large(its: StreamFormat, rejected: C, topic_ids: Mapping[str, str | None]) -> Decoded[C]:
-    """Records above the limit. Their codec does not see them, and their dead letters have the first
-    bytes only."""
+    """Records above the limit. They are not decoded, and their dead letters have only the first
+    bytes."""
     said = f"the value is larger than record_bytes_max ({its.record_bytes_max:,} bytes)"
     if its.on_bad_record is OnBadRecord.FAIL:
         topic, partition, offset = (rejected.metadata(name)[0].as_py() for name in ("topic", "partition", "offset"))
@@ -177,9 +179,9 @@ def _decoded_or_failed(what: str, codec: Codec, raw: Values | pa.BinaryArray, ch
 
 
 _ADVICE = "mend the record's source, or give the spout on_bad_record='dead_letter' or 'skip'"
-#: How much of a value that is too large a dead letter has.
+#: The most bytes of a too large value in a dead letter.
 LARGE_SHOWN_BYTES = 65_536
-#: How much of a record that cannot be decoded is shown.
+#: The most characters of an undecodable record that are shown.
 _SHOWN_BYTES = 80
 
 
@@ -199,8 +201,8 @@ def dead_letters(
     *,
     value_bytes_max: int | None = None,
 ) -> pa.RecordBatch:
-    """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: the part of the records that is bad.
-    ``value_bytes_max``: keep so much of each value."""
+    """Records as rows of ``DEAD_LETTER_FIELDS``. ``what``: the bad part of the records.
+    ``value_bytes_max``: the most bytes kept of each value."""
     columns: dict[str, Any] = {
         name: rejected.metadata(name) for name in ("topic", "partition", "offset", "timestamp_ms", "key", "headers")
     }
@@ -222,7 +224,7 @@ def dead_letters(
 
 
 def _cut(value: bytes | None, size: int) -> list[dict[str, Any]]:
-    """The header of a value that is cut to so many bytes."""
+    """The header of a value that was cut to this size."""
     if value is None or len(value) <= size:
         return []
     return [{"key": CUT_HEADER, "value": f"value of {len(value)} bytes".encode()}]

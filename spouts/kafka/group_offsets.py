@@ -6,8 +6,8 @@ and retried. Each offset is committed with the id of its topic (as the offset's 
 leader epoch, because an offset has a meaning in one log only.
 
 A consumer sends the commits: the spout's own, or one without assigned partitions. librdkafka's
-admin client could send them, too. But it ends the process (an assertion fails) if the group's
-coordinator answers after the request has timed out.
+admin client is unsuitable: it ends the process (an assertion fails) if the group's coordinator
+answers after the request has timed out.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ CLOSE_TIMEOUT_S = 5.0
 _CLOSE_FAILING_S = 0.5
 #: A request without an answer for this long counts as failed, although librdkafka still retries it.
 ANSWER_TIMEOUT_S = 30.0
-#: Brokers forget the offsets of a group that is not used, ``offsets.retention.minutes`` after they
-#: were committed: the offsets of quiet partitions are committed again this often.
+#: Brokers delete the offsets of an inactive group, ``offsets.retention.minutes`` after their
+#: commit, so the offsets of quiet partitions are committed again this often.
 RENEW_EVERY_S = 600.0
-#: How long to wait for what a group has committed.
+#: How long to wait for a group's committed offsets.
 _ANSWER_S = 5.0
 #: How long to wait before a failed request is retried.
 _AGAIN_AFTER_S = 0.25
 
 
 class GroupOffsets:
-    """Commits offsets to one group. ``publish`` returns at once. While a request is in flight, only
-    the latest offsets wait. Use it from one thread.
+    """Commits offsets to one group. ``publish`` returns immediately. While a request is in flight,
+    only the latest offsets wait. Use it from one thread.
 
     It creates its own client, unless you give it one with ``use``. ``errors``: where the client
     reports why it cannot connect."""
@@ -74,8 +74,8 @@ class GroupOffsets:
         self._client, self._lent = consumer, True
 
     def stored(self, partitions: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], Position]:
-        """The positions that the group has, of those of these partitions for which it has one.
-        Raises ``KafkaException``."""
+        """The group's positions for those of these partitions that have one. Raises
+        ``KafkaException``."""
         asked = [TopicPartition(*tp) for tp in partitions]
         if not asked:
             return {}
@@ -91,8 +91,8 @@ class GroupOffsets:
         return found
 
     def publish(self, offsets: Mapping[str, int | Position], *, again: bool = False) -> None:
-        """Publish committed offsets: partition -> next offset to read. ``again``: publish also
-        unchanged offsets, so that the group does not forget an idle partition."""
+        """Publish committed offsets: partition -> next offset to read. ``again``: publish unchanged
+        offsets too, so that the group does not delete those of an idle partition."""
         wanted = {each: at if isinstance(at, Position) else Position(at, None) for each, at in offsets.items()}
         known = {} if again else self._published
         self._waiting.update({each: at for each, at in wanted.items() if known.get(each) != at})
@@ -116,8 +116,8 @@ class GroupOffsets:
             self._send()
 
     def adopt(self, partitions: Iterable[str], timeout_s: float) -> None:
-        """Commit again what the group has of these partitions, and keep on doing so. Only logs that
-        the group cannot be asked."""
+        """Commit the group's present offsets of these partitions again, now and regularly. If the
+        group does not answer, only logs that."""
         try:
             found = self.stored([topic_and_number(each) for each in partitions], timeout_s)
         except KafkaException as error:
@@ -154,7 +154,7 @@ class GroupOffsets:
             partition = partition_id(each.topic, each.partition)
             position = self._sent.get(partition)
             if position is None or position.offset != each.offset:
-                continue  # the answer to a request that was given up
+                continue  # the answer to an abandoned request
             if error is None and each.error is None:
                 stored[partition] = position
             else:
@@ -197,9 +197,9 @@ class GroupOffsets:
 
 
 def committed_positions(settings: KafkaSettings, group: str, partitions: Sequence[str]) -> dict[str, Position]:
-    """What a group has committed, of those of these partitions for which it has. Nothing is
-    committed to it. Raises ``RetryableError`` when nobody answers, and ``ConfigError`` when the
-    group has nothing for any of them."""
+    """A group's committed positions for those of these partitions that have one. Commits nothing.
+    Raises ``RetryableError`` when no broker answers, and ``ConfigError`` when the group has no
+    position for any of them."""
     errors = ConnectionErrors(settings.bootstrap_servers)
     offsets = GroupOffsets(settings, group, errors)
     try:
@@ -227,7 +227,7 @@ def _stored(partition: str, position: Position) -> TopicPartition:
 
 def position_of_group(stored: TopicPartition) -> Position:
     """The position of a partition in a result of ``Consumer.committed``. Other clients may have
-    committed it: an offset without a topic id is trusted."""
+    committed it, so an offset without a topic id is accepted."""
     try:
         note = json.loads(stored.metadata or "{}")
         topic_id = note.get("topic_id") if isinstance(note, dict) else None

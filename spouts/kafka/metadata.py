@@ -1,8 +1,8 @@
-"""What the driver asks a Kafka cluster: the topics, the leaders of their partitions, and where the
+"""Queries of the driver to a Kafka cluster: topics, the leaders of their partitions, and where
 partitions begin and end.
 
 A partition whose leader does not answer must not delay the others. Each leader gets its own
-request, in parallel. A leader that is late is left out until it has answered.
+request, concurrently. A late leader is left out until it has answered.
 """
 
 from __future__ import annotations
@@ -37,28 +37,31 @@ _log = get_logger()
 
 #: A broker that does not answer within this time counts as unavailable.
 REQUEST_TIMEOUT_S = 5.0
-#: How long a leader that becomes late delays the others. It does so once.
+#: How long a newly late leader delays the others, once.
 LATE_AFTER_S = 0.5
-#: How often topics and leaders are looked up again. New topics and partitions are found this late.
+#: How often topics and leaders are looked up again: the longest delay until new topics and
+#: partitions are found.
 METADATA_AGE_MAX_S = 5.0
-#: Looking up so many partitions is cheap. Those of a wider source are looked up less often, in
-#: proportion, so that this costs the same share of a core.
+#: Looking up this many partitions is cheap. Wider sources are looked up less often, in proportion,
+#: so that this costs the same share of a core.
 NARROW_PARTITIONS = 2_000
-#: Offsets are asked for in requests of this many partitions. librdkafka looks for each answer in
-#: the whole request, so one large request costs more than several small ones.
+#: Offsets are requested for this many partitions at a time. librdkafka searches the whole request
+#: for each answer, so one large request costs more than several small ones.
 ASKED_TOGETHER = 200
-#: What Kafka's protocol calls the times of the end and of the beginning of a log.
+#: Special times in Kafka's protocol for the end and the beginning of a log.
 _LATEST, _EARLIEST = -1, -2
 
-#: How many topics a message names.
+#: The most topics that a message names.
 _OTHERS_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class KafkaTopics:
-    """Topics as last looked up. ``leaders``: partition -> broker id, or None without a leader.
-    ``missing``: topics given by name that do not exist. ``others``: the existing topics, if
-    topics are missing."""
+    """The result of the last look-up of topics.
+
+    * ``leaders``: partition -> broker id, or None without a leader.
+    * ``missing``: topics given by name that do not exist.
+    * ``others``: the existing topics, if topics are missing."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
@@ -76,22 +79,21 @@ class KafkaTopics:
 
 
 class Offset(NamedTuple):
-    """An offset, and the leader epoch in which the broker knew it (None: the broker did not
-    say)."""
+    """An offset, and the leader epoch in which the broker knew it (None: not reported)."""
 
     offset: int
     leader_epoch: int | None = None
 
 
 class _OffsetsClient(AdminClient):  # type: ignore[misc]
-    """An admin client that gives the answers of a request together. confluent-kafka's own method
-    makes a future for each partition, and that was most of what a plan cost."""
+    """An admin client that returns all answers of a request together. confluent-kafka's own method
+    makes a future for each partition, which was most of the cost of a plan."""
 
     def offsets_at(self, wanted: list[TopicPartition], level: IsolationLevel) -> Future[Mapping[TopicPartition, Any]]:
         """``wanted``: partitions with a time as their offset. The answer has a
         ``ListOffsetsResultInfo`` or a ``KafkaError`` for each. Raises ``KafkaException``."""
         answers: Future[Mapping[TopicPartition, Any]] = Future()
-        super(AdminClient, self).list_offsets(  # its own base: what is below the futures
+        super(AdminClient, self).list_offsets(  # its own base class, below the futures
             wanted,
             answers,
             isolation_level_value=level.value,
@@ -145,8 +147,8 @@ class KafkaMetadata:
         )
 
     def confirm_topics(self, topic_ids: Mapping[str, str]) -> None:
-        """Raises ``DataLossError`` if a topic has another id now. Ignores a topic that is gone: it
-        may come back."""
+        """Raises ``DataLossError`` if a topic has another id now. Ignores a missing topic, which
+        may be created again."""
         if not topic_ids:
             return
         try:
@@ -194,8 +196,8 @@ class KafkaMetadata:
         return self._offsets(self._ends[1], patient=patient)
 
     def open_ends(self) -> dict[str, Offset]:
-        """The end of every partition with a leader, behind open kafka_txns as well. Leaves out late
-        leaders."""
+        """The end of every partition with a leader, including records behind open kafka_txns.
+        Leaves out late leaders."""
         by_leader = self._by_leader(self.topics().led, _LATEST)
         return self._offsets(by_leader, patient=False, level=IsolationLevel.READ_UNCOMMITTED)
 
@@ -317,7 +319,7 @@ class KafkaMetadata:
     def _wait(self, asked: Mapping[int, Sequence[Future[Any]]], *, patient: bool) -> None:
         """Wait for the answers. Wait for all of them if patient, if only one leader was asked, or
         if all leaders were late before. Otherwise wait ``LATE_AFTER_S`` for the leaders that were
-        not late; if nobody has answered then, wait for the first answer."""
+        not late; if none has answered then, wait for the first answer."""
         every = [future for answers in asked.values() for future in answers]
         prompt = [future for leader, answers in asked.items() if not self._late.get(leader) for future in answers]
         if patient or not prompt or len(asked) == 1:
@@ -351,14 +353,14 @@ class KafkaMetadata:
 
 
 def age_max_s(partitions: int) -> float:
-    """How old what is known of so many partitions may be, in seconds."""
+    """The maximum age of cached data about this many partitions, in seconds."""
     return METADATA_AGE_MAX_S * max(1.0, partitions / NARROW_PARTITIONS)
 
 
 def _release_leaked_reference(topic: Any) -> None:
     """Works around a leak: confluent-kafka 2.16.1 holds one reference too many to the id in every
     ``TopicDescription``, which is then never freed. That is 130 bytes per request and one request
-    per transaction: a hundred megabytes a day at ten transactions a second. Nobody else can see the
+    per transaction: a hundred megabytes a day at ten transactions a second. No other code has the
     description yet, so every reference beyond the three counted here is leaked."""
     topic_id = topic.topic_id
     own = 3  # the description's attribute, this function's variable, and the argument of getrefcount

@@ -24,7 +24,7 @@ from typing import Any
 
 from framework.topology.spouts import END_OFFSET, LEFT_OUT, Meta
 
-#: Reasons of gaps after which offsets mean the same records as before.
+#: Reasons of gaps after which offsets still denote the same records.
 SAME_LOG = frozenset({"retention", "damaged"})
 
 #: A topic and the number of a partition.
@@ -55,9 +55,11 @@ END_ASKED = "end_asked"
 
 @dataclass(slots=True)
 class Position:
-    """Where a partition continues in the next plan. ``leader_epoch``: the epoch in which ``offset``
-    was in the log. ``until``: other topics wait until this one is read up to there; None: they do
-    not. ``end``: where reading ends, and what was asked for; None: it does not end."""
+    """Where a partition continues in the next plan.
+
+    * ``leader_epoch``: the epoch in which ``offset`` was in the log.
+    * ``until``: other topics wait until this one is read up to there; None: they do not.
+    * ``end``: where reading ends, and the user's setting; None: it does not end."""
 
     offset: int
     topic_id: str | None
@@ -117,13 +119,13 @@ def reaches(meta: Meta, goal: Meta) -> bool:
 
 
 def split_at(meta: Meta, offset: int) -> tuple[Meta, Meta]:
-    """The two parts of a range, which has ``offset`` inside."""
+    """Divide a range at ``offset``, which must be inside."""
     bare = {key: value for key, value in meta.items() if key not in ("first_leader_epoch", "gap")}
     return {**meta, "next_offset": offset}, {**bare, "first_offset": offset}
 
 
 def stages_of(ranges: Mapping[str, Meta]) -> list[Mapping[str, Meta]]:
-    """The same ranges: what is read first, if there is any, and then the rest."""
+    """The same ranges in reading order: topics that are read first, if any, and then the rest."""
     first: dict[str, Meta] = {}
     rest = dict(ranges)
     for partition, meta in ranges.items():
@@ -143,7 +145,7 @@ def position_of(meta: Meta) -> Position:
 
 
 def begun_again(meta: Meta) -> Position:
-    """The position at which ``meta`` begins, and how it came to begin there."""
+    """The position at which ``meta`` begins, and why it begins there."""
     position = position_of(meta)
     position.gap = meta.get("gap")
     position.lost_records, position.gaps = int(meta.get("lost_records", 0)), int(meta.get("gaps", 0))
@@ -162,7 +164,7 @@ def position_after(meta: Meta) -> Position:
 
 
 def end_in(meta: Meta) -> tuple[int, str] | None:
-    """Where reading ends, and what was asked for."""
+    """Where reading ends, and the user's setting."""
     return (int(meta[END_OFFSET]), str(meta.get(END_ASKED))) if END_OFFSET in meta else None
 
 

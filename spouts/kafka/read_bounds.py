@@ -1,4 +1,5 @@
-"""Where reading begins or ends, as the user says it: for all partitions, by topic, by partition."""
+"""The user's settings for where reading begins or ends: for all partitions, by topic, by
+partition."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ Bound = Union[CommonBound, int]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A place in each partition. That of the partition goes before that of its topic, and both
-    before ``everywhere``."""
+    """A place in each partition. A partition's own has precedence over its topic's, and both over
+    ``everywhere``."""
 
     everywhere: Bound | None = None
     topics: Mapping[str, Bound] = field(default_factory=dict)
     partitions: Mapping[str, Bound] = field(default_factory=dict)
 
     def of(self, partition: str) -> Bound | None:
-        """None: nothing is said of this partition.
+        """The place for a partition; None if there is none.
 
         >>> Bounds("latest", {}, {"orders/3": 70}).of("orders/3")
         70
@@ -47,12 +48,12 @@ class Bounds:
 
 
 EARLIEST = Bounds("earliest")
-#: How the text of an offset begins.
+#: The prefix of the text of an offset.
 OFFSET = "offset "
 
 
 def text_of_bound(bound: Bound) -> str:
-    """A bound in one word, to compare it with what a plan was made for.
+    """A bound as text, to compare it with the bound for which a plan was made.
 
     >>> text_of_bound(Instant(1_000)), text_of_bound(70), text_of_bound("latest")
     ('time 1000', 'offset 70', 'latest')
@@ -65,9 +66,11 @@ def text_of_bound(bound: Bound) -> str:
 def checked_bounds(
     name: str, given: object, topics: Collection[str], *, without: Collection[str] = (), words: tuple[str, ...]
 ) -> Bounds:
-    """What the argument ``name`` says. ``topics``: those that the spout reads; none, if a pattern
-    says which. ``without``: topics that may be left out. ``words``: the words that it may say.
-    Raises ``ConfigError``."""
+    """Check and convert the argument ``name``. Raises ``ConfigError``.
+
+    * ``topics``: those that the spout reads; none, if a pattern selects them.
+    * ``without``: topics that may be missing.
+    * ``words``: the accepted words."""
     if not isinstance(given, Mapping):
         return Bounds(checked_bound(name, given, words))
     by_topic: dict[str, Bound] = {}

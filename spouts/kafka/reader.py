@@ -1,7 +1,7 @@
 """Reads planned ranges of Kafka, in tasks: exactly the range, decoded, or an error.
 
 Invariant: every record in the range that a ``read_committed`` reader may see becomes a row. If it
-cannot be decoded, it becomes what ``on_bad_record`` says: an error, a count, or a row on the stream
+cannot be decoded, ``on_bad_record`` decides: it becomes an error, a count, or a row on the stream
 of dead letters.
 """
 
@@ -36,13 +36,13 @@ from spouts.kafka.streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
 
-#: The error of a dead letter that is none.
+#: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
 
 
 class KafkaReader(PartitionReader):
-    """Reads for one spout task. ``slot``: keeps the consumers of different tasks in one worker
-    apart."""
+    """Reads for one spout task. ``slot``: separates the consumers of different tasks in one
+    worker."""
 
     def __init__(self, settings: KafkaSettings, group: str, streams: Streams, slot: int) -> None:
         self._settings = settings
@@ -75,7 +75,7 @@ class KafkaReader(PartitionReader):
                     chunk, gone = _parts(chunk, left_out)
                     for (is_refused, policy), part in gone.items():
                         for each in self._decoder.left_out(part, lambda at: left_out[at].reason, topic_ids, policy):
-                            if is_refused:  # somebody has decided about the others
+                            if is_refused:  # the others were left out on request
                                 self._count(each)
                             if each.rows is not None:
                                 yield OnStream(DEAD_LETTER_STREAM, each.rows)
@@ -125,7 +125,7 @@ def _in_chunk(letter: Letter) -> tuple[str, str, int, int]:
 
 
 def letter_chunk(letters: Sequence[Letter]) -> ColumnChunk:
-    """Letters as the records that they were made of. Those of a partition follow each other."""
+    """Letters as their original records. Those of a partition are consecutive."""
     places = ((each.topic, each.partition) for each in letters)
     headers = [[{"key": name, "value": value} for name, value in each.headers] for each in letters]
     return ColumnChunk(
@@ -141,7 +141,7 @@ def letter_chunk(letters: Sequence[Letter]) -> ColumnChunk:
 
 class _LeftOut(NamedTuple):
     """Why a record is left out. ``is_refused``: because of its value. ``policy``: of the bolt that
-    refused it; None: that of its stream counts."""
+    refused it; None: that of its stream applies."""
 
     reason: str
     is_refused: bool
@@ -149,7 +149,7 @@ class _LeftOut(NamedTuple):
 
 
 def _parts(chunk: C, left_out: Mapping[Place, _LeftOut]) -> tuple[C, Mapping[tuple[bool, OnBadRecord | None], C]]:
-    """The records that are not left out, and the others by whether they are refused, and the
+    """The records that are not left out, and the others, grouped by whether they are refused and by
     policy."""
     gone: dict[tuple[bool, OnBadRecord | None], list[int]] = {}
     for row, place in enumerate(places_of(chunk)):

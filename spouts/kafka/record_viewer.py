@@ -1,4 +1,4 @@
-"""Shows one record of a topic as the broker holds it."""
+"""Shows one record of a topic in the broker's form."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spouts.kafka.consumer.assignment import Assignment
 from spouts.kafka.partitions import topic_and_number
 
 _ANSWER_S = 10.0
-#: One record is wanted.
+#: Only one record is needed.
 _LITTLE = {"queued.min.messages": 1, "fetch.min.bytes": 1}
 
 
 class RecordViewer:
-    """One consumer, connected when it is first used. Used by one thread. ``group``: the group id of
-    the readers; nothing is committed to it."""
+    """One consumer, connected on first use. Used by one thread. ``group``: the group id of the
+    readers; nothing is committed to it."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         self._settings, self._group = settings, group
@@ -29,8 +29,8 @@ class RecordViewer:
         self._client: tuple[Consumer, Assignment] | None = None
 
     def first(self, partition: str, first: int, end: int) -> SourceRecord | None:
-        """The first committed record at or after ``first`` and below ``end``; None where there is
-        none. Raises ``RetryableError`` when nobody answers."""
+        """The first committed record at or after ``first`` and below ``end``; None if there is
+        none. Raises ``RetryableError`` when no broker answers."""
         consumer, assignment = self._client = self._client or self._connected()
         try:
             assignment.begin([ClientPartition(*topic_and_number(partition), first)])

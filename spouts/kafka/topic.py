@@ -1,5 +1,5 @@
-"""``ratchet topic``: create a topic, write to it, look into it. For first steps and for looking
-around; records of a pipeline are written by producers of one's own."""
+"""``ratchet topic``: creates, fills and shows topics, for first steps and inspection; records of a
+pipeline are written by your own producers."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def produce(
     config: ConfigFile = None,
     overrides: Overrides = None,
 ) -> None:
-    """Write the lines of a file, or of standard input, to a topic. Empty lines are left out."""
+    """Write the lines of a file, or of standard input, to a topic. Empty lines are skipped."""
     with _connected(kafka, config, overrides) as (settings, errors):
-        if file is not None and (not file.exists() or file.is_dir()):  # a pipe is as good as a file
+        if file is not None and (not file.exists() or file.is_dir()):  # a pipe works like a file
             raise ConfigError(f"{file}: {'is a folder' if file.is_dir() else 'the file does not exist'}")
         _partitions(AdminClient(settings.admin()), topic)
         producer = Producer({**settings.producer(), "error_cb": errors.on_error})
@@ -124,7 +124,7 @@ def peek(
 def _connected(
     kafka: str | None, config: Path | None, overrides: list[str] | None
 ) -> Iterator[tuple[KafkaSettings, ConnectionErrors]]:
-    """The settings of a client, and what it hears; errors in one line."""
+    """The settings of a client, and its error callback; converts errors to one line."""
     with exit_codes():
         settings = KafkaSettings(kafka, {}).with_conf(Config.load(config, overrides or ()).for_components())
         errors = ConnectionErrors(settings.bootstrap_servers)
@@ -159,7 +159,9 @@ def _send(producer: Producer, topic: str, value: bytes, key: bytes | None, faile
 
 
 def _partitions(admin: AdminClient, topic: str) -> list[TopicPartition]:
-    """Raises ``ConfigError`` naming the topics that there are: one that is misspelt is not made."""
+    """The partitions of a topic. Raises ``ConfigError`` naming the existing topics: a misspelt
+    topic is not created.
+    """
     found = admin.list_topics(timeout=_TIMEOUT_S).topics
     if topic not in found:
         there = ", ".join(sorted(each for each in found if not each.startswith("__")))
@@ -180,7 +182,7 @@ def _bounds(admin: AdminClient, topic: str) -> tuple[dict[int, int], dict[int, i
 
 def _last(consumer: Consumer, topic: str, partition: int, *, offsets: tuple[int, int], wanted: int) -> Iterator[Any]:
     """The last records of a partition whose log has ``offsets``: the first, and the end. Not every
-    offset holds a record: where a topic is written in transactions, or compacted, it looks further
+    offset holds a record: if a topic is written in transactions, or compacted, it looks further
     back until there are enough."""
     begin, end = offsets
     back = wanted
