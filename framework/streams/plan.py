@@ -14,19 +14,23 @@ Invariants:
 1. Ids of components follow the names that the user gave, never positions.
 2. A column that no component below needs is neither computed nor read.
 3. Rows reach a component once per way from its inputs to it.
+4. A row that the filters at the beginning of all ways leave out by its key, its headers or its
+   metadata is not decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeAlias, Union
 
+import polars as pl
 import pyarrow as pa
 
 from framework.streams.call_site import Call
-from framework.streams.ports import Reading
-from framework.streams.steps import Columns, Step
+from framework.streams.ports import EarlyFilter, Reading
+from framework.streams.steps import Columns, Filter, Step
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.topology import DEFAULT_STREAM, Bolt, Grouping, TransactionalTopologyBuilder
 from framework.topology.clock_stream import CLOCK_STREAM
@@ -170,7 +174,9 @@ class _Compilation:
     def builder(self, pipeline_id: str) -> TransactionalTopologyBuilder:
         used = {each.source: self._used(each) for each in self._sources}
         reading = self._reading
-        builder = TransactionalTopologyBuilder(pipeline_id, reading.spout_id, reading.spout(used), reading.parallelism)
+        filters = {each.source: found for each in self._sources if (found := self._early_filter(each)) is not None}
+        spout = reading.filtered(reading.spout(used), filters) if filters else reading.spout(used)
+        builder = TransactionalTopologyBuilder(pipeline_id, reading.spout_id, spout, reading.parallelism)
         for source in self._sources:
             self._add_steps(builder, source)
         for each in self._placed:
@@ -200,6 +206,24 @@ class _Compilation:
             for way in output.ways:
                 needed |= _needed(way, output.needs())
         return tuple(name for name in source.schema.names if name in needed) or (source.schema.names[0],)
+
+    def _early_filter(self, source: Read) -> EarlyFilter | None:
+        """What a row fulfils that any component takes, if the columns that are known early say it.
+        Each way then begins with such filters; the steps have them, too."""
+        early = self._reading.early(source.source)
+        ways = [way for output in self._outputs[source] for way in output.ways]
+        if not self._prune or self._direct[source] or not early:
+            return None
+        conditions, fields = [], set()
+        for way in ways:
+            steps = takewhile(lambda each: isinstance(each.step, Filter) and each.step.needs(frozenset()) <= early, way)
+            its = [each.step for each in steps if isinstance(each.step, Filter)]
+            if not its:
+                return None
+            conditions.append(pl.all_horizontal([each.condition.fill_null(False) for each in its]))
+            fields |= {name for each in its for name in each.needs(frozenset())}
+        known = tuple(name for name in source.schema.names if name in fields)
+        return EarlyFilter(known, pl.any_horizontal(conditions)) if known else None
 
     def _add_steps(self, builder: TransactionalTopologyBuilder, component: Component) -> None:
         outputs = self._outputs[component]

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 
 from framework.durations import Duration
 from framework.errors import TopologyError
 from framework.operators.event_windows import EventWindows
+from framework.streams.frames import frame_of
+from framework.streams.steps import Columns
 from framework.topology import DEFAULT_STREAM, Bolt, Spout
 
 JoinHow = Literal["inner", "left", "right", "outer"]
@@ -37,9 +42,36 @@ class Reading(ABC):
     def spout(self, used: Mapping[str, Sequence[str]]) -> Spout:
         """The spout. ``used``: source -> the columns that are used, in order; at least one."""
 
+    def early(self, source: str) -> Columns:
+        """The columns of a source that are known before the others are decoded."""
+        return frozenset()
+
+    def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
+        """The spout without rows that no component takes. ``filters``: source -> what it needs of
+        the columns that are known early."""
+        return spout
+
     @abstractmethod
     def streams(self) -> Mapping[str, str]:
         """Source -> the stream of the spout that its rows come on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyFilter:
+    """What the rows of a source fulfil that any component takes, in some of its columns."""
+
+    fields: tuple[str, ...]
+    condition: pl.Expr
+
+    def kept(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Whether any component takes each row; None: all may be taken. A value that the condition
+        refuses is found again where the steps run, which tell whose it is."""
+        try:
+            found = frame_of(batch).select(self.condition.alias("kept")).get_column("kept")
+        except pl.exceptions.PolarsError:
+            return None
+        kept: npt.NDArray[np.bool_] = found.to_numpy()
+        return kept
 
 
 class GivenSpout(Reading):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from framework.streams.call_site import Call, nearest
-from framework.streams.ports import Reading, Source
+from framework.streams.ports import EarlyFilter, Reading, Source
 from framework.topology import DEFAULT_STREAM, Fields, Spout
 from ratchet.streams.formats import Format
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TopicStream
@@ -94,6 +94,17 @@ class Kafka(Reading):
             for each in self.added
         }
         return OpaqueKafkaTransactionalSpout(streams=streams, **options)
+
+    def early(self, source: str) -> frozenset[str]:
+        """The columns of the key, of headers and of the metadata."""
+        (read,) = (each for each in self.added if each.name == source)
+        return frozenset(read.source.schema.names) - set(read.value.schema.names) - {"value"}
+
+    def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
+        streams = self.streams()
+        if not isinstance(spout, OpaqueKafkaTransactionalSpout):
+            return spout
+        return spout.where({streams[source]: each for source, each in filters.items()})
 
     def streams(self) -> Mapping[str, str]:
         several = len(self.added) > 1

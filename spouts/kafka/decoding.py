@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +18,7 @@ from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
 from spouts.kafka.consumer.chunk import RecordChunk
-from spouts.kafka.record_format import Parts
+from spouts.kafka.record_format import Parts, RecordFormat
 from spouts.kafka.streams import StreamFormat, Streams
 
 C = TypeVar("C", bound=RecordChunk)
@@ -35,13 +36,16 @@ class Decoded(NamedTuple, Generic[C]):
     * ``letters``: whether these records could not be decoded. Then ``rows`` are dead letters, or
       None if dead letters are off. Otherwise, ``rows`` is None for records that the value's codec
       leaves out.
-    * ``absent``: the fields of the value that no record has; None if no record has a value."""
+    * ``absent``: the fields of the value that no record has; None if no record has a value.
+    * ``passed_over``: the number of records that the filter of the stream leaves out."""
 
     chunk: C
     rows: pa.RecordBatch | None
     stream: str
     letters: bool = False
     absent: frozenset[str] | None = None
+    #: Records that are not in the chunk: a copy would cost as much as half of their decoding.
+    passed_over: int = 0
 
 
 class RecordDecoder:
@@ -115,6 +119,12 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
         chunk = chunk.take(np.flatnonzero(~without).tolist())
         if not len(chunk):
             return
+    kept = _kept(its.records, chunk)
+    if kept is not None and not kept.all():
+        yield Decoded(chunk.take([]), None, its.stream, passed_over=int((~kept).sum()))
+        chunk = chunk.take(np.flatnonzero(kept).tolist())
+        if not len(chunk):
+            return
     for what, codec in its.records.codecs():
         raw = chunk.raw(what)
         if its.on_bad_record is OnBadRecord.FAIL:
@@ -128,9 +138,9 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
                 reasons = [each.reason for each in bad]
                 letters = dead_letters(what, rejected, reasons, topic_ids) if wanted else None
                 yield Decoded(rejected, letters, its.stream, letters=True)
-                kept = np.delete(np.arange(len(chunk)), gone)
-                columns = [column.take(pa.array(kept)) for column in columns]
-                chunk = chunk.take(kept.tolist())
+                good = np.delete(np.arange(len(chunk)), gone)
+                columns = [column.take(pa.array(good)) for column in columns]
+                chunk = chunk.take(good.tolist())
         columns += batch.columns
     if not len(chunk):
         return
@@ -139,6 +149,22 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
     absent = None if found and _has_no_value(chunk) else found
     columns += [chunk.metadata(name) for name in its.records.metadata]
     yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=list(its.fields)), its.stream, absent=absent)
+
+
+def _kept(records: RecordFormat, chunk: RecordChunk) -> npt.NDArray[np.bool_] | None:
+    """The records whose value is decoded, by the other parts; None: all of them. Where one of those
+    parts is bad, too: it is dealt with where all parts are decoded."""
+    if records.where is None:
+        return None
+    fields = records.where.fields
+    columns = {name: chunk.metadata(name) for name in fields if name in records.metadata}
+    for what, codec in records.codecs()[1:]:
+        if not set(fields).isdisjoint(codec.fields):
+            batch, bad = decoded_good(codec, chunk.raw(what))
+            if bad:
+                return None
+            columns |= dict(zip(batch.schema.names, batch.columns, strict=True))
+    return records.where.kept(pa.RecordBatch.from_arrays([columns[name] for name in fields], names=list(fields)))
 
 
 def _has_no_value(chunk: RecordChunk) -> bool:

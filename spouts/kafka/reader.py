@@ -110,7 +110,7 @@ class KafkaReader(PartitionReader):
     def _count(self, decoded: Decoded[C]) -> None:
         bad = len(decoded.chunk) if decoded.letters else 0
         self._counts.bad_records += bad
-        self._counts.on_stream(decoded.stream, len(decoded.chunk), bad)
+        self._counts.on_stream(decoded.stream, len(decoded.chunk) + decoded.passed_over, bad)
         if decoded.absent is not None:
             self._counts.without(decoded.stream, decoded.absent)
 

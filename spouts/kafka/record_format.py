@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from framework.topology import TOMBSTONE, Fields
@@ -40,15 +42,27 @@ def metadata_fields(names: tuple[str, ...]) -> dict[str, pa.DataType]:
     return {name: METADATA_TYPES[name] for name in names}
 
 
+class RecordFilter(Protocol):
+    """Which records become rows, by ``fields`` that are not of the value. Can be pickled."""
+
+    @property
+    def fields(self) -> Sequence[str]: ...
+
+    def kept(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Whether each record, of which ``batch`` has these fields, becomes a row. None: all do."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
     """How records become rows: the codec of the value, the codec of the key (None: the key is not
-    decoded), one codec per header, and the metadata fields of the record, which come last."""
+    decoded), one codec per header, and the metadata fields of the record, which come last.
+    ``where``: the records whose value is decoded; None: all."""
 
     value: Codec
     key: Codec | None = None
     headers: Mapping[str, Codec] | None = None
     metadata: tuple[str, ...] = ()
+    where: RecordFilter | None = None
 
     def fields(self) -> Fields:
         """All fields, in the order value, key, headers, metadata. Raises ``ValueError``, which

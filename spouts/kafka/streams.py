@@ -22,7 +22,7 @@ from framework.topology import (
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
 from spouts.kafka.options import at_least_1, checked_format, checked_topics, fields_of
-from spouts.kafka.record_format import RecordFormat
+from spouts.kafka.record_format import RecordFilter, RecordFormat
 
 #: A value that is larger is a bad record. Compressed, it may be a few bytes on the broker.
 RECORD_BYTES_MAX = 64 << 20
@@ -131,6 +131,19 @@ class Streams:
             by_topic={topic: changed(its) for topic, its in self.by_topic.items()},
         )
         return made if made != self else self
+
+    def where(self, filters: Mapping[str, RecordFilter]) -> Streams:
+        """The same streams, of which some decode the values of some records only."""
+
+        def changed(its: StreamFormat) -> StreamFormat:
+            found = filters.get(its.stream)
+            return its if found is None else replace(its, records=replace(its.records, where=found))
+
+        return replace(
+            self,
+            one=changed(self.one) if self.one is not None else None,
+            by_topic={topic: changed(its) for topic, its in self.by_topic.items()},
+        )
 
     def declare(self, declarer: OutputFieldsDeclarer, *, dead_letters: bool) -> None:
         for each in self:

@@ -35,6 +35,7 @@ from spouts.kafka.planning.source import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.read_bounds import checked_bounds
 from spouts.kafka.reader import KafkaReader
+from spouts.kafka.record_format import RecordFilter
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
@@ -191,6 +192,13 @@ class _KafkaSpout:
             return self
         changed = copy(self)
         changed._streams = streams
+        return changed
+
+    def where(self, filters: Mapping[str, RecordFilter]) -> Self:
+        """This spout, which gives only those records of a stream that its filter keeps, and does
+        not decode the values of the others."""
+        changed = copy(self)
+        changed._streams = self._streams.where(filters)
         return changed
 
     def dead_letters(self) -> Bolt | None:
