@@ -36,7 +36,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.clients.redis import evicts, leave_replica, passes, server_information
+from framework.clients.redis import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
 from framework.config import resolved_address
 from framework.errors import (
     BadRecordError,
@@ -590,7 +590,12 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
                 }
                 if row.prev is not None:
                     document["p"] = columns.encode(row.prev)
-                texts.append(orjson.dumps(document))
+                text = orjson.dumps(document)
+                if len(text) > VALUE_BYTES_MAX:
+                    raise BadRecordError(
+                        f"{self.location}: a row has {len(text):,} bytes, more than {VALUE_BYTES_MAX:,}"
+                    )
+                texts.append(text)
         except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
             value = row.value if row is not None else None
             raise BadRecordError(f"{self.location} cannot hold {value!r}: {error}") from error
@@ -602,6 +607,8 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
     def _row(self, name: bytes, text: bytes) -> Row:
         _, columns = self._columns
         try:
+            if len(text) > VALUE_BYTES_MAX:
+                raise ValueError(f"it has {len(text):,} bytes, more than {VALUE_BYTES_MAX:,}")
             found = orjson.loads(text)
             value, prev, stamp, writer = found["v"], found.get("p"), Stamp(*found["s"]), found["w"]
             if not (type(writer) is str and all(type(each) is int and abs(each) <= _STAMP_MAX for each in stamp)):
@@ -630,6 +637,8 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             raise RetryableError(f"{self.location}: {error}") from error
         except redis.exceptions.ResponseError as error:
             text = str(error)
+            if where := redirects(error):
+                raise ConfigError(f"{self.location}: {where}") from error
             if "WRONGTYPE" in text:
                 with suppress(redis.exceptions.RedisError):
                     text = self._other_type() or text

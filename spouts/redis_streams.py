@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from framework.clients.redis import redirects
 from framework.config import resolved_address
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext
@@ -145,6 +146,8 @@ class RedisStreamSpout(BaseRichSpout):
             self._trouble = False
         except redis.AuthenticationError as error:
             raise ConfigError(f"Redis: {error}; correct the user and the password in url=") from error
+        except (redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError) as error:
+            raise ConfigError(f"stream {self._stream!r}: {redirects(error)}") from error
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
             if not self._trouble:  # report it once
                 self._collector.report_error(RetryableError(f"Redis: {error}"))
@@ -188,7 +191,7 @@ class RedisStreamSpout(BaseRichSpout):
             self._client.xgroup_create(self._stream, self._group, self._start, mkstream=True)
         except redis.ResponseError as error:
             if "BUSYGROUP" not in str(error):
-                raise ConfigError(f"stream {self._stream!r}: {error}") from error
+                raise ConfigError(f"stream {self._stream!r}: {redirects(error) or error}") from error
         self._prepared = True
 
     def _acknowledge(self) -> None:

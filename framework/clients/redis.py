@@ -27,9 +27,24 @@ _PASSING = (
 _PASSING_WORDS = re.compile(r"\b(BUSY|LOADING|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|MISCONF|OOM|READONLY)\b")
 
 
+#: A longer value is neither written nor decoded.
+VALUE_BYTES_MAX = 64 * 2**20
+
+
 def passes(error: redis.exceptions.RedisError) -> bool:
     """Whether a server's error is transient, such as a failover."""
     return isinstance(error, _PASSING) or bool(_PASSING_WORDS.search(str(error)))
+
+
+def redirects(error: redis.exceptions.RedisError) -> str:
+    """What to do if a node of a Redis Cluster says that another node has the key; empty for other
+    errors."""
+    if not isinstance(error, (redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError)):
+        return ""
+    return (
+        f"the server is a node of a Redis Cluster, and another node has the key ({error}); Ratchet does not follow it: give "
+        "the address of a server without cluster mode"
+    )
 
 
 def leave_replica(client: Any, error: redis.exceptions.RedisError) -> None:

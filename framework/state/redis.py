@@ -30,8 +30,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from framework.clients.redis import evicts, leave_replica, passes, server_information
-from framework.errors import ConfigError, CorruptStateError, RetryableError
+from framework.clients.redis import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
+from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.logs import get_logger
 from framework.state.damage import shown
 from framework.state.layers import Changes, LayeredState
@@ -63,6 +63,8 @@ _RETRIES = 6
 _SHORT_BYTES = 32
 #: The answer of a script when keys are missing: the expected number and the actual number.
 _LOST = re.compile(r"LOST (.*) (\d+)")
+#: What a script answers when a value is too long: its bytes, and the beginning of its key.
+_LONG = re.compile(r"LONG (\d+) (.*)", re.DOTALL)
 #: A number written by this module.
 _NUMBER = re.compile(r"\d{1,18}")
 #: Upper bounds for damaged data: no run prepares more checkpoints at a time, and no server holds
@@ -130,7 +132,13 @@ _GET = f"""{_COUNTED}
 local lost = check()
 if lost then return lost end
 if #ARGV == 0 then return {{}} end
-return redis.call('HMGET', KEYS[2], unpack(ARGV))
+local found = redis.call('HMGET', KEYS[2], unpack(ARGV))
+for i = 1, #found do
+  if found[i] and #found[i] > {VALUE_BYTES_MAX} then
+    return redis.error_reply('LONG ' .. #found[i] .. ' ' .. string.sub(ARGV[i], 1, 60))
+  end
+end
+return found
 """
 
 
@@ -284,6 +292,8 @@ class RedisStore:
         seen: set[bytes] = set()  # while its hash table shrinks, Redis may return a key twice
         with self._asking():
             for key, value in self._client.hscan_iter(self._values, count=SCAN_COUNT):
+                if len(value) > VALUE_BYTES_MAX:
+                    raise self._too_long(key, len(value))
                 short = key if len(key) <= _SHORT_BYTES else b"d" + hashlib.sha256(key).digest()
                 if short not in seen:
                     seen.add(short)
@@ -312,7 +322,7 @@ class RedisStore:
             self._client.sadd(self._pending, txid)
             for parts, part in enumerate(_batched(changes.items(), PART_CHANGES), 1):
                 name = self._part(txid, parts - 1)
-                mapping = {key: b"-" if value is None else b"+" + value for key, value in part}
+                mapping = {key: b"-" if value is None else b"+" + self._short(key, value) for key, value in part}
                 with self._client.pipeline(transaction=True) as pipeline:
                     pipeline.delete(name)
                     pipeline.hset(name, mapping=mapping)
@@ -360,11 +370,25 @@ class RedisStore:
     def write(self, changes: Changes, txid: int | None) -> None:
         with self._asking():
             for part in _batched(changes.items(), PART_CHANGES):
-                puts = [each for key, value in part if value is not None for each in (key, value)]
+                puts = [each for key, value in part if value is not None for each in (key, self._short(key, value))]
                 deleted = [key for key, value in part if value is None]
                 self._write([self._meta, self._values], [len(puts), *puts, *deleted])
             if txid is not None:
                 self._client.hset(self._meta, "txid", txid)
+
+    def _too_long(self, key: bytes, size: int) -> CorruptStateError:
+        return self._damaged(
+            self._values, f"the value of {shown(key)} has {size:,} bytes, more than {VALUE_BYTES_MAX:,}"
+        )
+
+    def _short(self, key: bytes, value: bytes) -> bytes:
+        """The value. Raises ``TopologyError`` if it is too long to be read again."""
+        if len(value) > VALUE_BYTES_MAX:
+            raise TopologyError(
+                f"{self._values}: the value of {shown(key)} has {len(value):,} bytes, more than {VALUE_BYTES_MAX:,}: keep "
+                "less in one key"
+            )
+        return value
 
     def drop(self) -> None:
         self.discard(None)
@@ -385,6 +409,10 @@ class RedisStore:
             if passes(error):
                 leave_replica(self._client, error)
                 raise RetryableError(f"{self._values}: {error}") from error
+            if where := redirects(error):
+                raise ConfigError(f"{self._values}: {where}") from error
+            if long := _LONG.search(str(error)):
+                raise self._too_long(long[2].encode(), int(long[1])) from error
             if lost := _LOST.search(str(error)):
                 raise CorruptStateError(
                     f"{self._values} has {lost[2]} keys, and {lost[1]} were committed: another program has removed some (DEL, "

@@ -16,7 +16,8 @@ import pytest
 import redis
 
 from framework import Fields, Tuple
-from framework.errors import BadRecordError, CorruptStateError, RatchetError
+from framework.clients.redis import VALUE_BYTES_MAX
+from framework.errors import BadRecordError, CorruptStateError, RatchetError, TopologyError
 from framework.state import (
     BaseWindowedBolt,
     LmdbKeyValueStateProvider,
@@ -160,6 +161,21 @@ def test_a_value_without_its_time_is_named(kept: Any) -> None:
     for each in uses:
         with pytest.raises(CorruptStateError, match="which has no time"):
             each()
+
+
+@pytest.mark.integration
+def test_a_value_of_redis_that_is_too_long_is_named(in_redis: InRedis) -> None:
+    in_redis.conf[CONFIG]["jedisPoolConfig"]["timeout"] = 60_000
+    for key in in_redis.client.hkeys(in_redis.values):
+        in_redis.client.hset(in_redis.values, key, b"x" * (VALUE_BYTES_MAX + 1))
+    state = RedisKeyValueStateProvider().new_state(in_redis.namespace, in_redis.conf, None)
+    for read in (lambda: state.get("dog"), lambda: list(state.items())):
+        with pytest.raises(CorruptStateError, match="has 67,108,865 bytes, more than 67,108,864"):
+            read()
+    state = RedisKeyValueStateProvider().new_state(f"{in_redis.namespace}-new", in_redis.conf, None)
+    state.put("a", "x" * VALUE_BYTES_MAX)
+    with pytest.raises(TopologyError, match="keep less in one key"):
+        state.prepare_commit(1)
 
 
 @pytest.mark.integration

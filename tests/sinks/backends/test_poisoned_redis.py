@@ -12,10 +12,13 @@ import pytest
 import redis
 
 from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.clients.redis import VALUE_BYTES_MAX
 from framework.errors import BadRecordError, RatchetError
+from framework.topology import Stamp
 from framework.transactions import MemoryStore
 from integration import RedisServer
 from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
+from sinks.backend import Row
 from sinks.redis import _TYPES
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
@@ -141,3 +144,18 @@ def test_rows_lists_and_counts_that_are_made_up_do_no_harm(redis_server: RedisSe
     counts = {"rows": client.hlen(poisoned.key), "touched": client.llen(f"{poisoned.key}:touched")}
     client.hset(f"{poisoned.key}:count", mapping=counts)
     assert poisoned.outcome() == ""
+
+
+def test_a_row_that_is_too_long_is_named(
+    redis_server: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.redis.VALUE_BYTES_MAX", 1_000_000)
+    poisoned = Poisoned(redis_server)
+    client.hset(poisoned.key, "a", b'{"s":[1,1,1],"w":"","v":[2],"x":"%s"}' % (b"x" * 1_000_000))
+    assert "more than 1,000,000" in poisoned.outcome()
+
+
+def test_a_row_that_is_too_long_is_not_written(redis_server: RedisServer) -> None:
+    state = OpaqueMapState(RedisBackend(redis_server.url, f"s-{uuid.uuid4().hex[:10]}", Fields(k=int), Fields(v=str)))
+    with pytest.raises(BadRecordError, match="more than 67,108,864"):
+        state.backend._row_texts([Row(("x" * VALUE_BYTES_MAX,), Stamp(1, 1, 1))])
