@@ -19,13 +19,14 @@ class TableChanges(NamedTuple):
     last. ``key``: the columns of its primary key. ``rows``: a row for each change, with all of its
     columns; None: the table is emptied. ``deleted``: which of them delete. ``unchanged``: for each,
     the names of the columns whose values did not change and are not in the row; None: there are
-    none."""
+    none. ``server``: tells databases of the same name apart; empty if there is only one."""
 
     table: tuple[str, ...]
     key: tuple[str, ...]
     rows: pa.Table | None
     deleted: pa.Array | None = None
     unchanged: pa.Array | None = None
+    server: str = ""
 
 
 class ChangeReader(Protocol):

@@ -19,7 +19,7 @@ from framework.topology.table_changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table import Changes, Members, RowTable
-from sinks.rows.values import storable
+from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 
 #: The table with a row for each table of the copy.
@@ -121,6 +121,10 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
         for name in changes.key:
             if rows.column(name).null_count:
                 raise BadRecordError(f"{self._shown(changes)}: the key {name!r} is null")
+            if is_nested(rows.schema.field(name).type):
+                raise BadRecordError(
+                    f"{self._shown(changes)}: the key {name!r} is an array, which a copy cannot have as key"
+                )
         table = self._into(self._named(changes.table))
         table.bind_changes(Fields.of_schema(rows.schema), Changes(changes.key))
         for batch in rows.to_batches():
@@ -171,11 +175,11 @@ class _Part(NamedTuple):
 def _parts(
     changes: Iterable[TableChanges], named: Callable[[Sequence[str]], str], into: Callable[[str], RowTable]
 ) -> Iterator[_Part]:
-    by_table: dict[tuple[str, ...], list[TableChanges]] = defaultdict(list)
+    by_table: dict[tuple[str, tuple[str, ...]], list[TableChanges]] = defaultdict(list)
     for each in changes:
-        by_table[each.table].append(each)
-    for source, its in by_table.items():
-        name, shown = named(source), ".".join(source)
+        by_table[each.server, each.table].append(each)
+    for (server, table), its in by_table.items():
+        name, shown = named(table), f"{'.'.join(table)} of {server}" if server else ".".join(table)
         for run in _runs(its):
             columns = run[0].rows.schema if run[0].rows is not None else None
             rounds = None
@@ -259,13 +263,11 @@ class _Catalog(Members):
         own = self._own
         if parts and not own.makes_in_sql_txn:
             with own.connected() as connection:
-                self._make(connection, parts, attempt.txid)
+                self._make(connection, parts, attempt)
         with own.committing(attempt) as (connection, first):
             if not first or not parts:
                 return
-            known = (
-                self._make(connection, parts, attempt.txid) if own.makes_in_sql_txn else self._known(connection, parts)
-            )
+            known = self._make(connection, parts, attempt) if own.makes_in_sql_txn else self._known(connection, parts)
             for each in parts:
                 if each.columns is not None and each.rounds is not None:
                     self._table(each.name, each.key, each.columns).apply(connection, each.rounds, attempt.txid)
@@ -280,7 +282,8 @@ class _Catalog(Members):
             if (held := known.get(each.name)) is not None and held.source != each.source:
                 raise ConfigError(
                     f"{self._own.location}: tables {held.source} and {each.source} would both be table {each.name!r}: give them "
-                    "different names, Mirror(name=lambda table: '_'.join(table))"
+                    "different names, Mirror(name=lambda table: '_'.join(table)), or each connector a mirror of its own in "
+                    "another schema"
                 )
             if each.columns is not None:
                 known[each.name] = _Entry(each.source, each.key, _shown(each.columns))
@@ -292,7 +295,7 @@ class _Catalog(Members):
         rows = self._own.rows_where(connection, [_NAME, _SOURCE, _KEY, _COLUMNS], f"{_NAME} IN ({marks})", *names)
         return {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
 
-    def _make(self, connection: Any, parts: Sequence[_Part], txid: int) -> dict[str, _Entry]:
+    def _make(self, connection: Any, parts: Sequence[_Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
         held, known = self._entries(connection, parts), self._known(connection, parts)
         for each in parts:
@@ -305,9 +308,11 @@ class _Catalog(Members):
             if before is None:
                 names = self._own.rows_where(connection, [_NAME], f"{_NAME} IS NOT NULL")
                 self._check_name(each, {*held, *(name for (name,) in names)})
+                topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
+                table.claim(connection, f"{topology_id} ({self._own.name})")
             types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
             changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
-            table.make(connection, changed, txid)
+            table.make(connection, changed, attempt.txid)
             held[each.name] = wanted
         return known
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from framework.errors import BadRecordError, ConfigError
@@ -27,6 +28,7 @@ _PRIMARY_KEY = "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%
 _TRIGGERS = """
 SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname
 """
+_INFINITIES = (2**63 - 1, -(2**63))
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
 _WIDENINGS = (
@@ -104,6 +106,8 @@ class PostgresTable(PostgresStore, InspectedTable):
             if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
                 texts = [None if each is None else f"\\x{each.hex()}" for each in rows.column(number).to_pylist()]
                 rows = rows.set_column(number, field.name, pa.chunked_array([pa.array(texts, pa.string())]))
+            elif pa.types.is_timestamp(field.type):
+                rows = rows.set_column(number, field.name, _with_infinities(rows.column(number)))
         sink = pa.BufferOutputStream()
         pa_csv.write_csv(rows, sink, pa_csv.WriteOptions(include_header=False))
         with connection.cursor().copy(statement.replace("%%", "%")) as copy:
@@ -149,3 +153,11 @@ class PostgresTable(PostgresStore, InspectedTable):
         if isinstance(found, ConfigError) and error.sqlstate == "428C9":
             return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
         return found
+
+
+def _with_infinities(moments: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column as text if it has PostgreSQL's infinities: the least and the greatest number."""
+    which = pc.index_in(moments.cast(pa.int64()), value_set=pa.array(_INFINITIES))
+    if which.null_count == len(which):
+        return moments
+    return pc.coalesce(pc.take(pa.array(["infinity", "-infinity"]), which), moments.cast(pa.string()))

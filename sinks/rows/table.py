@@ -634,6 +634,20 @@ class RowTable(SqlStore, Table):
         held = {each.name for each in self._held_columns(connection, self._table) if not each.generated}
         return held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}
 
+    def claim(self, connection: Any, owner: str) -> None:
+        """Note that the table is under another table's header. Raises ``ConfigError`` if it has
+        another owner."""
+        held = self._select_header(connection, self._own_header)
+        if held is None:
+            self._run(
+                connection, self._headers.insert(), (self._table, *header_values(Header(owner, uuid.uuid4().hex)))
+            )
+        elif held.topology_id != owner:
+            raise ConfigError(
+                f"{self.location} belongs to topology {held.topology_id!r}: a table has one owner; give the copy another name, "
+                "with Mirror(name=...)"
+            )
+
     def make(self, connection: Any, changed: Iterable[str], txid: int) -> None:
         """Create the table if there is none; else check it, and change it as ``on_new_column``
         allows. ``changed``: the columns whose declared type is another one than before. ``txid``:

@@ -16,7 +16,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Truths, Values, all_good, joined
-from spouts.codecs.debezium_columns import ColumnReader, Described, SourceSettings, described, in_json
+from spouts.codecs.debezium_columns import NAMED_FLOAT, ColumnReader, Described, SourceSettings, described, in_json
 from spouts.codecs.debezium_metadata import METADATA, SOURCE, TRANSACTION, columns_of, names_of
 from spouts.codecs.json_reader import JsonReader
 from spouts.codecs.json_reasons import shortened
@@ -41,7 +41,7 @@ class DebeziumCodec(PerValueCodec):
     ``metadata``: further fields of each row, by the name of what they hold, or as a mapping from the
     field to that name: ``op`` (c, u, d, r, t, m), ``lsn``, ``position`` (an integer that grows with
     the changes of a key: the LSN, or the number of the binary log and the place in it), ``ts_ms``,
-    ``source_ts_ms``, ``snapshot``, ``database``, ``schema``, ``table``, ``tx_id``,
+    ``source_ts_ms``, ``snapshot``, ``server`` (the connector's ``topic.prefix``), ``database``, ``schema``, ``table``, ``tx_id``,
     ``transaction_id``, ``total_order``, ``data_collection_order``, ``file``, ``pos``, ``row``,
     ``gtid``, and ``unavailable``: the names of the columns that the connector was not given (TOAST),
     which are null in the row. Without that field, a record with such a column is bad.
@@ -86,6 +86,7 @@ class DebeziumCodec(PerValueCodec):
         self._settings = SourceSettings(decimals, times, binaries, unavailable)
         self._columns = pa.schema([(each.name, each.type) for each in schema])
         self._metadata = names_of(metadata, self._columns.names)
+        self._floats = [each.name for each in self._columns if _is_floating(each.type)]
         self._keeps_unavailable = "unavailable" in self._metadata.values()
         self._tombstones = tombstones
         self.fields = Fields.of(
@@ -157,11 +158,13 @@ class DebeziumCodec(PerValueCodec):
         batch, rows, bad = self._read_as(form, part.values)
         found = [(batch, part.places[rows])]
         reasons: list[BadRecord] = []
-        again: dict[str, list[int]] = defaultdict(list)
+        again: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for each in bad:
-            again[self._form(part.columns, [part.values[each.index].as_py()])].append(each.index)
-        for its_form, its_places in again.items():
-            batch, rows, bad = self._read_as(its_form, part.values.take(pa.array(its_places)))
+            value = _floats_as_text(part.values[each.index].as_py(), self._floats)
+            again[self._form(part.columns, [value])].append((each.index, value))
+        for its_form, its in again.items():
+            its_places = [place for place, _ in its]
+            batch, rows, bad = self._read_as(its_form, pa.array([value for _, value in its], part.values.type))
             found.append((batch, part.places[np.array(its_places)[rows]]))
             reasons += [BadRecord(int(part.places[its_places[each.index]]), each.reason) for each in bad]
         whole = joined([each for each, _ in found])
@@ -178,7 +181,9 @@ class DebeziumCodec(PerValueCodec):
             if its is None:
                 its = described(each.type, value, self._settings)
             elif its["type"] in ("float", "double") and isinstance(value, str):
-                its = {"type": "string", "name": "named float"}
+                its = NAMED_FLOAT
+            elif its["type"] == "array" and its["items"]["type"] in ("float", "double") and _has_text(value):
+                its = {"type": "array", "items": NAMED_FLOAT}
             found[each.name] = its
         return json.dumps(found)
 
@@ -324,6 +329,35 @@ def _rows_of(value: bytes | None) -> list[dict[str, Any]]:
         return []
     sides = [read.get("after"), read.get("before")] if isinstance(read, dict) else []
     return [each for each in sides if isinstance(each, dict)]
+
+
+def _is_floating(declared: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(declared.value_type if pa.types.is_list(declared) else declared))
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, str) for each in value)
+
+
+def _floats_as_text(value: bytes, names: Sequence[str]) -> bytes:
+    """A value that has NaN or Infinity, which stand as text in JSON, with all numbers of these
+    columns as text, so that each column has one form."""
+    if b'"NaN"' not in value and b'Infinity"' not in value:
+        return value
+    try:
+        read = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    sides = [read.get("after"), read.get("before")] if isinstance(read, dict) else []
+    for row in [each for each in sides if isinstance(each, dict)]:
+        for name in names:
+            held = row.get(name)
+            row[name] = [_number_as_text(each) for each in held] if isinstance(held, list) else _number_as_text(held)
+    return json.dumps(read).encode()
+
+
+def _number_as_text(value: Any) -> Any:
+    return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def _is_about_others(value: bytes) -> bool:

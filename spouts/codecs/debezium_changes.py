@@ -16,10 +16,17 @@ from framework.topology.table_changes import DEFAULT, TableChanges
 from spouts.codecs.debezium import DebeziumCodec, columns_of_schema, prefix_of
 from spouts.codecs.debezium_columns import Described, column_type
 
-_OP, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE = (
-    f"_ratchet_{name}" for name in ("op", "database", "schema", "table", "unavailable")
+_OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE = (
+    f"_ratchet_{name}" for name in ("op", "server", "database", "schema", "table", "unavailable")
 )
-_METADATA = {_OP: "op", _DATABASE: "database", _SCHEMA: "schema", _TABLE: "table", _UNAVAILABLE: "unavailable"}
+_METADATA = {
+    _OP: "op",
+    _SERVER: "server",
+    _DATABASE: "database",
+    _SCHEMA: "schema",
+    _TABLE: "table",
+    _UNAVAILABLE: "unavailable",
+}
 _PAYLOAD = b'},"payload":'
 
 
@@ -65,11 +72,14 @@ class DebeziumChanges:
                     "a change record without the schema of its table: set value.converter.schemas.enable=true in the "
                     "connector"
                 )
+            if not columns_of_schema(prefix):
+                _check_message(value)
+                continue
             by_schema[prefix, _key_names(key)].append(place)
-        by_table: dict[tuple[str, ...], list[_Read]] = defaultdict(list)
+        by_table: dict[tuple[str, tuple[str, ...]], list[_Read]] = defaultdict(list)
         for (prefix, key_names), places in by_schema.items():
             for each in self._read(prefix, key_names, np.array(places), values):
-                by_table[each.table].append(each)
+                by_table[each.server, each.table].append(each)
         found = [run for its in by_table.values() for run in _in_order(its)]
         return [run.changes for run in sorted(found, key=lambda run: run.at)]
 
@@ -81,9 +91,9 @@ class DebeziumChanges:
         if bad:
             raise BadRecordError(bad[0].reason)
         names = zip(*(rows.column(name).to_pylist() for name in (_DATABASE, _SCHEMA, _TABLE)), strict=True)
-        tables: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        operations = rows.column(_OP).to_pylist()
-        for row, (name, operation) in enumerate(zip(names, operations, strict=True)):
+        tables: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
+        operations, servers = rows.column(_OP).to_pylist(), rows.column(_SERVER).to_pylist()
+        for row, (name, operation, server) in enumerate(zip(names, operations, servers, strict=True)):
             if operation == "m":
                 continue
             if name[-1] is None:
@@ -93,11 +103,15 @@ class DebeziumChanges:
                     f"table {'.'.join(each for each in name if each)} has no primary key in its records: give it one, or name "
                     "columns in message.key.columns of the connector"
                 )
-            tables[tuple(each for each in name if each)].append(row)
-        return [_Read(table, key, places[its], rows.take(pa.array(its)), columns) for table, its in tables.items()]
+            tables[server or "", tuple(each for each in name if each)].append(row)
+        return [
+            _Read(server, table, key, places[its], rows=rows.take(pa.array(its)), columns=columns)
+            for (server, table), its in tables.items()
+        ]
 
 
 class _Read(NamedTuple):
+    server: str
     table: tuple[str, ...]
     key: tuple[str, ...]
     places: np.ndarray[Any, Any]
@@ -118,7 +132,7 @@ def _in_order(parts: Sequence[_Read]) -> list[_Run]:
     for its in np.split(np.arange(len(place)), cuts):
         part = parts[owner[its[0]]]
         if empties[its[0]]:
-            found.append(_Run(int(place[its[0]]), TableChanges(part.table, part.key, None)))
+            found.append(_Run(int(place[its[0]]), TableChanges(part.table, part.key, None, server=part.server)))
             continue
         rows = part.rows.take(pa.array(within[its]))
         columns = part.columns
@@ -128,7 +142,8 @@ def _in_order(parts: Sequence[_Read]) -> list[_Run]:
             part.key,
             pa.Table.from_arrays([rows.column(each) for each in columns.names], schema=columns),
             deleted,
-            rows.column(_UNAVAILABLE) if any(rows.column(_UNAVAILABLE).to_pylist()) else None,
+            unchanged=rows.column(_UNAVAILABLE) if any(rows.column(_UNAVAILABLE).to_pylist()) else None,
+            server=part.server,
         )
         found.append(_Run(int(place[its[0]]), changes))
     return found
@@ -158,6 +173,19 @@ def _default(column: Described) -> dict[bytes, bytes] | None:
     if not plain or column.get("name") is not None or column["type"] == "bytes":
         return None
     return {DEFAULT: json.dumps(value).encode()}
+
+
+def _check_message(value: bytes) -> None:
+    """Raise ``BadRecordError`` for a record without columns that is no message of the source's."""
+    try:
+        operation = json.loads(value)["payload"]["op"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        operation = None
+    if operation != "m":
+        raise BadRecordError(
+            "a record whose schema has neither 'before' nor 'after': take transforms such as ExtractNewRecordState out of "
+            "the connector"
+        )
 
 
 def _key_names(key: bytes | None) -> tuple[str, ...]:

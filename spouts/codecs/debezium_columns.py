@@ -33,6 +33,8 @@ BINARIES = ("bytes", "base64", "base64-url-safe", "hex")
 
 _DECIMAL, _VARIABLE_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
 _BITS, _NAMED_FLOAT = "io.debezium.data.Bits", "named float"
+#: A float in a record that has NaN or Infinity, which are text in JSON.
+NAMED_FLOAT = {"type": "string", "name": _NAMED_FLOAT}
 _UNITS = {
     "org.apache.kafka.connect.data.Timestamp": "ms",
     "io.debezium.time.Timestamp": "ms",
@@ -50,6 +52,7 @@ _MOMENTS = {"ms": "io.debezium.time.Timestamp", "us": "io.debezium.time.MicroTim
 _CLOCKS = {"ms": "io.debezium.time.Time", "us": "io.debezium.time.MicroTime"}
 #: Digits of a decimal whose schema has no precision.
 _DECIMAL_DIGITS = 38
+_DECIMAL_DIGITS_MAX = 76
 _PLAIN = {
     "boolean": pa.bool_(),
     "int8": pa.int16(),
@@ -63,6 +66,9 @@ _PLAIN = {
 }
 _NAMED = ("NaN", "Infinity", "-Infinity")
 _DIGITS = decimal.Context(prec=80)
+#: What Debezium writes for infinity in a timestamp, in microseconds, and what PostgreSQL stores.
+_INFINITIES = {9223372036825200000: 2**63 - 1, -9223372036832400000: -(2**63)}
+_NAMED_INFINITIES = ("infinity", "-infinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ def _described_text(declared: pa.DataType, settings: SourceSettings) -> dict[str
     if types.is_integer(declared) and precise:
         return {"type": "bytes", "name": _DECIMAL, "parameters": {"scale": "0"}}
     if types.is_floating(declared):
-        return {"type": "string", "name": _NAMED_FLOAT}
+        return NAMED_FLOAT
     if (types.is_binary(declared) or types.is_fixed_size_binary(declared)) and settings.binaries == "bytes":
         return {"type": "bytes"}
     return {"type": "string"}
@@ -179,7 +185,15 @@ def column_type(column: Described) -> pa.DataType:
         parameters = column["parameters"]
         scale, digits = int(parameters["scale"]), int(parameters.get("connect.decimal.precision", _DECIMAL_DIGITS))
         digits = max(digits, scale, 1)
-        return pa.decimal128(digits, scale) if digits <= _DECIMAL_DIGITS else pa.decimal256(min(digits, 76), scale)
+        if scale > _DECIMAL_DIGITS_MAX:
+            raise ValueError(
+                f"{column.get('field', 'a column')}: a decimal of {scale} digits after the point, which no column holds"
+            )
+        return (
+            pa.decimal128(digits, scale)
+            if digits <= _DECIMAL_DIGITS
+            else pa.decimal256(min(digits, _DECIMAL_DIGITS_MAX), scale)
+        )
     if name in _UNITS:
         if name.endswith("Duration"):
             return pa.duration("us")
@@ -339,7 +353,7 @@ def _text_converter(column: Described, declared: pa.DataType, settings: SourceSe
         how = "bytes" if column["type"] == "bytes" else settings.binaries
         return lambda raw: _binaries(raw, how)
     if types.is_timestamp(declared):
-        return lambda raw: moments(raw, declared)
+        return lambda raw: _moments(raw, declared)
     if types.is_date(declared):
         return lambda raw: dates(pc.utf8_rtrim(raw, "Z"), declared)
     if types.is_time(declared):
@@ -361,7 +375,18 @@ def _counted(raw: pa.Array, unit: str, declared: pa.DataType) -> pa.Array:
     elif becomes < was:
         counts = pc.fill_null(raw, 0).to_numpy() // (was // becomes)
         raw = pa.array(counts, pa.int64(), mask=raw.is_null().to_numpy(zero_copy_only=False))
+    if types.is_timestamp(declared) and declared.unit == "us":
+        which = pc.index_in(raw, value_set=pa.array(list(_INFINITIES)))
+        raw = pc.coalesce(pa.array(list(_INFINITIES.values())).take(which), raw)
     return (raw.cast(pa.int32()) if declared.bit_width == 32 else raw).view(declared)
+
+
+def _moments(raw: pa.Array, declared: pa.DataType) -> pa.Array:
+    which = pc.index_in(raw, value_set=pa.array(_NAMED_INFINITIES))
+    if which.null_count == len(raw):
+        return moments(raw, declared)
+    infinities = pa.array(list(_INFINITIES.values())).take(which).view(declared)
+    return pc.coalesce(infinities, moments(pc.if_else(which.is_valid(), pa.scalar(None, raw.type), raw), declared))
 
 
 def _lists(raw: pa.ListArray, items: pa.Array) -> pa.Array:
@@ -424,7 +449,9 @@ def _number(text: str | None) -> decimal.Decimal | None:
 
 def _named_floats(raw: pa.Array) -> pa.Array:
     which = pc.index_in(raw, value_set=pa.array(_NAMED))
-    return pa.array([float("nan"), float("inf"), float("-inf")]).take(which)
+    named = pa.array([float("nan"), float("inf"), float("-inf")]).take(which)
+    numbers = pc.if_else(which.is_valid(), pa.scalar(None, pa.string()), raw)
+    return pc.coalesce(named, _or_null(numbers, lambda part: part.cast(pa.float64())))
 
 
 def _fitted(column: pa.Array, declared: pa.DataType) -> pa.Array:

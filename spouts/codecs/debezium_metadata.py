@@ -14,6 +14,7 @@ from framework.errors import TopologyError
 SOURCE = {
     "ts_ms": pa.int64(),
     "snapshot": pa.string(),
+    "name": pa.string(),
     "db": pa.string(),
     "schema": pa.string(),
     "table": pa.string(),
@@ -32,6 +33,7 @@ METADATA = {
     "ts_ms": pa.int64(),
     "source_ts_ms": pa.int64(),
     "snapshot": pa.string(),
+    "server": pa.string(),
     "database": pa.string(),
     "schema": pa.string(),
     "table": pa.string(),
@@ -47,7 +49,7 @@ METADATA = {
     "data_collection_order": pa.int64(),
     "unavailable": pa.list_(pa.string()),
 }
-_IN_SOURCE = {"source_ts_ms": "ts_ms", "database": "db", "tx_id": "txId"}
+_IN_SOURCE = {"source_ts_ms": "ts_ms", "server": "name", "database": "db", "tx_id": "txId"}
 _IN_TRANSACTION = {"transaction_id": "id"}
 #: The place in a binary log has 32 bits, its file the bits above.
 _FILE = 2**32

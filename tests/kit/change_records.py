@@ -21,16 +21,18 @@ def change_record(
     *,
     key: Sequence[str] = ("id",),
     schema: str = "public",
+    server: str | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Record:
-    """``row``: after the change, or of a delete before it."""
+    """``row``: after the change, or of a delete before it. ``before``: the row before a change."""
     described = [{"optional": True, **kind, "field": name} for name, kind in columns.items()]
     sides = [{"type": "struct", "fields": described, "optional": True, "field": side} for side in ("before", "after")]
     envelope = {"type": "struct", "fields": sides, "name": f"shop.{schema}.{table}.Envelope"}
     deleted = op == "d"
     payload = {
-        "before": row if deleted else None,
+        "before": row if deleted else before,
         "after": None if deleted else row,
-        "source": {"db": "shop", "schema": schema, "table": table, "lsn": 1},
+        "source": {"name": server, "db": "shop", "schema": schema, "table": table, "lsn": 1},
         "op": op,
         "ts_ms": 1,
     }

@@ -20,7 +20,7 @@ from framework.topology.groupings import ShuffleGrouping
 from framework.transactions import MemoryStore
 from framework.transactions.undo import undo
 from ratchet import Pipeline, sqlite
-from sinks import Mirror, SqliteTable
+from sinks import Mirror, SqliteTable, UpsertCommitter
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.kit.change_records import INT, TEXT, UNAVAILABLE, Record, change_record
 from tests.kit.file_tables import granted, opened
@@ -319,6 +319,93 @@ def test_columns_of_the_copy_may_be_added_and_dropped_by_hand(database: Database
     assert rows(database, columns="id, name, tag") == [(1, "ann", "mine"), (2, "bob", "mine")]
 
 
+FLOATS = {"id": INT, "one": {"type": "double"}, "many": {"type": "array", "items": {"type": "double"}}}
+
+
+def test_floats_that_are_no_numbers_stand_beside_numbers(tmp_path: Any) -> None:
+    """As JSON has them: as text."""
+    read = [
+        change_record(
+            "people", FLOATS, "u", {"id": 1, "one": one, "many": many}, before={"id": 1, "one": was, "many": []}
+        )
+        for one, many, was in ((1.5, [2], "NaN"), ("NaN", ["-Infinity", 2.5, None], 7), ("Infinity", [], 1e300))
+    ]
+    for records in (read, read[1:], read[:1], read[::-1]):
+        keys, values = (pa.array(each, pa.binary()) for each in zip(*records, strict=True))
+        (changes,) = DebeziumChanges().read(keys, values)
+        assert changes.rows is not None
+        for record, row in zip(records, changes.rows.to_pylist(), strict=True):
+            after = json.loads(record[1] or b"")["payload"]["after"]
+            assert repr(row["one"]) == repr(float(after["one"]))
+            assert row["many"] == [None if each is None else float(each) for each in after["many"]]
+
+
+def test_infinite_moments_are_copied_as_such(database: Database) -> None:
+    """What Debezium writes for them, as recorded from one."""
+    columns = {
+        "id": INT,
+        "local": {"type": "int64", "name": "io.debezium.time.MicroTimestamp"},
+        "zoned": {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+    }
+    values = ((9223372036825200000, "infinity"), (-9223372036832400000, "-infinity"), (0, "1970-01-01T00:00:00.5Z"))
+    records = [
+        change_record("people", columns, "c", {"id": key, "local": local, "zoned": zoned})
+        for key, (local, zoned) in enumerate(values)
+    ]
+    writer = Writer(database)
+    if isinstance(database, PostgresDatabase):
+        writer.commit(1, records)
+        assert [local for _, local in rows(database, columns="id, local::text")] == [
+            "infinity",
+            "-infinity",
+            "1970-01-01 00:00:00",
+        ]
+        assert [zoned for _, zoned in rows(database, columns="id, zoned::text")][:2] == ["infinity", "-infinity"]
+    else:
+        with pytest.raises(BadRecordError):
+            writer.commit(1, records)
+
+
+def test_messages_of_the_source_are_left_out() -> None:
+    fields = [{"type": "string", "field": "op"}, {"type": "struct", "field": "message", "fields": []}]
+    payload = {"op": "m", "source": {"db": "shop", "schema": "", "table": ""}, "message": {"prefix": "a"}}
+    for each, refused in ((payload, False), ({**payload, "op": "c"}, True), ({"id": 1}, True)):
+        value = json.dumps({"schema": {"type": "struct", "fields": fields}, "payload": each}, separators=(",", ":"))
+        records = [(b'{"prefix":"a"}', value.encode()), put("people", 1, "ann")]
+        keys, values = (pa.array(each, pa.binary()) for each in zip(*records, strict=True))
+        if refused:
+            with pytest.raises(BadRecordError, match="neither 'before' nor 'after'"):
+                DebeziumChanges().read(keys, values)
+        else:
+            assert [each.table[-1] for each in DebeziumChanges().read(keys, values)] == ["people"]
+
+
+def test_tables_of_one_name_on_two_servers_are_told_apart(tmp_path: Any) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    writer = Writer(database)
+    writer.commit(1, [change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, server="eu")])
+    with pytest.raises(ConfigError, match=r"people of eu and shop\.public\.people of us would both be table 'people'"):
+        writer.begin(2, [change_record("people", COLUMNS, "c", {"id": 1, "name": "b"}, server="us")])
+    assert rows(database) == [(1, "a")]
+
+
+def test_a_table_has_one_mirror_or_committer(database: Database) -> None:
+    Writer(database).commit(1, [put("people", 1, "ann")])
+    with pytest.raises(ConfigError, match=r"people'.*belongs to topology 'topology \(ratchet_mirror\)'"):
+        Writer(database, catalog="other").begin(1, [put("people", 1, "b")])
+    fields = Fields.of({"id": pa.int64(), "name": pa.string()})
+    for name in ("people", "taken"):
+        committer = UpsertCommitter(database.table(name), ["id"])
+        committer.bind("upsert", [Input("spout", "default", fields, ShuffleGrouping())], 1)
+        if name == "taken":
+            committer.table.prepare("topology")
+            break
+        with pytest.raises(ConfigError, match=r"belongs to topology 'topology \(ratchet_mirror\)'"):
+            committer.table.prepare("topology")
+    with pytest.raises(ConfigError, match="taken'.*belongs to topology 'topology'"):
+        Writer(database).begin(2, [put("taken", 1, "b")])
+
+
 def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
     database = SqliteDatabase(tmp_path / "copy.db")
     writer = Writer(database)
@@ -329,6 +416,14 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
         (change_record("people", COLUMNS, "c", {"id": None}), "the key 'id' is null"),
         (change_record("people", COLUMNS, "c", {"id": 1}, key=["no"]), "'no', which is no column"),
         (change_record("people", {**COLUMNS, "pairs": {"type": "map"}}, "c", {"id": 1}), "pairs: a map"),
+        (
+            change_record("people", {"id": {"type": "array", "items": INT}}, "c", {"id": [1]}),
+            "the key 'id' is an array",
+        ),
+        (
+            change_record("people", {"id": INT, "n": {**NUMBER, "parameters": {"scale": "500"}}}, "c", {"id": 1}),
+            "n: a decimal of 500 digits after the point",
+        ),
         ((b"1", change_record("people", COLUMNS, "c", {"id": 1})[1]), "the key of a change record is no JSON object"),
     ):
         with pytest.raises(BadRecordError, match=message):
