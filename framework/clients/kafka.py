@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from framework.clients.kafka_errors import (
     kafka_error,
     passes,
 )
+from framework.clients.kafka_setting_names import unknown_setting
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
 
@@ -90,6 +92,9 @@ _AHEAD_KBYTES = 131_072
 _AHEAD_FETCH_BYTES = 16 << 20
 #: Ratchet's own settings below ``kafka.``, with their values. They are not passed to librdkafka.
 _OWN = {"reader": ("auto", "native", "python")}
+#: The setting that is a function: it returns a token for OAUTHBEARER. In a file it is a text,
+#: ``module:name``.
+_TOKENS = "oauth_cb"
 #: Records with a key go to the same partition as with Java's producer, so that topics of both can
 #: be joined by partition; records without a key go to any partition. The user may override it.
 _PRODUCER_DEFAULTS = {"partitioner": "murmur2_random"}
@@ -187,11 +192,25 @@ class KafkaSettings:
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
         plain = {key: revealed(value) for key, value in self._settings.items() if key not in but and key not in _OWN}
+        if isinstance(plain.get(_TOKENS), str):
+            plain[_TOKENS] = _function(plain[_TOKENS])
         return {**plain, "bootstrap.servers": self.bootstrap_servers}
 
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) else value for key, value in self._settings.items()}
         return f"KafkaSettings({self._bootstrap_servers!r}, {shown})"
+
+
+def _function(where: str) -> Callable[[str], Any]:
+    """The function that ``module:name`` names. Raises ``ConfigError``."""
+    module, _, name = where.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"Kafka setting {_TOKENS!r} is {where!r}, not module:function: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"Kafka setting {_TOKENS!r}: {where} is no function")
+    return found  # type: ignore[no-any-return]
 
 
 def _lasting(value: Any) -> Any:
@@ -240,7 +259,8 @@ class ConnectionErrors:
                 raise RetryableError(
                     f"Kafka at {self._where}: {error_text(error)}; see the limits of this process"
                 ) from error
-            raise ConfigError(f"Kafka settings: {error_text(error)}; correct them") from error
+            text = error_text(error)
+            raise ConfigError(unknown_setting(text) or f"Kafka settings: {text}; correct them") from error
 
     def reason(self) -> str:
         """The last reason that the callback received, to be added to a message. Empty when there is

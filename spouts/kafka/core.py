@@ -27,7 +27,7 @@ from spouts.kafka.core_partition import (
 )
 from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import RecordDecoder
-from spouts.kafka.metadata import KafkaMetadata
+from spouts.kafka.metadata import KafkaMetadata, check_settings
 from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.read_bounds import checked_bound
@@ -160,7 +160,9 @@ class KafkaSpout(ReplayableSpout):
         return self._streams.fields()
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        reader_of(self._settings.with_conf(conf))
+        settings = self._settings.with_conf(conf)
+        reader_of(settings)
+        check_settings(settings)
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
         metadata = KafkaMetadata(self._settings.with_conf(conf), self._topics, self._pattern)

@@ -102,6 +102,12 @@ class _OffsetsClient(AdminClient):  # type: ignore[misc]
         return answers
 
 
+def check_settings(settings: KafkaSettings) -> None:
+    """Raise ``ConfigError`` for settings of which no client can be made, such as an unknown one. No
+    broker is asked."""
+    ConnectionErrors(settings.bootstrap_servers).made(lambda: AdminClient(settings.admin()))
+
+
 class KafkaMetadata:
     """One admin client. ``topics``: names. ``pattern``: a regular expression that whole names must
     match; it never matches Kafka's internal topics. Call ``confirm_topics`` from any thread, and

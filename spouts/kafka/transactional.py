@@ -28,6 +28,7 @@ from spouts.codecs.codec import Codec
 from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.consumer.native_range_consumer import why_not_native
 from spouts.kafka.group_offsets import GroupOffsets
+from spouts.kafka.metadata import check_settings
 from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
@@ -209,7 +210,9 @@ class _KafkaSpout:
         return self._streams.have_dead_letters
 
     def check_before_start(self, conf: Mapping[str, Any]) -> None:
-        reader_of(self._settings.with_conf(conf))
+        settings = self._settings.with_conf(conf)
+        reader_of(settings)
+        check_settings(settings)
 
     def check_written_topics(self, conf: Mapping[str, Any], written: Sequence[WrittenTopic]) -> None:
         if written:

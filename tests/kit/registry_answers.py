@@ -28,7 +28,7 @@ def answering(answer: Answer) -> Iterator[tuple[str, list[str]]]:
                 answer(self, number)
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None: ...

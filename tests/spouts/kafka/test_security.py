@@ -4,13 +4,17 @@ no secret is shown.
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from confluent_kafka import Producer
 
 from framework import Config, TransactionalTopologyBuilder, submit
 from framework.clients.kafka import KafkaSettings
@@ -21,8 +25,9 @@ from integration import KafkaBroker, SecureListener
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.certificates import Certificates, make_certificates
+from tests.kit.registry_answers import answering, send
 from tests.kit.topics import Topics
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.11")]
 
@@ -156,9 +161,88 @@ def test_plain_text_to_a_tls_listener_is_waited_for_with_its_reason(
     planner.close()
 
 
+@pytest.mark.parametrize(
+    ("setting", "advice"),
+    [
+        ("sasl.mechansim", "did you mean 'sasl.mechanism'?"),
+        ("sasl.oauthbearer.token.endpoint", "did you mean 'sasl.oauthbearer.token.endpoint.url'?"),
+        ("nothing.like.it", "see librdkafka's list of settings, which are not those of Java"),
+    ],
+)
+def test_an_unknown_setting_is_refused_before_anything_starts(setting: str, advice: str) -> None:
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(ConfigError) as error:
+        submit(topology(spout, MemoryBackend()), {f"kafka.{setting}": "x"}, MemoryStore(), "local")
+    assert str(error.value) == f"unknown Kafka setting '{setting}': {advice}"
+
+
+def test_settings_of_which_no_client_can_be_made_are_refused_before_anything_starts() -> None:
+    spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1")
+    conf = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "AWS_MSK_IAM"}
+    with pytest.raises(ConfigError, match="Unsupported SASL mechanism: AWS_MSK_IAM"):
+        submit(topology(spout, MemoryBackend()), conf, MemoryStore(), "local")
+
+
+def test_a_token_is_fetched_with_settings_of_a_file_alone(tmp_path: Path) -> None:
+    """OAUTHBEARER by OpenID Connect: librdkafka asks the token endpoint."""
+    bodies: list[bytes] = []
+
+    def answer(request: Any, _: int) -> None:
+        bodies.append(request.headers["Authorization"].encode() + b" " + request.body)
+        send(request, 401, b"{}")
+
+    with answering(answer) as (url, asked):
+        file = tmp_path / "kafka.toml"
+        file.write_text(f"""
+            [kafka]
+            bootstrap.servers = "127.0.0.1:1"
+            security.protocol = "SASL_SSL"
+            sasl.mechanism = "OAUTHBEARER"
+            sasl.oauthbearer.method = "oidc"
+            sasl.oauthbearer.client.id = "orders"
+            sasl.oauthbearer.client.secret = "canary"
+            sasl.oauthbearer.token.endpoint.url = "{url}/token"
+            sasl.oauthbearer.scope = "kafka"
+        """)
+        config = Config.load(file)
+        assert "canary" not in str(config)
+        producer = Producer(KafkaSettings(None, None).with_conf(config.for_components()).producer())
+        wait_for(lambda: producer.poll(0.1) is not None and bool(bodies), what="a request for a token")
+        assert asked[0] == "/token"
+    assert bodies[0] == b"Basic " + base64.b64encode(b"orders:canary") + b" grant_type=client_credentials&scope=kafka"
+
+
+_asked: list[str] = []
+
+
+def token(config: str) -> tuple[str, float]:
+    _asked.append(config)
+    return "a-token", time.time() + 3_600
+
+
+def test_a_function_of_tokens_is_named_in_a_file() -> None:
+    conf = {
+        "kafka.bootstrap.servers": "127.0.0.1:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.oauthbearer.config": "eu-west-1",
+        "kafka.oauth_cb": f"{__name__}:token",
+    }
+    settings_ = KafkaSettings(None, None).with_conf(conf)
+    copy = pickle.loads(pickle.dumps(settings_))
+    assert copy.fingerprint() == settings_.fingerprint()
+    producer = Producer(copy.producer())
+    wait_for(lambda: producer.poll(0.1) is not None and bool(_asked), what="a call for a token")
+    assert _asked[0] == "eu-west-1"
+    for wrong in ("nowhere:token", f"{__name__}:nothing", "token", f"{__name__}:TOPIC"):
+        spout = OpaqueKafkaTransactionalSpout([TOPIC])
+        with pytest.raises(ConfigError, match="Kafka setting 'oauth_cb'"):
+            submit(topology(spout, MemoryBackend()), {**conf, "kafka.oauth_cb": wrong}, MemoryStore(), "local")
+
+
 def test_an_unknown_setting_is_named() -> None:
     spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1", settings={"sasl.pasword": "x"})
-    with pytest.raises(ConfigError, match='No such configuration property: "sasl.pasword"'):
+    with pytest.raises(ConfigError, match="unknown Kafka setting 'sasl.pasword': did you mean 'sasl.password'\\?"):
         spout.planner({}, CONTEXT).partitions()
 
 
