@@ -13,7 +13,8 @@ from framework.topology import (
     Input,
 )
 from framework.topology.bolts import OnBadRecord
-from framework.topology.inspectable import with_scratch_states
+from framework.topology.inspectable import inspectable, with_scratch_states
+from sinks.rows.inspected_table import InspectedTable
 from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import RowTable
 from sinks.table import Table
@@ -57,6 +58,15 @@ class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
             self.table = ScratchTable.of(self.table, folder)
             return self
         return with_scratch_states(self, folder)
+
+    def replaying(self, folder: Path, txid: int, topology_id: str) -> Bolt:
+        for number, state in enumerate(self.states()):
+            if isinstance(state, InspectedTable):
+                state.check_replayed(topology_id)
+                self.table = ScratchTable.of(state, folder / str(number))
+            else:
+                inspectable(state, purpose="be replayed").become_replay(folder / str(number), txid, topology_id)
+        return self
 
     def recounting(self, folder: Path) -> Bolt:
         return self.substitute(folder)

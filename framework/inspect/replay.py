@@ -26,7 +26,7 @@ from framework.execution.ports import GENERAL_PARTITION
 from framework.inspect.sandbox import LeftOut, Sandbox, shadow_of, with_ends
 from framework.topology import Bolt, Change, Topology, TransactionalSpout
 from framework.topology.canonical_form import equal
-from framework.topology.inspectable import inspectable
+from framework.topology.inspectable import ReplayedBolt, inspectable
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_txid, read_joined, read_plan, read_transaction
@@ -170,6 +170,8 @@ class _Replay:
         self._stopped: BaseException | None = None  # by the watch, or by leaving a debugger
 
     def _replaying(self, bolt: Bolt, folder: Path) -> Bolt:
+        if isinstance(bolt, ReplayedBolt):
+            return bolt.replaying(folder, self._txid, self._topology.id)
         for number, state in enumerate(bolt.states()):
             inspectable(state, purpose="be replayed").become_replay(folder / str(number), self._txid, self._topology.id)
         return bolt

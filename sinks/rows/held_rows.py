@@ -151,6 +151,30 @@ class HeldRows:
             return False, None
         return now.stamp is None or now.stamp <= txid, now.values
 
+    def deletions(self, keys: Sequence[Key], txid: int) -> list[tuple[Key, Any]]:
+        """The greatest sequence of a deletion of each of these keys before a transaction."""
+        table, found = self._table, dict[Key, Any]()
+        changes = table._by_key()
+        sequence = changes.sequence or ""
+        names = table._list([*changes.key, sequence])
+        for some in pages_of(keys, KEYS_PER_SELECT):
+            condition, given = self._having(some)
+            query = (
+                f"SELECT {names} FROM {table._at(f'{table._table}_deleted')} WHERE {TXID} < {txid:d} AND ({condition})"
+            )
+            for *parts, value in table._run(self.connection, query, given).fetchall():
+                key, deleted_at = self._key(parts), table.held_value(sequence, value)
+                found[key] = max(deleted_at, found.get(key, deleted_at))
+        return list(found.items())
+
+    def _having(self, keys: Sequence[Key]) -> tuple[str, list[Any]]:
+        """A condition for these keys."""
+        table = self._table
+        own = table._by_key().key
+        one = " AND ".join(f"{table._q(each)} = {table.dialect.mark}" for each in own)
+        given = [table.key_parameter(each, part) for key in keys for each, part in zip(own, key, strict=True)]
+        return " OR ".join([f"({one})"] * len(keys)), given
+
     def changed_keys(self) -> list[Key]:
         """The keys of the rows that the transaction that was opened last has changed."""
         table = self._table
@@ -175,11 +199,9 @@ class HeldRows:
         others = [each for each in table.schema.names if each not in own]
         last = [*([EXISTED] if before else []), *([table._q(self._stamp)] if self._stamp is not None else [])]
         selected = [*map(table._q, own), *self._expressions(name, others), *last]
-        one = " AND ".join(f"{table._q(each)} = {table.dialect.mark}" for each in own)
-        where = " OR ".join([f"({one})"] * len(keys))
+        where, given = self._having(keys)
         if before:
             where = f"{TXID} = {self._opened:d} AND ({where})"
-        given = [table.key_parameter(each, part) for key in keys for each, part in zip(own, key, strict=True)]
         rows = table._run(
             self.connection, f"SELECT {', '.join(selected)} FROM {table._at(name)} WHERE {where}", given
         ).fetchall()

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from framework.topology import (
     KeyedState,
     StateReading,
 )
-from framework.topology.canonical_form import RowForm
+from framework.topology.canonical_form import RowForm, equal
 from sinks.key_text import key_values
 from sinks.paging import pages_of
 from sinks.rows.held_rows import PAGE_KEYS, HeldRows, Key, Values
@@ -30,6 +30,7 @@ from sinks.rows.values import stored_fields
 from sinks.sql.schema import HEADERS_TABLE
 from sinks.states import MapState
 
+T = TypeVar("T")
 #: What stands for the rows of a table without keys.
 _ALL_ROWS = "rows"
 
@@ -71,13 +72,17 @@ class InspectedTable(RowTable, KeyedState):
         """The rows, at one moment. Raises ``ConfigError`` where there is nothing yet, and for the
         table of another topology."""
         with self.at_one_moment() as table, table._reading() as connection:
-            written = table._held_columns(connection, table._table) and table._held_columns(connection, HEADERS_TABLE)
-            header = table._select_header(connection, "") if written else None
+            header = table._header_there(connection)
             if header is None:
                 raise ConfigError(f"{self.location}: there is nothing yet")
             if topology_id is not None and header.topology_id != topology_id:
                 raise ConfigError(f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}")
             yield HeldRows(table, connection, header)
+
+    def _header_there(self, connection: Any) -> Header | None:
+        """The header; None where there is nothing yet."""
+        written = self._held_columns(connection, self._table) and self._held_columns(connection, HEADERS_TABLE)
+        return self._select_header(connection, "") if written else None
 
     @contextmanager
     def reading(self, topology_id: str | None = None) -> Iterator[RowsReading]:
@@ -92,8 +97,59 @@ class InspectedTable(RowTable, KeyedState):
     def become_replay(self, folder: Path, txid: int, topology_id: str) -> None:
         raise ConfigError(f"{self.location} is replayed only for an AppendCommitter or an UpsertCommitter")
 
+    def check_replayed(self, topology_id: str) -> None:
+        """Raise ``ConfigError`` for the table of another topology."""
+        self._told(lambda held: None, None, topology_id)
+
+    def _told(self, read: Callable[[HeldRows], T], nothing: T, topology_id: str | None = None) -> T:
+        """What the table tells; ``nothing`` where no transaction has been there."""
+        with self.at_one_moment() as table, table._reading() as connection:
+            if table._header_there(connection) is None:
+                return nothing
+        with self.held_rows(topology_id) as held:
+            return read(held)
+
+    def before(self, keys: Sequence[Key], txid: int) -> list[tuple[Key, Values]]:
+        """The rows with these keys before a transaction, as far as the table tells."""
+        found = self._told(lambda held: held.values(keys, txid - 1), dict[Key, Values | None]())
+        return [(key, values) for key, values in found.items() if values is not None]
+
+    def deletions(self, keys: Sequence[Key], txid: int) -> list[tuple[Key, Any]]:
+        """The greatest sequence of a deletion of each of these keys before a transaction."""
+        return self._told(lambda held: held.deletions(keys, txid), [])
+
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
-        raise ConfigError(f"{self.location} cannot be replayed yet")
+        """Of a table without keys, the rows as a multiset: ``key`` is a row; ``after`` and ``held``
+        are how often the transaction wrote it."""
+        if not isinstance(replayed, InspectedTable):
+            raise InvariantViolation(f"{self.location} is compared with {replayed.location}")
+        if self._changes is None:
+            return self._appended(replayed, txid)
+        return self._changed(replayed, txid)
+
+    def _appended(self, replayed: InspectedTable, txid: int) -> Iterator[Change]:
+        bag = RowBag()
+        with replayed.held_rows() as held:
+            bag.add_expected(held.rows(held.header.done))
+        known = self._stamp is not None
+        if known:
+            self._told(lambda held: bag.add_found(held.rows_of(txid)), None)
+        for row, found, expected in bag.rows():
+            yield Change(row, None, expected, found if known else None, agrees=found == expected if known else None)
+
+    def _changed(self, replayed: InspectedTable, txid: int) -> Iterator[Change]:
+        with replayed.held_rows() as held:
+            keys = held.changed_keys()
+            after = held.values(keys, txid)
+        empty: dict[Key, Values | None] = dict.fromkeys(keys)
+        before = self._told(lambda held: held.values(keys, txid - 1), empty)
+        now = self._told(lambda held: held.values(keys, txid), dict[Key, Values | None]())
+        for key in keys:
+            bare = key[0] if len(key) == 1 else key
+            if key not in before or key not in now:
+                yield Change(bare, None, after[key], None, agrees=None)
+            else:
+                yield Change(bare, before[key], after[key], now[key], agrees=equal(after[key], now[key]))
 
     def pages(self, scratch: FencedState) -> Iterator[Sequence[Any]]:
         """Without the keys of rows that Ratchet has not written, unless ``scratch`` has them."""

@@ -83,7 +83,7 @@ class ScratchTable(SqliteTable):
         field = self.schema.field(name)
         found = self._restored(field, value)
         if is_nested(field.type):
-            return json_form(json_writer(field.type)(found))
+            return json_form(found if isinstance(found, str) else json_writer(field.type)(found))
         return form_of(field.type)(found)
 
     def _restored(self, field: pa.Field, value: object) -> object:

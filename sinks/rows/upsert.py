@@ -8,15 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.errors import BadRecordError, TopologyError
+from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import TOMBSTONE, Bolt, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
-from framework.topology.inspectable import with_scratch_states
+from framework.topology.inspectable import inspectable, with_scratch_states
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
+from sinks.rows.inspected_table import InspectedTable
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.reference_upserts import ReferenceUpserts
+from sinks.rows.replay_table import ReplayTable
 from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import Changes, OnNewColumn, RowTable
 from sinks.table_committer import TableCommitter
@@ -128,6 +130,14 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
 
     def substitute(self, folder: Path) -> Bolt:
         self.table = ScratchTable.of(self.table, folder)
+        return self
+
+    def replaying(self, folder: Path, txid: int, topology_id: str) -> Bolt:
+        table = inspectable(self.table, purpose="be replayed")
+        if not isinstance(table, InspectedTable):
+            raise ConfigError(f"{self.table.location} cannot be replayed: it does not tell what it held")
+        table.check_replayed(topology_id)
+        self.table = ReplayTable(table, folder, txid)
         return self
 
     def recounting(self, folder: Path) -> Bolt:

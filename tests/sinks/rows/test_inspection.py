@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
-from framework.errors import ConfigError
+from framework.errors import ConfigError, MovedOnError
 from framework.inspect.explain import explain
+from framework.inspect.read import StateSnapshot, read
+from framework.inspect.replay import ReplayReport, plan_to_replay, replay
 from framework.inspect.verify import VerifyReport, verify
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, UpsertCommitter
@@ -175,3 +178,59 @@ def test_a_table_without_keys_has_no_row_to_explain(database: Database) -> None:
     landed = Landed(database, RECORDS).run()
     with pytest.raises(ConfigError, match="has no keys"):
         explain(landed.topology, landed.store, state="log", key="1")
+
+
+def test_read_gives_the_newest_transaction_and_the_one_before(database: Database) -> None:
+    landed = Landed(database, RECORDS).run()
+    with read(landed.topology, store=landed.store) as newest:
+        assert newest.txid == 5 and newest.left_out == {}
+        assert ids(newest["people"]) == [1, 3, 5] and newest["log"].row_count == len(RECORDS)
+        (row,) = (each for each in newest["people"].arrow().to_pylist() if each["id"] == 5)
+        assert (row["name"], row["price"], row["at"]) == ("ü 'x' \\ %s", Decimal("1.50"), AT)
+        assert json.loads(row["tags"]) == ["ü 'x' \\ %s", "x"]
+    with read(landed.topology, store=landed.store, as_of=4) as before:
+        assert ids(before["people"]) == [1, 3, 4] and before["log"].row_count == 8
+    with read(landed.topology, states=["people"], keys=["4", "1"], as_of=4) as some:
+        assert [each["name"] for each in some["people"].arrow().to_pylist()] == ["f", "c"]
+    with pytest.raises(MovedOnError, match="does not tell any more"):
+        read(landed.topology, states=["people"], as_of=2)
+    with read(landed.topology, states=["log"], as_of=1) as first:
+        assert ids(first["log"]) == [1, 2]
+
+
+def ids(state: StateSnapshot) -> list[int]:
+    return sorted(state.arrow()["id"].to_pylist())
+
+
+def test_read_of_a_table_before_its_first_transaction_says_so(database: Database) -> None:
+    with pytest.raises(ConfigError, match="no file|nothing yet"):
+        read(Landed(database, RECORDS).topology)
+
+
+@pytest.mark.parametrize("sequence", [None, "lsn"])
+def test_replay_commits_a_transaction_again_and_compares(database: Database, sequence: str | None) -> None:
+    landed = Landed(database, RECORDS, sequence_by=sequence).run()
+    log, people = replayed(landed, 5).states
+    assert [(each.after, each.agrees) for each in log.changes] == [(1, True), (1, True)]
+    told = {each.key: each for each in people.changes}
+    assert told[4].before is not None and told[4].before[0] == "f" and told[4].after is None and told[4].agrees
+    assert told[5].before is None and told[5].after is not None and told[5].agrees
+    database.run("UPDATE people SET name = 'wrong' WHERE id = 5")
+    database.run("DELETE FROM log WHERE id = 5")
+    report = replayed(landed, 5)
+    assert report.agrees is False
+    assert [[each.agrees for each in state.differing()] for state in report.states] == [[False], [False]]
+    (known, _) = replayed(landed, 2).states
+    assert known.unknown() == 0
+    assert replayed(landed, 3).states[1].unknown() == 2
+
+
+def replayed(landed: Landed, txid: int) -> ReplayReport:
+    return replay(landed.topology, landed.store, planned=plan_to_replay(landed.store, landed.topology, txid))
+
+
+def test_replay_of_a_stale_change_starts_from_the_deletion(database: Database) -> None:
+    records = [change(1, "a", 5), change(1, None, 6, dead=True), change(1, "stale", 4)]
+    landed = Landed(database, records, batch=1, sequence_by="lsn").run()
+    _, people = replayed(landed, 3).states
+    assert people.changes == []
