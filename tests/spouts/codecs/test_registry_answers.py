@@ -173,6 +173,30 @@ def test_a_registry_that_is_busy_is_waited_for(status: int) -> None:
         assert len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_credentials_do_not_follow_a_redirection(status: int) -> None:
+    """The password is for one address; a registry has no reason to name another."""
+    with answering(lambda request, _: send(request, 200, SCHEMA)) as (other, asked_there):
+
+        def redirect(request: BaseHTTPRequestHandler, number: int) -> None:
+            send(request, status, b"", Location=f"{other}{request.path}")
+
+        with answering(redirect) as (url, asked):
+            codec = RegistryAvroCodec({"url": url, "basic.auth.user.info": "ann:secret"}, schema=SMALL)
+            with pytest.raises(ConfigError, match=f"{url} does not answer as a Schema Registry"):
+                codec.decode_good(framed(1, GOOD))
+            assert asked and not asked_there
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_registry_that_refuses_the_credentials_is_named_without_them(status: int) -> None:
+    with answering(lambda request, _: send(request, *document(status, status * 100))) as (url, asked):
+        codec = RegistryAvroCodec({"url": url, "basic.auth.user.info": "ann:secret"}, schema=SMALL)
+        with pytest.raises(ConfigError, match=rf"refuses schema id 1 \({status}\): check its credentials") as error:
+            codec.decode_good(framed(1, GOOD))
+        assert "secret" not in str(error.value) and len(asked) <= 3
+
+
 DEEP: Any = "int"
 for _ in range(900):
     DEEP = {"type": "array", "items": DEEP}
