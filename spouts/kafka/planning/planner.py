@@ -137,8 +137,7 @@ class KafkaPlanner(PartitionPlanner):
         return self._plan(previous, self._limits())
 
     def plan_smaller(self, previous: Mapping[str, Meta | None], divisor: int) -> Mapping[str, Meta] | None:
-        limits = self._limits()
-        return self._plan(previous, replace(limits, batch_records_max=max(limits.batch_records_max // divisor, 1)))
+        return self._plan(previous, self._limits(), divisor)
 
     def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
         known = {each: meta for each, meta in sorted(previous.items()) if meta is not None}
@@ -270,7 +269,9 @@ class KafkaPlanner(PartitionPlanner):
             return limits
         return replace(limits, batch_records_max=min(limits.batch_records_max, self.records_max))
 
-    def _plan(self, previous: Mapping[str, Meta | None], limits: KafkaLimits) -> Mapping[str, Meta] | None:
+    def _plan(
+        self, previous: Mapping[str, Meta | None], limits: KafkaLimits, divisor: int = 1
+    ) -> Mapping[str, Meta] | None:
         if self._group is not None:
             if not self._adopted and previous:
                 self._adopted = True
@@ -315,6 +316,9 @@ class KafkaPlanner(PartitionPlanner):
                 if position.end is not None:
                     readable = max(min(readable, position.end[0]), position.offset)
                 available[partition] = readable - position.offset
+        if divisor > 1:  # the batch that timed out may have been far below the limit
+            whole = sum(fair_shares(available, limits).values())
+            limits = replace(limits, batch_records_max=max(whole // divisor, 1))
         turn = 0
         if len(available) > limits.batch_records_max:  # it says who comes first
             turn = sum(int(meta["next_offset"]) for meta in previous.values() if meta is not None)

@@ -311,6 +311,9 @@ class TestReading:
         source = spout(topics, name, batch_records_max=80)
         planner = source.planner({}, CONTEXT)
         assert offsets(planner.plan_smaller({}, 8)) == {f"{name}/0": (0, 10)}
+        far_below_the_limit = spout(topics, name).planner({}, CONTEXT)
+        assert offsets(far_below_the_limit.plan_smaller({}, 4)) == {f"{name}/0": (0, 25)}
+        far_below_the_limit.close()
         whole = planner.plan({f"{name}/0": {"first_offset": 0, "next_offset": 80}})
         assert planner.plan(whole) is None
         assert offsets(planner.empty_plan(whole)) == {f"{name}/0": (100, 100)}
