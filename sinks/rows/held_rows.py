@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from framework.errors import MovedOnError
 from framework.topology import Header
 from sinks.paging import pages_of
-from sinks.rows.table import EXISTED, TXID, RowTable
+from sinks.rows.table import RowTable
+from sinks.rows.table_definition import EXISTED, TXID
 
 #: Keys per SELECT. A condition of more alternatives is too deep for SQLite.
 KEYS_PER_SELECT = 300

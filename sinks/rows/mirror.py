@@ -18,7 +18,8 @@ from framework.topology.canonical_form import canonical_column
 from framework.topology.table_changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.sqlite import SqliteTable
-from sinks.rows.table import Changes, Members, RowTable
+from sinks.rows.table import Members, RowTable
+from sinks.rows.table_definition import Changes
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 

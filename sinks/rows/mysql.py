@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Fields, Header, TransactionAttempt
 from sinks.rows.inspected_table import InspectedTable
-from sinks.rows.table import READ_ROWS, TXID, WRITTEN_TABLE, Column
+from sinks.rows.table import READ_ROWS
+from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, line_of
 from sinks.sql.mysql_store import DUPLICATE, MySqlStore

@@ -15,7 +15,8 @@ import pyarrow.csv as pa_csv
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.inspected_table import InspectedTable
-from sinks.rows.table import READ_ROWS, Column
+from sinks.rows.table import READ_ROWS
+from sinks.rows.table_definition import Column
 from sinks.sql.postgres_rows import first_nul
 from sinks.sql.postgres_store import PostgresStore
 from sinks.sql.schema import qualified

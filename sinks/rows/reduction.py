@@ -9,19 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.rows.table import (
-    ACTION,
-    DELETE,
-    DELETED_AT,
-    KEPT,
-    NEEDED,
-    NEVER,
-    NOT_NEEDED,
-    REPLACE,
-    ROW_NEEDED,
-    UPSERT,
-    Changes,
-)
+from sinks.rows.table import DELETE, REPLACE, UPSERT
+from sinks.rows.table_definition import ACTION, DELETED_AT, KEPT, NEEDED, NEVER, NOT_NEEDED, ROW_NEEDED, Changes
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]

@@ -21,7 +21,7 @@ from framework.topology import ArrowBolt, Committer, Fields, OutputCollector, To
 from framework.topology.canonical_form import RowForm, python_values
 from sinks.backend import Key, Row, Value
 from sinks.rows.reduction import DELETED, UNCHANGED
-from sinks.rows.table import Changes
+from sinks.rows.table_definition import Changes
 from sinks.rows.values import json_form, json_writer, stored_fields
 from sinks.scratch import scratch_backend
 from sinks.states import Expected, OpaqueMapState, Recomputed

@@ -16,7 +16,8 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from framework.topology.canonical_form import form_of, python_values
 from sinks.rows.sqlite import SqliteTable
-from sinks.rows.table import Changes, RowTable
+from sinks.rows.table import RowTable
+from sinks.rows.table_definition import Changes
 from sinks.rows.values import is_nested, json_form, json_writer
 from sinks.value_encoding import restored
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
 from sinks.rows.inspected_table import InspectedTable
-from sinks.rows.table import Column
+from sinks.rows.table_definition import Column
 from sinks.sql.sqlite_store import SqliteStore
 
 

@@ -19,69 +19,37 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from framework.errors import BadRecordError, ConfigError, CorruptStateError, TopologyError
-from framework.topology import Fields, Header, OpenCommit, TransactionAttempt, ValueType, check_granted
+from framework.errors import BadRecordError, ConfigError, TopologyError
+from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType, check_granted
 from framework.topology.canonical_form import form_of
-from framework.topology.table_schema import TableColumn, TableSchema
-from sinks.rows.values import column_type, is_nested, json_form, storable
-from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
-from sinks.sql.store import SqlStore
-from sinks.table import Table
+from sinks.rows.table_definition import (
+    ACTION,
+    DELETED_AT,
+    EXISTED,
+    KEPT,
+    NEEDED,
+    NEVER,
+    ROW_NEEDED,
+    TXID,
+    WRITTEN_TABLE,
+    TableDefinition,
+)
+from sinks.rows.values import is_nested, json_form, storable
+from sinks.sql.schema import header_values
 
-_DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),(\d+)\)")
 #: Rows that a reader takes at a time.
 READ_ROWS = 10_000
-OnNewColumn = Literal["add", "ignore", "fail"]
-#: A value that is written in the same way in every SQL; no text with a backslash or a %.
-Default = bool | int | float | str
 
-WRITTEN_TABLE = "_ratchet_written"
-#: Columns of ours in side tables and in staged rows.
-TXID, EXISTED, ACTION, DELETED_AT = "_ratchet_txid", "_ratchet_existed", "_ratchet_action", "_ratchet_deleted_at"
-#: Staged rows of sources that leave out unchanged values: whether there must be a row with the key
-#: (``NEEDED``: in the table; ``NEVER``: there cannot be one), and for each column that is left out,
-#: by its number in the schema, whether the row keeps its value.
-ROW_NEEDED, KEPT = "_ratchet_row_needed", "_ratchet_kept_"
-NOT_NEEDED, NEEDED, NEVER = 0, 1, 2
-OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED)
 #: What a staged row does to the row with its key.
 UPSERT, DELETE, REPLACE = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table as it is in the database. ``kind``: its type as the database prints it.
-    ``generated``: the database computes the value. ``always``: an identity that takes no value
-    unless it is overridden."""
-
-    name: str
-    kind: str
-    generated: bool = False
-    always: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """How an ``UpsertCommitter`` changes a table. ``defaults``: of columns that are added, what the
-    rows hold in them that are there already."""
-
-    key: tuple[str, ...]
-    sequence: str | None = None
-    _: KW_ONLY
-    ignore_nulls: bool = False
-    on_new_column: OnNewColumn = "fail"
-    keep_deletes: int = 0
-    defaults: tuple[tuple[str, Default], ...] = ()
 
 
 class Members(Protocol):
@@ -94,45 +62,19 @@ class Members(Protocol):
         """All of them."""
 
 
-class RowTable(SqlStore, Table):
+class RowTable(TableDefinition):
     """A table of a database. ``stamp``: the column that holds the txid of the transaction that
     wrote a row; None: there is none."""
 
-    #: The type of a column of nested values.
-    json: ClassVar[str]
-    #: Where a statement says ``CREATE TABLE``, after the list of columns; and for tables beside it.
-    table_options: str = ""
-    side_table_options: str = ""
     #: Whether a table can be made in the sql_txn that writes its first row.
     makes_in_sql_txn: ClassVar[bool] = True
 
     def __init__(self, name: str, stamp: str | None) -> None:
-        self._table = name
-        self._stamp = stamp
-        self._fields: Fields | None = None
-        self._changes: Changes | None = None
+        super().__init__(name, stamp)
         #: Other tables of the database that are written under this table's header.
         self.members: Members | None = None
-        for each in (name, *([stamp] if stamp is not None else [])):
-            self._check_name(each, "")
 
     # --- what a database adds ---------------------------------------------------------------------
-
-    @abstractmethod
-    def _held_columns(self, connection: Any, table: str) -> list[Column]:
-        """The columns of a table, in order; empty if there is no table."""
-
-    @abstractmethod
-    def _unique(self, connection: Any, table: str, columns: Sequence[str]) -> bool:
-        """Whether a key or an index makes these columns of a table unique."""
-
-    @abstractmethod
-    def _giving_key(self, connection: Any) -> str:
-        """The statement that gives the table the declared key."""
-
-    @abstractmethod
-    def _giving_type(self, name: str) -> str:
-        """The statement that gives a column its declared type."""
 
     @abstractmethod
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
@@ -142,23 +84,6 @@ class RowTable(SqlStore, Table):
     def _stage(self, connection: Any, columns: str) -> str:
         """Create an empty table for this sql_txn with the columns that this list of expressions
         selects from the table. Returns its name in SQL."""
-
-    @abstractmethod
-    def _stamp_index(self, connection: Any) -> list[str]:
-        """The statements that create a cheap index of the stamp column, if there is none."""
-
-    @contextmanager
-    def _altering(self) -> Iterator[Any]:
-        """A connection that may create and alter tables."""
-        with self._writing() as connection, self._creating(connection):
-            yield connection
-
-    def _widened(self, held: str, declared: pa.DataType) -> str | None:
-        """The type that a column of type ``held`` needs to hold all values of ``declared``; None:
-        it holds them, or the database could not change it without loss."""
-        return None
-
-    # --- declared columns -------------------------------------------------------------------------
 
     @property
     def value_type(self) -> ValueType:  # type: ignore[override]
@@ -176,292 +101,7 @@ class RowTable(SqlStore, Table):
     def commits_in_one_step(self) -> bool:
         return True
 
-    def bind(self, fields: Fields) -> None:
-        self._bind(fields, None)
-
-    def bind_changes(self, fields: Fields, changes: Changes) -> None:
-        """As ``bind``, for a committer that changes rows by their key."""
-        for name in (f"{self._table}_before", f"{self._table}_deleted"):
-            self._check_name(name, f", the name of a table beside {self._table!r}")
-        self._bind(fields, changes)
-
-    def _bind(self, fields: Fields, changes: Changes | None) -> None:
-        schema = fields.schema()
-        if schema is None:
-            untyped = next(name for name in fields if fields.type_of(name) is None)
-            raise TopologyError(
-                f"{self.location}: field {untyped!r} has no type; declare it, as in Fields({untyped}=str)"
-            )
-        if self._fields is not None and (self._fields, self._changes) != (fields, changes):
-            raise TopologyError(
-                f"{self.location} is written by two committers: a table has one; give each its own table"
-            )
-        seen: dict[str, str] = {}
-        for field in schema:
-            self._check_name(field.name, "")
-            self._column_type(field)
-            folded = field.name.casefold() if self.dialect.folds_case else field.name
-            if folded in seen:
-                raise TopologyError(
-                    f"{self.location}: {seen[folded]!r} and {field.name!r} are the same column in {self.dialect.name}: rename one"
-                )
-            seen[folded] = field.name
-        taken = [each for each in fields if each in (*OWN_COLUMNS, self._stamp) or each.startswith(KEPT)]
-        if taken:
-            raise TopologyError(
-                f"{self.location}: {taken[0]!r} is a column of Ratchet's; rename the field, or the stamp"
-            )
-        self._fields, self._changes = fields, changes
-
-    @property
-    def schema(self) -> pa.Schema:
-        if self._fields is None:
-            raise TopologyError(f"{self.location} has no columns: use it in a committer of a topology")
-        return self._fields.schema()
-
-    def _check_name(self, name: str, what: str) -> None:
-        longest = self.dialect.name_bytes_max
-        reserved = self.dialect.reserved_prefix
-        if not name or "\0" in name:
-            problem = "is no name in SQL"
-        elif longest is not None and len(name.encode()) > longest:
-            problem = f"has more than {longest} bytes, which {self.dialect.name} would cut"
-        elif name in self.dialect.reserved_columns or (reserved and name.casefold().startswith(reserved)):
-            problem = f"is reserved by {self.dialect.name}"
-        else:
-            return
-        raise TopologyError(f"{self.location}: {name!r}{what} {problem}; give another name")
-
     # --- on the driver ----------------------------------------------------------------------------
-
-    def _prepare(self, connection: Any, topology_id: str) -> Header:
-        columns = self._held_columns(connection, self._table)
-        self._probe(connection, exists=bool(columns))
-        self._create_headers(connection)
-        header = self._select_header(connection, self._own_header)
-        self._check_found(connection, header, columns, topology_id)
-        self._create_or_stamp(connection, columns)
-        self._create_side_tables(connection)
-        if header is None:
-            header = Header(topology_id, uuid.uuid4().hex)
-            self._run(connection, self._headers.insert(), (self._table, *header_values(header)))
-        return header
-
-    def _check_found(self, connection: Any, header: Header | None, columns: Sequence[Column], topology_id: str) -> None:
-        """Raise if the table and its header are not as this topology needs them. ``columns``: empty
-        if there is no table."""
-        if header is not None and header.topology_id != topology_id:
-            raise ConfigError(
-                f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a table has one owner; use "
-                "another table"
-            )
-        if not columns:
-            if header is not None:
-                raise CorruptStateError(
-                    f"{self.location} is gone, but its header says that it holds transactions up to {header.done}: restore it"
-                )
-            return
-        self._check_columns(connection, columns)
-        stamp = self._stamp
-        if header is None and stamp is not None and any(each.name == stamp for each in columns):
-            query = f"SELECT 1 FROM {self._at(self._table)} WHERE {self._q(stamp)} IS NOT NULL LIMIT 1"
-            if self._run(connection, query).fetchone() is not None:
-                raise ConfigError(
-                    f"{self.location} has rows with a {stamp}, and no header in {HEADERS_TABLE}: restore the header, or set "
-                    f"{stamp} to null in rows that are no longer to be taken back"
-                )
-
-    def _create_or_stamp(self, connection: Any, columns: Sequence[Column]) -> None:
-        """Create the table, or the column that it lacks for the stamp. ``columns``: those that it
-        has."""
-        statements = self._stamping(connection, columns) if columns else self._creation(connection)
-        if statements:
-            with self._creating(connection):
-                for each in statements:
-                    self._run(connection, each)
-
-    def _creation(self, connection: Any) -> list[str]:
-        """The statements that create the table."""
-        key = self._changes.key if self._changes is not None else ()
-        columns = [
-            f"{self._q(name)} {kind}{' NOT NULL' if name in key else ''}" for name, kind in self._declared().items()
-        ]
-        if self._stamp is not None:
-            columns.append(f"{self._q(self._stamp)} {self.dialect.integer}")
-        if key:
-            columns.append(f"PRIMARY KEY ({self._list(key)})")
-        created = f"CREATE TABLE {self._at(self._table)} ({', '.join(columns)}){self.table_options}"
-        return [created, *(self._stamp_index(connection) if self._stamp is not None and self._changes is None else [])]
-
-    def _check_names(self, held: Sequence[Column]) -> None:
-        """Raise ``ConfigError`` for a declared column that the table has under another name, or
-        computes by itself."""
-        names = {each.name: each for each in held}
-        for name in (*self.schema.names, *([self._stamp] if self._stamp is not None else [])):
-            other = next((each for each in names if each.casefold() == name.casefold()), name)
-            if self.dialect.folds_case and name not in names and other != name:
-                raise ConfigError(
-                    f"{self.location} has a column {other!r}, and the field is {name!r}, which is the same name in "
-                    f"{self.dialect.name}: name the field {other!r}"
-                )
-            if name in names and (names[name].generated or (names[name].always and self._changes is None)):
-                raise ConfigError(
-                    f"{self.location} makes the values of {name!r} by itself: leave that field out, with columns=[...]"
-                )
-
-    def _check_columns(self, connection: Any, held: Sequence[Column]) -> None:
-        """Compare an existing table with the declared columns."""
-        self._check_names(held)
-        names = {each.name for each in held}
-        missing = [name for name in self.schema.names if name not in names]
-        mode = self._changes.on_new_column if self._changes is not None else "fail"
-        needed = [name for name in missing if self._changes is not None and name in self._changes.key]
-        if needed or (missing and mode == "fail"):
-            name = (needed or missing)[0]
-            advice = "" if self._changes is None or needed else "; or use on_new_column='add' or 'ignore'"
-            raise ConfigError(f"{self.location} has no column {name!r}: {self._adding(name)}{advice}")
-        if self._changes is not None and not self._unique(connection, self._table, self._changes.key):
-            raise ConfigError(
-                f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: "
-                f"{self._shown(self._giving_key(connection))}"
-            )
-
-    def _stamping(self, connection: Any, columns: Sequence[Column]) -> list[str]:
-        """The statements that add the column of the stamp, where a table has none."""
-        if self._stamp is None or self._stamp in {each.name for each in columns}:
-            return []
-        added = f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(self._stamp)} {self.dialect.integer}"
-        return [added, *(self._stamp_index(connection) if self._changes is None else [])]
-
-    # --- the schema, for people -------------------------------------------------------------------
-
-    def table_schema(self) -> TableSchema:
-        with self._reading() as connection:
-            held = self._held_columns(connection, self._table)
-            statements = map(self._shown, self._pending(connection, held))
-            declared = self._declared() | ({self._stamp: self.dialect.integer} if self._stamp is not None else {})
-            columns = {each.name: TableColumn(each.name, declared.get(each.name), each.kind) for each in held}
-            columns |= {name: TableColumn(name, kind, None) for name, kind in declared.items() if name not in columns}
-            return TableSchema(tuple(columns.values()), tuple(statements))
-
-    def apply_schema(self, topology_id: str) -> TableSchema:
-        found = self.table_schema()
-        with self._altering() as connection:
-            for each in self._pending(connection, self._held_columns(connection, self._table)):
-                self._run(connection, each)
-        self.prepare(topology_id)
-        return found
-
-    def _pending(self, connection: Any, held: Sequence[Column]) -> list[str]:
-        """The statements that give the table what it lacks. ``held``: the columns that it has."""
-        if not held:
-            return self._creation(connection)
-        self._check_names(held)
-        key = self._changes.key if self._changes is not None else ()
-        names = {each.name for each in held}
-        if missing := [name for name in key if name not in names]:
-            raise ConfigError(
-                f"{self.location} has no column {missing[0]!r} of the key: its rows would have no value for it; create the "
-                "column, and fill it"
-            )
-        found = [*self._alterations(connection, held), *self._stamping(connection, held)]
-        if not key or self._unique(connection, self._table, key):
-            return found
-        statement = self._giving_key(connection)
-        if not statement.startswith(("ALTER ", "CREATE ")):
-            raise ConfigError(f"{self.location} has another primary key than {', '.join(key)}: {statement}")
-        return [*found, statement]
-
-    def _alterations(self, connection: Any, held: Sequence[Column]) -> list[str]:
-        """The statements that add the declared columns that the table lacks, and widen those that
-        are too narrow, where nothing is lost."""
-        if self._changes is not None and self._changes.on_new_column == "ignore":
-            return []
-        kinds = {each.name: each.kind for each in held}
-        beside = [f"{self._table}_before"] if self._changes is not None else []
-        tables = [self._table, *(each for each in beside if self._held_columns(connection, each))]
-        statements = []
-        for field in self.schema:
-            if field.name not in kinds:
-                statements.append(self._adding(field.name))
-            elif (kind := self._widened(kinds[field.name], field.type)) is not None:
-                statements += [
-                    f"ALTER TABLE {self._at(each)} ALTER COLUMN {self._q(field.name)} TYPE {kind}" for each in tables
-                ]
-        return statements
-
-    def _shown(self, statement: str) -> str:
-        """A statement as a person types it."""
-        return statement.replace("%%", "%") if self.dialect.mark == "%s" else statement
-
-    def _create_side_tables(self, connection: Any, txid: int | None = None) -> None:
-        integer, text = self.dialect.integer, self.dialect.text
-        with self._creating(connection):
-            self._run(
-                connection,
-                f"CREATE TABLE IF NOT EXISTS {self._at(WRITTEN_TABLE)} (state {text} NOT NULL, writer {text} NOT NULL, "
-                f"txid {integer} NOT NULL, PRIMARY KEY (state, writer)){self.side_table_options}",
-            )
-            if self._changes is not None:
-                self._create_before(connection, txid)
-
-    def _create_before(self, connection: Any, txid: int | None = None) -> None:
-        changes = self._by_key()
-        before, integer = f"{self._table}_before", self.dialect.integer
-        columns = [each for each in self._held_columns(connection, self._table) if not each.generated]
-        found = self._fitting_before(connection, columns, txid)
-        if not found:
-            kinds = ", ".join(f"{self._q(each.name)} {each.kind}" for each in columns)
-            self._run(
-                connection,
-                f"CREATE TABLE {self._at(before)} ({kinds}, {TXID} {integer} NOT NULL, {EXISTED} {integer} NOT NULL, "
-                f"PRIMARY KEY ({self._list(changes.key)})){self.side_table_options}",
-            )
-        else:
-            for each in columns:
-                if each.name not in found:
-                    self._run(connection, f"ALTER TABLE {self._at(before)} ADD COLUMN {self._q(each.name)} {each.kind}")
-        if changes.sequence is not None:
-            kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns)
-            named = ", ".join(f"{self._q(name)} {kinds_of[name]} NOT NULL" for name in (*changes.key, changes.sequence))
-            self._run(
-                connection,
-                f"CREATE TABLE IF NOT EXISTS {self._at(f'{self._table}_deleted')} ({named}, {TXID} {integer} NOT NULL, "
-                f"PRIMARY KEY ({self._list(changes.key)}, {TXID})){self.side_table_options}",
-            )
-
-    def _fitting_before(self, connection: Any, columns: Sequence[Column], txid: int | None) -> set[str]:
-        """The columns of ``<table>_before``; none if there is no such table. One that does not fit
-        the table, because somebody has changed the table's key or types, is removed if it is empty,
-        and else changed. ``txid``: of the transaction under way; rows from before an earlier one
-        are not needed."""
-        before, key = f"{self._table}_before", self._by_key().key
-        held = {each.name: each.kind.removesuffix(" NULL") for each in self._held_columns(connection, before)}
-        shared = [each for each in columns if each.name in held]
-        other = [each for each in shared if held[each.name] != each.kind.removesuffix(" NULL")]
-        same_key = not held or self._unique(connection, before, key)
-        if same_key and not other:
-            return set(held)
-        if txid is not None:
-            self._run(connection, f"DELETE FROM {self._at(before)} WHERE {TXID} < {txid:d}")
-        if self._run(connection, f"SELECT 1 FROM {self._at(before)} LIMIT 1").fetchone() is None:
-            self._run(connection, f"DROP TABLE {self._at(before)}")
-            return set()
-        if not same_key:
-            raise ConfigError(
-                f"{self.location} has another key than {before!r}, which can put its last transaction back: when that is "
-                f"committed in the topology, DROP TABLE {self._at(before)}"
-            )
-        for each in other:
-            self._retype_before(connection, each)
-        return set(held)
-
-    def _retype_before(self, connection: Any, column: Column) -> None:
-        """Give a column of ``<table>_before`` the type that it has in the table."""
-
-    def _missing_kinds(self, held: Sequence[Column]) -> dict[str, str]:
-        names = {each.name for each in held}
-        return {name: kind for name, kind in self._declared().items() if name not in names}
 
     def sweep(self, header: Header) -> int:
         return 0  # the sql_txn that opened the attempt has taken back what earlier ones wrote
@@ -606,10 +246,6 @@ class RowTable(SqlStore, Table):
         self._home = owner._home
         return self
 
-    def columns(self, connection: Any) -> list[Column]:
-        """The columns of the user's, as the table has them."""
-        return [each for each in self._held_columns(connection, self._table) if each.name != self._stamp]
-
     def rows_where(self, connection: Any, columns: Sequence[str], condition: str, *values: Any) -> list[Any]:
         """Columns of the rows that a condition is true of; ``?`` in it stands for a value."""
         where = condition.replace("?", self.dialect.mark).replace("{table}", self._at(self._table))
@@ -628,12 +264,6 @@ class RowTable(SqlStore, Table):
         held = {each.name for each in self._held_columns(connection, self._table)}
         return [each.name for each in self._held_columns(connection, f"{self._table}_before") if each.name in held]
 
-    def keeps_all(self, connection: Any) -> bool:
-        """Whether the rows from before have all columns of the table. Somebody may have added some
-        by hand."""
-        held = {each.name for each in self._held_columns(connection, self._table) if not each.generated}
-        return held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}
-
     def claim(self, connection: Any, owner: str) -> None:
         """Note that the table is under another table's header. Raises ``ConfigError`` if it has
         another owner."""
@@ -647,26 +277,6 @@ class RowTable(SqlStore, Table):
                 f"{self.location} belongs to topology {held.topology_id!r}: a table has one owner; give the copy another name, "
                 "with Mirror(name=...)"
             )
-
-    def make(self, connection: Any, changed: Iterable[str], txid: int) -> None:
-        """Create the table if there is none; else check it, and change it as ``on_new_column``
-        allows. ``changed``: the columns whose declared type is another one than before. ``txid``:
-        of the transaction under way. Raises ``ConfigError`` for a column that does not hold its
-        declared type."""
-        columns = self._held_columns(connection, self._table)
-        if columns:
-            self._check_columns(connection, columns)
-        self._create_or_stamp(connection, columns)
-        self._create_side_tables(connection, txid)
-        self._fit(connection)
-        kinds = {each.name: each.kind for each in self._held_columns(connection, self._table)}
-        for name in {each.name for each in columns}.intersection(changed):
-            declared = self._declared()[name]
-            if not _holds(kinds[name].casefold(), declared.casefold()):
-                raise ConfigError(
-                    f"{self.location}: column {name!r} of the source is {declared} now, and that of the table is "
-                    f"{kinds[name].replace('%%', '%')}: {self._giving_type(name)}"
-                )
 
     def empty(self, connection: Any, txid: int) -> None:
         """Delete all rows, and keep them as they were before the transaction."""
@@ -705,31 +315,6 @@ class RowTable(SqlStore, Table):
             f"{self._or_nothing('state')}"
         )
         return bool(self._run(connection, statement, (self._table, writer, txid)).rowcount == 1)
-
-    def _fit(self, connection: Any) -> list[str]:
-        """The declared columns that the table has, after the changes that ``on_new_column`` allows
-        (C42)."""
-        changes = self._by_key()
-        if changes.on_new_column == "fail":
-            return list(self.schema.names)
-        held = self._held_columns(connection, self._table)
-        if changes.on_new_column == "ignore":
-            names = {each.name for each in held}
-            return [name for name in self.schema.names if name in names]
-        if self._alterations(connection, held):
-            with self._creating(connection):
-                for each in self._alterations(
-                    connection, self._held_columns(connection, self._table)
-                ):  # under the lock
-                    self._run(connection, each)
-                self._create_before(connection)
-        return list(self.schema.names)
-
-    def _adding(self, name: str) -> str:
-        """The statement that adds a declared column."""
-        defaults = dict(self._changes.defaults) if self._changes is not None else {}
-        default = f" DEFAULT {_literal(defaults[name])}" if defaults.get(name) is not None else ""
-        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {self._declared()[name]}{default}"
 
     def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
         """Copy what the rows change, and change it. ``copied``: the columns to copy."""
@@ -885,21 +470,6 @@ class RowTable(SqlStore, Table):
         """The end of an INSERT that leaves out rows whose key is there. ``column``: of the key."""
         return "ON CONFLICT DO NOTHING"
 
-    def _run(self, connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        return connection.execute(statement, parameters)
-
-    def _q(self, name: str) -> str:
-        """A name in a statement that takes parameters."""
-        return qualified("", name).replace("%", "%%") if self.dialect.mark == "%s" else qualified("", name)
-
-    def _at(self, table: str) -> str:
-        """The name of a table in a statement that takes parameters."""
-        found = qualified(self._home, table)
-        return found.replace("%", "%%") if self.dialect.mark == "%s" else found
-
-    def _list(self, names: Iterable[str]) -> str:
-        return ", ".join(map(self._q, names))
-
     def _same(self, one: str, other: str) -> str:
         return " AND ".join(f"{one}.{self._q(name)} = {other}.{self._q(name)}" for name in self._by_key().key)
 
@@ -907,33 +477,6 @@ class RowTable(SqlStore, Table):
         changes = self._by_key()
         return self.dialect.compared(expression, self.schema.field(changes.sequence or "").type)
 
-    def _declared(self) -> dict[str, str]:
-        return {each.name: self._column_type(each) for each in self.schema}
-
-    def _column_type(self, field: pa.Field) -> str:
-        """The type of a column of our own making. Raises ``TopologyError`` for a type that the
-        database cannot hold."""
-        return column_type(self.dialect, self.json, field.name, field.type)
-
     def _storable(self, rows: pa.Table) -> pa.Table:
         """The rows with values that the database takes. Raises ``BadRecordError``."""
         return storable(rows, self.location)
-
-    def _by_key(self) -> Changes:
-        if self._changes is None:
-            raise TopologyError(f"{self.location} has no key: use an UpsertCommitter")
-        return self._changes
-
-
-def _holds(held: str, declared: str) -> bool:
-    """Whether a column of one type holds all values of another one."""
-    one, other = _DECIMAL.fullmatch(held), _DECIMAL.fullmatch(declared)
-    if one is not None and other is not None:
-        digits, scale = map(int, one.groups())
-        wanted, wanted_scale = map(int, other.groups())
-        return scale >= wanted_scale and digits - scale >= wanted - wanted_scale
-    return held.startswith(declared)  # what follows is a collation
-
-
-def _literal(value: Default) -> str:
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).upper()

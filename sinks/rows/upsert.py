@@ -20,7 +20,8 @@ from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.reference_upserts import ReferenceUpserts
 from sinks.rows.replay_table import ReplayTable
 from sinks.rows.scratch_table import ScratchTable
-from sinks.rows.table import Changes, OnNewColumn, RowTable
+from sinks.rows.table import RowTable
+from sinks.rows.table_definition import Changes, OnNewColumn
 from sinks.table_committer import TableCommitter
 
 #: The field that names the columns whose values a change leaves out, as of ``DebeziumCodec``.

@@ -9,6 +9,7 @@ import pytest
 from framework.errors import RetryableError
 from sinks.rows.inspected_table import InspectedTable
 from sinks.rows.table import RowTable
+from sinks.rows.table_definition import TableDefinition
 from tests.kit.row_tables import Database
 from tests.sinks.rows.test_upsert import Writer, change
 
@@ -22,7 +23,7 @@ class Killed(RetryableError):
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     """Let the statement of this number, and those after it, fail. Returns the number of statements
     so far, as a list."""
-    count, run = [0], RowTable._run
+    count, run = [0], TableDefinition._run
 
     def counted(table: RowTable, *given: Any) -> Any:
         count[0] += 1
@@ -30,7 +31,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
             raise Killed(f"before statement {number}")
         return run(table, *given)
 
-    for kind in (RowTable, *InspectedTable.__subclasses__()):
+    for kind in (TableDefinition, *InspectedTable.__subclasses__()):
         if "_run" in vars(kind):
             monkeypatch.setattr(kind, "_run", counted)
     return count
