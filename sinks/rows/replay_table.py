@@ -13,7 +13,7 @@ from framework.errors import InvariantViolation
 from sinks.rows.held_rows import Key, Values
 from sinks.rows.inspected_table import InspectedTable
 from sinks.rows.scratch_table import ScratchTable
-from sinks.rows.table import TXID
+from sinks.rows.table_definition import TXID
 
 
 class ReplayTable(ScratchTable):
