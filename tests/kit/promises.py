@@ -127,6 +127,7 @@ RULES: dict[str, str] = {
     "C39": "State and windows move with their keys, or are refused; a prepared checkpoint is committed under its own layout.",
     "C40": "Every topology has one driver; processes accept only peers that prove the key, and encrypt between hosts.",
     "C41": "A replay restores a table without previous values: it removes appended rows and restores changed rows.",
+    "C42": "A change of columns is additive, and part of the transaction that first needs it; a roll-back leaves the column.",
     "C43": "The watermark after a transaction follows from the previous watermark, the plan and its records, also in a replay.",
     "C44": "Effects of time belong to the one transaction whose watermark passes that time.",
     "C45": "The pace decides when a plan is made and how much it may hold; a missed interval is not made up for.",
