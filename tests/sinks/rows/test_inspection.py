@@ -15,11 +15,12 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError
 from framework.inspect.explain import explain
 from framework.inspect.read import StateSnapshot, read
+from framework.inspect.rebuild import rebuild
 from framework.inspect.replay import ReplayReport, plan_to_replay, replay
 from framework.inspect.verify import VerifyReport, verify
 from framework.transactions import MemoryStore
-from sinks import AppendCommitter, UpsertCommitter
-from spouts import OpaqueMemoryTransactionalSpout
+from sinks import AppendCommitter, Mirror, UpsertCommitter
+from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 
@@ -234,3 +235,17 @@ def test_replay_of_a_stale_change_starts_from_the_deletion(database: Database) -
     landed = Landed(database, records, batch=1, sequence_by="lsn").run()
     _, people = replayed(landed, 3).states
     assert people.changes == []
+
+
+def test_what_the_tools_cannot_do_they_say_in_one_line(database: Database) -> None:
+    landed = Landed(database, RECORDS).run()
+    with pytest.raises(ConfigError, match=r"people.* cannot be rebuilt: it cannot exchange its content"):
+        rebuild(landed.topology, landed.store, state="people", take_over=True)
+    builder = TransactionalTopologyBuilder(
+        "copied",
+        "changes",
+        OpaqueMemoryTransactionalSpout({0: []}, Fields.of({"key": pa.binary(), "value": pa.binary()}), 2),
+    )
+    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).shuffle_grouping("changes")
+    with pytest.raises(ConfigError, match="recomputed only for an AppendCommitter or an UpsertCommitter"):
+        verify(builder.build(), landed.store)
