@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from spouts.codecs.json_extra import EXTRA, Extra, OnExtra, checked_extra
 from spouts.codecs.json_reader import JsonReader, Rows
 from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 from spouts.codecs.json_types import Conversion, in_json
+
+#: Text of a JSON document. ``json.dumps`` would make an encoder for each row.
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 class JsonCodec(BulkCodec, EncodingCodec):
@@ -85,6 +89,7 @@ class JsonCodec(BulkCodec, EncodingCodec):
                 for name, each in zip(names, declared, strict=True)
             ]
         )
+        self._required = [each.name for each in self._schema if not each.nullable]
         try:
             shown = pa.schema([each.with_name(name) for name, each in zip(names, self._rows, strict=True)])
             self._reader = JsonReader(self._schema, shown)
@@ -120,16 +125,17 @@ class JsonCodec(BulkCodec, EncodingCodec):
         return cls(schema_of_sample(raw))
 
     def encode_row(self, row: Mapping[str, Any]) -> bytes:
-        document = {
-            self._names[name]: None if value is None else json_encoder(self._rows.field(name).type)(value)
-            for name, value in row.items()
-            if name in self._names
-        }
-        absent = [each.name for each in self._schema if not each.nullable and document.get(each.name) is None]
-        if absent:
-            raise ValueError(f"{absent[0]} is null")
+        encoders = self._encoders
+        document = {}
+        for name, value in row.items():
+            if name in encoders:
+                written, encode = encoders[name]
+                document[written] = None if value is None else encode(value)
+        for each in self._required:
+            if document.get(each) is None:
+                raise ValueError(f"{each} is null")
         captured = row.get(EXTRA) if self._extra is not None else None
-        encoded = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        encoded = _written(document)
         if captured is not None:
             members = json.loads(captured)
             if not isinstance(members, dict) or not members.keys().isdisjoint(self._names.values()):
@@ -138,6 +144,15 @@ class JsonCodec(BulkCodec, EncodingCodec):
                 inside = captured.strip()[1:-1]
                 encoded = f"{encoded[:-1]},{inside}}}" if document else f"{{{inside}}}"
         return encoded.encode()
+
+    @cached_property
+    def _encoders(self) -> dict[str, tuple[str, Callable[[Any], Any]]]:
+        """Field -> its name in the records, and the conversion of its values."""
+        return {name: (self._names[name], json_encoder(self._rows.field(name).type)) for name in self._names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the functions, which are made again where they are needed."""
+        return {name: value for name, value in vars(self).items() if name != "_encoders"}
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
         batch, bad = self._decoded(values, only_first=True)
