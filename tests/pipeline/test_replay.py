@@ -261,7 +261,7 @@ def test_a_state_that_has_no_scratch_copy_is_left_out_by_name(
             raise ConfigError(f"{state.location} cannot {purpose}: it has no scratch copy")
         return inspectable(state, purpose=purpose)
 
-    monkeypatch.setattr("framework.inspect.replay.inspectable", refuse)
+    monkeypatch.setattr("sinks.append.inspectable", refuse)
     report = replayed(built, store, 4)
     assert report.agrees and [each.component_id for each in report.states] == ["words"]
     assert "has no scratch copy" in report.left_out["parquet"]
