@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import urllib.parse
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
@@ -145,8 +146,10 @@ class Registry:
 
 def _key(schema: dict[str, Any]) -> str:
     """What is the same for the same schema."""
-    kind = schema.get("schemaType", "AVRO")
-    text = schema["schema"] if kind == "PROTOBUF" else json.loads(schema["schema"])
+    kind, text = schema.get("schemaType", "AVRO"), schema["schema"]
+    if kind != "PROTOBUF":
+        with suppress(ValueError):  # the bare name of an Avro type is no JSON
+            text = json.loads(text)
     return json.dumps([kind, text, schema.get("references") or []])
 
 
