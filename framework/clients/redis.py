@@ -37,8 +37,8 @@ def passes(error: redis.exceptions.RedisError) -> bool:
 
 
 def redirects(error: redis.exceptions.RedisError) -> str:
-    """What to do if a node of a Redis Cluster says that another node has the key; empty for other
-    errors."""
+    """Advice for an error by which a node of a Redis Cluster says that another node has the key;
+    empty for other errors."""
     if not isinstance(error, (redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError)):
         return ""
     return (

@@ -63,7 +63,7 @@ _RETRIES = 6
 _SHORT_BYTES = 32
 #: The answer of a script when keys are missing: the expected number and the actual number.
 _LOST = re.compile(r"LOST (.*) (\d+)")
-#: What a script answers when a value is too long: its bytes, and the beginning of its key.
+#: The answer of a script to a value that is too long: its bytes, and the beginning of its key.
 _LONG = re.compile(r"LONG (\d+) (.*)", re.DOTALL)
 #: A number written by this module.
 _NUMBER = re.compile(r"\d{1,18}")

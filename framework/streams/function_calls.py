@@ -4,7 +4,7 @@ together.
 Invariants:
 
 1. Results are in the order of the arguments.
-2. ``setup`` is called once per process. What it returned is the last argument of each call.
+2. ``setup`` is called once per process. Its result is the last argument of each call.
 3. The first call that fails, after its retries, ends the others.
 """
 
@@ -38,7 +38,7 @@ _DELAY_S, _DELAY_MAX_S = 0.1, 10.0
 _LOOK_S = 0.2
 #: Errors that another try does not change.
 _LASTING = (BadRecordError, ConfigError, TopologyError)
-#: What ``setup=`` has made in this process. Models are large.
+#: The results of ``setup=`` in this process. Models are large.
 _setups: LRUCache[str, Any] = LRUCache(maxsize=16)
 _setups_lock = threading.RLock()
 #: Raises where the attempt was cancelled, for which this thread computes.
@@ -70,7 +70,7 @@ class Calls:
         return [self.function, *([self.setup] if self.setup is not None else [])]
 
     def results(self, arguments: Iterable[Any]) -> list[Any]:
-        """What the function returned, for each argument.
+        """The result of the function for each argument.
 
         Raises ``RetryableError`` where the time is over or a connection fails, after the last try,
         and else what the function raised. A ``BadRecordError`` is not tried again."""
@@ -224,7 +224,7 @@ def _awaited(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Loop:
-    """A loop in a thread of its own. What ``setup`` has opened in it, such as a pool of
+    """A loop in a thread of its own. A resource that ``setup`` opens in it, such as a pool of
     connections, lasts as long as the process."""
 
     _current: _Loop | None = None

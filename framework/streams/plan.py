@@ -208,8 +208,9 @@ class _Compilation:
         return tuple(name for name in source.schema.names if name in needed) or (source.schema.names[0],)
 
     def _early_filter(self, source: Read) -> EarlyFilter | None:
-        """What a row fulfils that any component takes, if the columns that are known early say it.
-        Each way then begins with such filters; the steps have them, too."""
+        """The condition that every row fulfils that a component takes, in columns that are known
+        before decoding. It is made of the filters that each way begins with; the steps have them,
+        too."""
         early = self._reading.early(source.source)
         ways = [way for output in self._outputs[source] for way in output.ways]
         if not self._prune or self._direct[source] or not early:

@@ -58,7 +58,7 @@ class Reading(ABC):
 
 @dataclass(frozen=True, slots=True)
 class EarlyFilter:
-    """What the rows of a source fulfil that any component takes, in some of its columns."""
+    """A condition on some columns of a source. Every row that a component takes fulfils it."""
 
     fields: tuple[str, ...]
     condition: pl.Expr
