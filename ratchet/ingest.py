@@ -28,7 +28,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.execution.choice import SPARK
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
 from framework.transactions.first_records import first_rows
-from ratchet.connectors import PASSWORD, Connector, read_connector
+from ratchet.kafka_connect import PASSWORD, Connector, read_connector
 from spouts import BytesCodec, OpaqueKafkaTransactionalSpout
 from spouts.codecs.json_schema import schema_of_sample
 

@@ -14,7 +14,7 @@ from framework.topology import (
 )
 from framework.topology.bolts import OnBadRecord
 from framework.topology.inspectable import inspectable, with_scratch_states
-from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import RowTable
 from sinks.table import Table
@@ -61,7 +61,7 @@ class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
 
     def replaying(self, folder: Path, txid: int, topology_id: str) -> Bolt:
         for number, state in enumerate(self.states()):
-            if isinstance(state, InspectedTable):
+            if isinstance(state, InspectableTable):
                 state.check_replayed(topology_id)
                 self.table = ScratchTable.of(state, folder / str(number))
             else:

@@ -46,8 +46,8 @@ from framework.topology.canonical_form import RowForm, equal, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import SWEPT, Key, MapBackend, Row, Value
 from sinks.exchange import exchangeable
-from sinks.key_text import key_values
-from sinks.paging import pages_of
+from sinks.key_parser import key_values
+from sinks.pages import pages_of
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.snapshots import as_of, at_one_moment, check_held, items_as_of
 from sinks.values import OpaqueValue, TransactionalValue

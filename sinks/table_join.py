@@ -14,7 +14,7 @@ from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
-from sinks.joined_sides import LEFT, RIGHT, JoinedSides
+from sinks.join_inputs import LEFT, RIGHT, JoinInputs
 from sinks.keyed_committer import KeyedCommitter
 from sinks.states import MapState
 
@@ -60,7 +60,7 @@ class TableJoiningCommitter(KeyedCommitter):
             raise TopologyError(f"TableJoiningCommitter: how is {how!r}: give 'inner' or 'left'")
         self.table, self.sequence_by, self.deleted, self.how = table, sequence_by, deleted, how
         self.keep_deletes = keep_deletes
-        self._sides: JoinedSides | None = None
+        self._sides: JoinInputs | None = None
         self._came: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class TableJoiningCommitter(KeyedCommitter):
                 "is deleted: make it bool"
             )
         kept = right.fields.select([each for each in right.fields if each != self.deleted])
-        self._sides = JoinedSides(component_id, self.key, left, replace(right, fields=kept))
+        self._sides = JoinInputs(component_id, self.key, left, replace(right, fields=kept))
         self.state.bind(self._sides.key_fields, _VALUE)
         if self.deleted is not None and self.sequence_by is not None:
             self.state.backend.order_by(_FORGET)
@@ -100,7 +100,7 @@ class TableJoiningCommitter(KeyedCommitter):
         if self._sides is not None:
             declarer.declare(Fields.of_schema(self._sides.schema()))
 
-    def _bound(self) -> JoinedSides:
+    def _bound(self) -> JoinInputs:
         if self._sides is None:
             raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
         return self._sides

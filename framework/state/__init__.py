@@ -10,7 +10,7 @@ from framework.operators.count_windows import CountWindow
 from framework.operators.watermarks import LATE_STREAM
 from framework.state.memory import InMemoryKeyValueStateProvider
 from framework.state.serialization import MsgpackSerializer, PickleSerializer, Serializer
-from framework.state.time_windows import TimeWindow
+from framework.state.time_window_settings import TimeWindow
 from framework.state.window_entries import Window
 from framework.state.windowed_bolt import BaseWindowedBolt
 from framework.topology.stateful import KeyValueState, State, StateProvider

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from framework.errors import CorruptStateError
-from framework.state.damage import RESTORE, shown
+from framework.state.corrupt_entries import RESTORE, shown
 from framework.topology.stateful import KeyValueState, StateSize
 
 #: The put time of a value that never expires: in seconds since 1970, later than any clock shows.

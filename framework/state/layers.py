@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.errors import CorruptStateError, InvariantViolation
-from framework.state.damage import RESTORE, shown
+from framework.state.corrupt_entries import RESTORE, shown
 from framework.state.serialization import MsgpackSerializer, Serializer, TimedSerializer
 from framework.topology.canonical_form import key_form
 from framework.topology.stateful import KeyValueState, StateSize

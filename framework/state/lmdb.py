@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.paths import local_path
-from framework.state.damage import shown
+from framework.state.corrupt_entries import shown
 from framework.state.layers import Changes, LayeredState
 from framework.state.serialization import Serializer
 from framework.state.settings import LmdbSettings, settings_of

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from framework.clients.redis import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.logs import get_logger
-from framework.state.damage import shown
+from framework.state.corrupt_entries import shown
 from framework.state.layers import Changes, LayeredState
 from framework.state.serialization import Serializer
 from framework.state.settings import RedisSettings, settings_of

@@ -21,7 +21,7 @@ from framework.durations import MICROS, seconds_to_micros
 from framework.operators.count_windows import CountWindow
 from framework.operators.timestamps import time_of
 from framework.operators.watermarks import NEVER, Reading, Source, Watermark
-from framework.state.time_windows import TimeWindow
+from framework.state.time_window_settings import TimeWindow
 from framework.state.window_entries import (
     CLOCK,
     LATENESS,

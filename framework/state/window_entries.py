@@ -36,7 +36,7 @@ from typing import Any
 
 from framework.errors import CorruptStateError
 from framework.shapes import fits
-from framework.state.damage import RESTORE, shown
+from framework.state.corrupt_entries import RESTORE, shown
 from framework.topology.fields import Fields
 from framework.topology.stateful import KeyValueState
 from framework.topology.tuples import Tuple

@@ -15,7 +15,7 @@ import pyarrow as pa
 from framework.errors import ConfigError, TopologyError
 from framework.operators.count_windows import CountWindow
 from framework.operators.watermarks import LATE_STREAM, Reading, Source
-from framework.state.time_windows import TimeWindow
+from framework.state.time_window_settings import TimeWindow
 from framework.state.window_buffers import CountBuffer, EventTimeBuffer, ProcessingTimeBuffer, WindowTask
 from framework.state.window_entries import (
     CLOCK,

@@ -16,7 +16,7 @@ from framework.topology import Fields, Input
 from sinks.backend import Key, Value
 from sinks.event_time.committer import Watermarks
 from sinks.event_time.two_stream_join import PairCommitter
-from sinks.joined_sides import LEFT, RIGHT
+from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
 
 _DUE = "due_at"

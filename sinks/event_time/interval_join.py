@@ -15,7 +15,7 @@ from sinks.backend import Key, Value
 from sinks.event_time.committer import Watermarks
 from sinks.event_time.join_buffer import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
 from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, PairCommitter
-from sinks.joined_sides import LEFT, RIGHT
+from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
 
 __all__ = ["LATE_LEFT_STREAM", "LATE_RIGHT_STREAM", "JoiningCommitter"]

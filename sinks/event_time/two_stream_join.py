@@ -14,7 +14,7 @@ from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.committer import WatermarkedCommitter
-from sinks.joined_sides import JoinedSides
+from sinks.join_inputs import JoinInputs
 from sinks.states import MapState
 
 #: Records behind the watermark, of each side.
@@ -40,7 +40,7 @@ class PairCommitter(WatermarkedCommitter):
         super().__init__(state, key)
         self.unit = unit
         self._on = (left, right)
-        self._sides: JoinedSides | None = None
+        self._sides: JoinInputs | None = None
         self._came: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class PairCommitter(WatermarkedCommitter):
             check_times(component_id, on, its[0].fields.type_of(on), self.unit)
             found.append(its[0])
         left, right = found
-        self._sides = JoinedSides(component_id, self.key, left, right)
+        self._sides = JoinInputs(component_id, self.key, left, right)
         self._bind_state(left)
 
     @abstractmethod
@@ -76,7 +76,7 @@ class PairCommitter(WatermarkedCommitter):
         for side, stream in zip(self._sides, (LATE_LEFT_STREAM, LATE_RIGHT_STREAM), strict=True):
             declarer.declare(side.fields, stream)
 
-    def _bound(self) -> JoinedSides:
+    def _bound(self) -> JoinInputs:
         if self._sides is None:
             raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
         return self._sides

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Fields, Header, TransactionAttempt
-from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.table import READ_ROWS
 from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
@@ -44,7 +44,7 @@ _TOO_LONG = 1071
 _GENERATED = (1906, 3105)
 
 
-class MySqlTable(MySqlStore, InspectedTable):
+class MySqlTable(MySqlStore, InspectableTable):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB, for
     ``AppendCommitter`` and ``UpsertCommitter``.
 

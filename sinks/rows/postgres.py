@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
-from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.table import READ_ROWS
 from sinks.rows.table_definition import Column
 from sinks.sql.postgres_rows import first_nul
@@ -39,7 +39,7 @@ _WIDENINGS = (
 )
 
 
-class PostgresTable(PostgresStore, InspectedTable):
+class PostgresTable(PostgresStore, InspectableTable):
     """A table of a PostgreSQL database, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``dsn``: as of ``PostgresBackend``. ``name``: the table. It is created when missing, and may

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import InvariantViolation
-from sinks.rows.held_rows import Key, Values
-from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.inspectable_table import InspectableTable
+from sinks.rows.row_snapshot import Key, Values
 from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table_definition import TXID
 
@@ -21,7 +21,7 @@ class ReplayTable(ScratchTable):
     that the transaction changes. A key of which the sink does not tell that any more has no row.
     The sink is only read."""
 
-    def __init__(self, sink: InspectedTable, folder: Path, txid: int) -> None:
+    def __init__(self, sink: InspectableTable, folder: Path, txid: int) -> None:
         if sink._changes is None:
             raise InvariantViolation(f"{sink.location} has no keys")
         super().__init__(folder, sink._fields, sink._changes, sink._stamp)

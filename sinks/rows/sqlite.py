@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
-from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.table_definition import Column
 from sinks.sql.sqlite_store import SqliteStore
 
 
-class SqliteTable(SqliteStore, InspectedTable):
+class SqliteTable(SqliteStore, InspectableTable):
     """A table of a SQLite file, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``path``: the file; a relative path starts at the driver's current directory. ``name``: the

@@ -15,7 +15,7 @@ from framework.topology.canonical_form import canonical_column
 from framework.topology.inspectable import inspectable, with_scratch_states
 from sinks.committer import check_one_writer
 from sinks.rows.conditions import Condition
-from sinks.rows.inspected_table import InspectedTable
+from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.reference_upserts import ReferenceUpserts
 from sinks.rows.replay_table import ReplayTable
@@ -135,7 +135,7 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
 
     def replaying(self, folder: Path, txid: int, topology_id: str) -> Bolt:
         table = inspectable(self.table, purpose="be replayed")
-        if not isinstance(table, InspectedTable):
+        if not isinstance(table, InspectableTable):
             raise ConfigError(f"{self.table.location} cannot be replayed: it does not tell what it held")
         table.check_replayed(topology_id)
         self.table = ReplayTable(table, folder, txid)

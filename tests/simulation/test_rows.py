@@ -12,7 +12,7 @@ import pytest
 
 from sinks.rows import table as table_module
 from sinks.rows import upsert
-from sinks.rows.held_rows import HeldRows
+from sinks.rows.row_snapshot import RowSnapshot
 from sinks.rows.table import RowTable
 from sinks.sql.store import SqlStore
 from tests.simulation.rows import SimTable, run_rows
@@ -96,10 +96,10 @@ def changes_are_reduced_backwards(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_reader_sees_the_open_transaction(patch: pytest.MonkeyPatch) -> None:
-    def rows(self: HeldRows, txid: int) -> Iterator[tuple[Any, ...]]:
+    def rows(self: RowSnapshot, txid: int) -> Iterator[tuple[Any, ...]]:
         return self._streamed(self._table._table, list(self._table.schema.names))
 
-    patch.setattr(HeldRows, "rows", rows)
+    patch.setattr(RowSnapshot, "rows", rows)
 
 
 def without(patch: pytest.MonkeyPatch, begin: str) -> None:

@@ -14,7 +14,7 @@ from spouts.kafka.consumer.truncation import truncated
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partitions import Position, topic_and_number
 from spouts.kafka.planning.end_offsets import ReadingEnd
-from spouts.kafka.planning.known_logs import KnownLogs
+from spouts.kafka.planning.log_offsets import LogOffsets
 
 #: A broker that comes back may report less than it has for a moment, or miss a topic. A report that
 #: persists for this long is believed.
@@ -32,7 +32,7 @@ class LostRecords:
         settings: KafkaSettings,
         reader_group: str,
         metadata: KafkaMetadata,
-        logs: KnownLogs,
+        logs: LogOffsets,
         end: ReadingEnd,
         *,
         skips: bool,

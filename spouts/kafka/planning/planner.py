@@ -52,7 +52,7 @@ from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.planning.bound_offsets import named_bound, offsets_at
 from spouts.kafka.planning.end_offsets import ReadingEnd
-from spouts.kafka.planning.known_logs import KnownLogs
+from spouts.kafka.planning.log_offsets import LogOffsets
 from spouts.kafka.planning.lost_records import LostRecords
 from spouts.kafka.planning.offset_ranges import KafkaRanges
 from spouts.kafka.planning.open_transactions import OpenTransactions
@@ -106,7 +106,7 @@ class KafkaPlanner(PartitionPlanner):
         self._open_transactions = OpenTransactions()
         self._adopted = False  # whether what the group has of former runs is renewed
         self._end = ReadingEnd(source.end, self._open_transactions, waits_for_open=source.waits_for_open)
-        self._logs = KnownLogs(self._metadata)
+        self._logs = LogOffsets(self._metadata)
         self._lost = LostRecords(
             settings, reader_group, self._metadata, self._logs, self._end, skips=source.skips_lost_data
         )

@@ -10,14 +10,14 @@ from framework.topology.spouts import Meta
 from spouts.kafka.metadata import Offset
 from spouts.kafka.partitions import Position, topic_and_number
 from spouts.kafka.planning.end_offsets import ReadingEnd
-from spouts.kafka.planning.known_logs import KnownLogs
+from spouts.kafka.planning.log_offsets import LogOffsets
 from spouts.kafka.planning.open_transactions import OpenTransactions
 
 
 class KafkaProgress:
     """Measures plans by the ends of the logs, as the planner saw them last."""
 
-    def __init__(self, logs: KnownLogs, end: ReadingEnd, open_transactions: OpenTransactions) -> None:
+    def __init__(self, logs: LogOffsets, end: ReadingEnd, open_transactions: OpenTransactions) -> None:
         self._logs, self._end, self._open_transactions = logs, end, open_transactions
         self._lag: tuple[object, object, object, int] | None = None
         self._partitions: tuple[tuple[object, ...], Mapping[str, PartitionProgress]] | None = None

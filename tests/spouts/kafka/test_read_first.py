@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaTransactionalSpout
 from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planning import known_logs, lost_records
+from spouts.kafka.planning import log_offsets, lost_records
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.read_bounds import Bound, Bounds
 from tests.kit.waiting import wait_for
@@ -85,7 +85,7 @@ def test_whatever_happens_to_the_logs_the_others_wait_and_do_not_wait_for_ever(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
-        patch.setattr(known_logs, "METADATA_AGE_MAX_S", -1.0)
+        patch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
         logs = FakeLogs(PARTITIONS)
         for partition in PARTITIONS:
             logs.logs[partition][1] = 12

@@ -21,10 +21,10 @@ from framework.topology import (
     StateReading,
 )
 from framework.topology.canonical_form import RowForm, equal
-from sinks.key_text import key_values
-from sinks.paging import pages_of
-from sinks.rows.held_rows import PAGE_KEYS, HeldRows, Key, Values
-from sinks.rows.row_bag import RowBag
+from sinks.key_parser import key_values
+from sinks.pages import pages_of
+from sinks.rows.row_multiset import RowMultiset
+from sinks.rows.row_snapshot import PAGE_KEYS, Key, RowSnapshot, Values
 from sinks.rows.table import READ_ROWS, RowTable
 from sinks.rows.values import stored_fields
 from sinks.sql.schema import HEADERS_TABLE
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _ALL_ROWS = "rows"
 
 
-class InspectedTable(RowTable, KeyedState):
+class InspectableTable(RowTable, KeyedState):
     """A table of a database that tools look into. A key is one of an ``UpsertCommitter``; its value
     is the other declared columns. Columns of nested values are JSON text. A table of an
     ``AppendCommitter`` has no keys: it is compared whole."""
@@ -68,7 +68,7 @@ class InspectedTable(RowTable, KeyedState):
     # --- as of a transaction ----------------------------------------------------------------------
 
     @contextmanager
-    def held_rows(self, topology_id: str | None = None) -> Iterator[HeldRows]:
+    def held_rows(self, topology_id: str | None = None) -> Iterator[RowSnapshot]:
         """The rows, at one moment. Raises ``ConfigError`` where there is nothing yet, and for the
         table of another topology."""
         with self.at_one_moment() as table, table._reading() as connection:
@@ -77,7 +77,7 @@ class InspectedTable(RowTable, KeyedState):
                 raise ConfigError(f"{self.location}: there is nothing yet")
             if topology_id is not None and header.topology_id != topology_id:
                 raise ConfigError(f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}")
-            yield HeldRows(table, connection, header)
+            yield RowSnapshot(table, connection, header)
 
     def _header_there(self, connection: Any) -> Header | None:
         """The header; None where there is nothing yet."""
@@ -101,7 +101,7 @@ class InspectedTable(RowTable, KeyedState):
         """Raise ``ConfigError`` for the table of another topology."""
         self._told(lambda held: None, None, topology_id)
 
-    def _told(self, read: Callable[[HeldRows], T], nothing: T, topology_id: str | None = None) -> T:
+    def _told(self, read: Callable[[RowSnapshot], T], nothing: T, topology_id: str | None = None) -> T:
         """What the table tells; ``nothing`` where no transaction has been there."""
         with self.at_one_moment() as table, table._reading() as connection:
             if table._header_there(connection) is None:
@@ -121,14 +121,14 @@ class InspectedTable(RowTable, KeyedState):
     def changes(self, replayed: FencedState, txid: int) -> Iterator[Change]:
         """Of a table without keys, the rows as a multiset: ``key`` is a row; ``after`` and ``held``
         are how often the transaction wrote it."""
-        if not isinstance(replayed, InspectedTable):
+        if not isinstance(replayed, InspectableTable):
             raise InvariantViolation(f"{self.location} is compared with {replayed.location}")
         if self._changes is None:
             return self._appended(replayed, txid)
         return self._changed(replayed, txid)
 
-    def _appended(self, replayed: InspectedTable, txid: int) -> Iterator[Change]:
-        bag = RowBag()
+    def _appended(self, replayed: InspectableTable, txid: int) -> Iterator[Change]:
+        bag = RowMultiset()
         with replayed.held_rows() as held:
             bag.add_expected(held.rows(held.header.done))
         known = self._stamp is not None
@@ -137,7 +137,7 @@ class InspectedTable(RowTable, KeyedState):
         for row, found, expected in bag.rows():
             yield Change(row, None, expected, found if known else None, agrees=found == expected if known else None)
 
-    def _changed(self, replayed: InspectedTable, txid: int) -> Iterator[Change]:
+    def _changed(self, replayed: InspectableTable, txid: int) -> Iterator[Change]:
         with replayed.held_rows() as held:
             keys = held.changed_keys()
             after = held.values(keys, txid)
@@ -177,7 +177,7 @@ class InspectedTable(RowTable, KeyedState):
         with self.held_rows() as held:
             if self._changes is not None:
                 return held.values(keys, txid)
-            bag = RowBag()
+            bag = RowMultiset()
             try:
                 bag.add_found(held.written(txid))
             except MovedOnError:
@@ -200,11 +200,11 @@ class InspectedTable(RowTable, KeyedState):
     def _compare_all(self, held: Mapping[Any, Any], scratch: FencedState, differs: Callable[[Difference], None]) -> int:
         """Compares rows as a multiset. In a difference, ``key`` is the row, and the other two
         fields are how often it occurs in the sink and in the scratch copy."""
-        if not isinstance(scratch, InspectedTable):
+        if not isinstance(scratch, InspectableTable):
             raise InvariantViolation(f"{self.location} is compared with {scratch.location}")
         if not held:
             return 0
-        bag: RowBag = held[_ALL_ROWS]
+        bag: RowMultiset = held[_ALL_ROWS]
         with scratch.held_rows() as expected:
             bag.add_expected(expected.rows(expected.header.done))
         for row, found, wanted in bag.differing():
@@ -250,7 +250,7 @@ class InspectedTable(RowTable, KeyedState):
 class RowsReading(StateReading):
     """The rows of a table of a database."""
 
-    def __init__(self, table: InspectedTable, held: HeldRows) -> None:
+    def __init__(self, table: InspectableTable, held: RowSnapshot) -> None:
         self._table, self._held = table, held
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from framework.errors import MovedOnError
 from framework.topology import Header
-from sinks.paging import pages_of
+from sinks.pages import pages_of
 from sinks.rows.table import RowTable
 from sinks.rows.table_definition import EXISTED, TXID
 
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
     stamp: int | None
 
 
-class HeldRows:
+class RowSnapshot:
     """The rows of ``table``, which reads at one moment."""
 
     def __init__(self, table: RowTable, connection: Any, header: Header) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from spouts.kafka.metadata import METADATA_AGE_MAX_S, KafkaMetadata, Offset
 
 
-class KnownLogs:
+class LogOffsets:
     """``ends``: the last stable offsets. Other threads read ``ends`` and ``beginnings``: both are
     replaced, never changed."""
 

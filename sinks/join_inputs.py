@@ -24,7 +24,7 @@ class Side:
         self.codec = JsonColumns(source.fields.select(self.own), "a waiting record")
 
 
-class JoinedSides:
+class JoinInputs:
     """Both streams. They have the fields of the key in common, with the same types, and no other.
     Raises ``TopologyError`` for other streams."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from sinks.paging import pages_of
+from sinks.pages import pages_of
 
 Values = tuple[Any, ...]
 #: Rows that are added by one statement.
@@ -24,7 +24,7 @@ class Counted(NamedTuple):
     expected: int
 
 
-class RowBag:
+class RowMultiset:
     """How often each row occurs in a sink, and how often it should. The counts are in a temporary
     file, which goes with this object; used by one thread. Equal rows must be equal as text: give
     values in their canonical form."""
