@@ -111,7 +111,6 @@ class AvroCodec(PerValueCodec, ColumnEncodingCodec):
         self._schema = loaded(schema)
         self._reader_schema = loaded(reader_schema) if reader_schema is not None else None
         self._decoder: AvroDecoder | None = self._new_decoder()
-        self._writer: RowWriter | None = None
 
     def _new_decoder(self) -> AvroDecoder:
         writer = parsed(self._schema)
@@ -130,15 +129,9 @@ class AvroCodec(PerValueCodec, ColumnEncodingCodec):
         if self._reader_schema is not None:
             raise TopologyError("AvroCodec with reader_schema= decodes only: give the schema to write with, alone")
         super().check_encodable(fields)
-        self._row_writer().check(fields.names)
 
-    def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
-        return self._row_writer().write(columns, rows)
-
-    def _row_writer(self) -> RowWriter:
-        if self._writer is None:
-            self._writer = RowWriter(parsed(self._schema))
-        return self._writer
+    def _new_writer(self) -> RowWriter:
+        return RowWriter(parsed(self._schema))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_decoder": None, "_writer": None}  # the receiver parses the schema again
+        return {**super().__getstate__(), "_decoder": None}  # the receiver parses the schema again

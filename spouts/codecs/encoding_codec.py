@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -60,25 +60,53 @@ class EncodingCodec(Codec):
             raise refusal(self, error) from error
 
 
+class ColumnWriter(Protocol):
+    """Makes the values of rows, column by column."""
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raises ``TopologyError`` for a field that rows with these fields do not have, although
+        each value needs it."""
+
+    def write(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
+        """The value of each row. ``columns``: those that the rows have. Raises ``ValueError`` with
+        the reason if a row cannot be encoded."""
+
+
 class ColumnEncodingCodec(EncodingCodec):
-    """A codec that encodes whole columns. Implement ``encode_columns``.
+    """A codec that encodes whole columns. Implement ``_new_writer``.
 
     ``names_its_fields``: whether records name the fields. Otherwise the codec has one field, and
     encodes the one field that it is given, whatever its name is.
     """
 
     names_its_fields = True
+    #: Each process makes its own.
+    _made_writer: ColumnWriter | None = None
 
     @abstractmethod
+    def _new_writer(self) -> ColumnWriter:
+        """The writer of the values."""
+
+    @property
+    def _row_writer(self) -> ColumnWriter:
+        if self._made_writer is None:
+            self._made_writer = self._new_writer()
+        return self._made_writer
+
     def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
         """The value of each row. ``columns``: those that the rows have, in the codec's types; parts
         of them may be null that the codec declares not to be. Raises ``ValueError`` with the reason
         if a row cannot be encoded."""
+        return self._row_writer.write(columns, rows)
 
     def check_encodable(self, fields: Fields) -> None:
         super().check_encodable(
             Fields.of({self._name_in_codec(fields.names, each): fields.type_of(each) for each in fields})
         )
+        self._row_writer.check(fields.names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_made_writer": None}
 
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
         columns = {self._name_in_codec(batch.schema.names, each): batch.column(each) for each in batch.schema.names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,6 @@ class ProtobufCodec(PerValueCodec, ColumnEncodingCodec):
         self._name = message if isinstance(message, str) else str(message.DESCRIPTOR.full_name)
         self._files = file_set(descriptor_set if isinstance(message, str) else message)  # type: ignore[arg-type]
         self._decoder: ProtobufDecoder | None = self._new_decoder()
-        self._writer: MessageWriter | None = None
         self.fields = Fields.of_schema(self._decoder.schema)
 
     def _new_decoder(self) -> ProtobufDecoder:
@@ -136,17 +135,8 @@ class ProtobufCodec(PerValueCodec, ColumnEncodingCodec):
             self._decoder = self._new_decoder()
         return self._decoder.decode_good(values)
 
-    def check_encodable(self, fields: Fields) -> None:
-        super().check_encodable(fields)
-        self._message_writer().check(fields.names)
-
-    def encode_columns(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
-        return self._message_writer().write(columns, rows)
-
-    def _message_writer(self) -> MessageWriter:
-        if self._writer is None:
-            self._writer = MessageWriter(Files(self._files), self._name)
-        return self._writer
+    def _new_writer(self) -> MessageWriter:
+        return MessageWriter(Files(self._files), self._name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_decoder": None, "_writer": None}  # the receiver makes its own
+        return {**super().__getstate__(), "_decoder": None}  # the receiver makes its own

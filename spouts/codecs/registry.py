@@ -96,9 +96,9 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
         """A decoder for the values of a writer's schema, as the registry has it. Raises
         ``ValueError`` or ``TopologyError`` with the reason if such values are bad."""
 
-    @abstractmethod
     def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
-        """What follows the schema id in the value of each row. Raises ``ValueError``."""
+        """The bytes after the schema id in the value of each row. Raises ``ValueError``."""
+        return self._row_writer.write(columns, rows)
 
     @abstractmethod
     def writer_schema(self, find: Find) -> Any:
@@ -203,7 +203,7 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
         return whole.take(pa.array(sorted(range(len(order)), key=order.__getitem__), pa.int64())), bad
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_writers": None}  # the receiver's process has its own
+        return {**super().__getstate__(), "_writers": None}  # the receiver's process has its own
 
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) or "auth" in key else value for key, value in self._settings.items()}

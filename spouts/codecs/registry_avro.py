@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.avro import AvroDecoder
@@ -51,7 +49,6 @@ class RegistryAvroCodec(RegistryCodec):
         self._target = arrow_schema(reader)
         self.fields = Fields.of_schema(self._target)
         self.names_its_fields = reader.kind == "record"
-        self._writer: RowWriter | None = None
         self.write_to(
             subject, subject_name_strategy, reader.name or reader.kind, register=register, normalize=normalize
         )
@@ -72,20 +69,8 @@ class RegistryAvroCodec(RegistryCodec):
         writer = parsed(schema_of_text(schema.schema_str), named)
         return AvroDecoder(writer, parsed(self._reader, self._named), self._target)
 
-    def check_encodable(self, fields: Fields) -> None:
-        super().check_encodable(fields)
-        self._row_writer().check(fields.names)
-
-    def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
-        return self._row_writer().write(columns, rows)
-
     def writer_schema(self, find: Find) -> Any:
         return new_schema(json.dumps(self._reader), self.kind)
 
-    def _row_writer(self) -> RowWriter:
-        if self._writer is None:
-            self._writer = RowWriter(parsed(self._reader, self._named))
-        return self._writer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_writer": None}  # the receiver makes its own
+    def _new_writer(self) -> RowWriter:
+        return RowWriter(parsed(self._reader, self._named))

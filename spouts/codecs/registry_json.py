@@ -66,7 +66,6 @@ class RegistryJsonCodec(RegistryCodec):
         self._values = JsonCodec(fields)
         self._declared = str(fields if isinstance(fields, pa.Schema) else fields.schema())  # type: ignore[union-attr]
         self.fields = self._values.fields
-        self._writer: ObjectWriter | None = None
 
     def _read(self, found: Any) -> Mapping[str, Any]:
         self._others = dict(references_of(self._registry, found))
@@ -81,20 +80,8 @@ class RegistryJsonCodec(RegistryCodec):
     def decoder(self, schema: Any, registry: RegistryClient) -> JsonCodec:
         return self._values
 
-    def check_encodable(self, fields: Fields) -> None:
-        super().check_encodable(fields)
-        self._object_writer().check(fields.names)
-
-    def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
-        return self._object_writer().write(columns, rows)
-
     def writer_schema(self, find: Find) -> Any:
         return new_schema(json.dumps(self._document), self.kind)
 
-    def _object_writer(self) -> ObjectWriter:
-        if self._writer is None:
-            self._writer = ObjectWriter(self._document or {}, self._others)
-        return self._writer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_writer": None}  # the receiver makes its own
+    def _new_writer(self) -> ObjectWriter:
+        return ObjectWriter(self._document or {}, self._others)

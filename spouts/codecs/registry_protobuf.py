@@ -87,7 +87,6 @@ class RegistryProtobufCodec(RegistryCodec):
             raise TopologyError(f"subject {subject!r}: its schema has no message")
         self.fields = Fields.of_schema(ProtobufDecoder(files, self._name).schema)
         self._indexes = _indexes_of(files.message(self._name))
-        self._writer: MessageWriter | None = None
         self.write_to(subject, subject_name_strategy, self._name, register=register, normalize=normalize)
 
     def reader_key(self) -> str:
@@ -99,12 +98,8 @@ class RegistryProtobufCodec(RegistryCodec):
     def decoder(self, schema: Any, registry: RegistryClient) -> _Indexed:
         return _Indexed(Files(_files_of(schema, registry)).messages(), self.tombstones())
 
-    def check_encodable(self, fields: Fields) -> None:
-        super().check_encodable(fields)
-        self._message_writer().check(fields.names)
-
     def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
-        return [self._indexes + each for each in self._message_writer().write(columns, rows)]
+        return [self._indexes + each for each in super().bodies(columns, rows)]
 
     def writer_schema(self, find: Find) -> Any:
         files = files_of(self._files)
@@ -116,13 +111,8 @@ class RegistryProtobufCodec(RegistryCodec):
 
         return schema(Files(self._files).message(self._name).file.name)
 
-    def _message_writer(self) -> MessageWriter:
-        if self._writer is None:
-            self._writer = MessageWriter(Files(self._files), self._name)
-        return self._writer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_writer": None}  # the receiver makes its own
+    def _new_writer(self) -> MessageWriter:
+        return MessageWriter(Files(self._files), self._name)
 
 
 def _indexes_of(message: Any) -> bytes:
