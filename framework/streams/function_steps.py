@@ -38,13 +38,11 @@ class FunctionFilter(Step):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionMap(Step):
-    """Rows by a function: one per row, or any number (``many``)."""
+class CallingStep(Step):
+    """A step that calls a function of the user."""
 
     calls: Calls
     is_deterministic: bool
-    many: bool
-    before: Columns
 
     @property
     def deterministic(self) -> bool:
@@ -53,6 +51,14 @@ class FunctionMap(Step):
     @property
     def functions(self) -> Sequence[Callable[..., Any]]:
         return self.calls.functions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionMap(CallingStep):
+    """Rows by a function: one per row, or any number (``many``)."""
+
+    many: bool
+    before: Columns
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         rows: list[tuple[Any, ...]] = []
@@ -65,22 +71,12 @@ class FunctionMap(Step):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchMap(Step):
+class BatchMap(CallingStep):
     """Tables by a function. ``batch_size``: rows of a table at most; None: as they come."""
 
-    calls: Calls
-    is_deterministic: bool
     kind: Literal["arrow", "polars", "pandas"]
     before: Columns
     batch_size: int | None = None
-
-    @property
-    def deterministic(self) -> bool:
-        return self.is_deterministic
-
-    @property
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return self.calls.functions
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         if not frame.height:

@@ -7,7 +7,7 @@ one, unless a cache still holds the one before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,8 @@ import polars as pl
 import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
-from framework.streams.function_calls import Calls
-from framework.streams.function_steps import frame_of_values, values_of
-from framework.streams.steps import Columns, Step
+from framework.streams.function_steps import CallingStep, frame_of_values, values_of
+from framework.streams.steps import Columns
 
 Key = tuple[Any, ...]
 Answer = tuple[Any, ...]
@@ -29,28 +28,18 @@ _caches_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup(Step):
+class Lookup(CallingStep):
     """``answers``: the columns that the function returns. ``batch_size``: the keys that it takes at
     a time; None: one, not in a list. ``cache_s``: how long a process keeps an answer; None: it
     keeps none."""
 
-    calls: Calls
     on: tuple[str, ...]
     answers: pa.Schema
-    is_deterministic: bool
     batch_size: int | None = None
     cache_s: float | None = None
     cache_size: int = CACHE_SIZE
     #: The answers of this batch and task. Each has a copy of the step.
     known: dict[Key, Answer] = field(default_factory=dict, compare=False)
-
-    @property
-    def deterministic(self) -> bool:
-        return self.is_deterministic
-
-    @property
-    def functions(self) -> Sequence[Callable[..., Any]]:
-        return self.calls.functions
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         names = list(self.on)

@@ -38,8 +38,8 @@ from framework.streams.steps import (
     Step,
     Windows,
 )
-from framework.streams.table import TOMBSTONE, Grouped, NewestTable, Table, of_target
-from framework.topology import Bolt, Fields, FieldsGrouping, Grouping
+from framework.streams.table import Grouped, NewestTable, Table, of_target
+from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping, Grouping
 from framework.topology.fields import FieldType
 from framework.topology.groupings import (
     AllGrouping,

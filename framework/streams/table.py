@@ -20,14 +20,10 @@ from framework.streams.expressions import column_or_expression
 from framework.streams.plan import Node, Placed, SideOutput, Stepped
 from framework.streams.ports import JoinHow, StatefulSteps, Target
 from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
-from framework.topology import Bolt, Fields, FieldsGrouping
+from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 
 if TYPE_CHECKING:
     from framework.streams.stream import Stream
-
-
-#: The column of truth values that says that a row is deleted.
-TOMBSTONE = "tombstone"
 
 
 class Grouped:
