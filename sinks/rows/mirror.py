@@ -268,7 +268,10 @@ class _Catalog(Members):
         with own.committing(attempt) as (connection, first):
             if not first or not parts:
                 return
-            known = self._make(connection, parts, attempt) if own.makes_in_sql_txn else self._known(connection, parts)
+            if own.makes_in_sql_txn:
+                known = self._make(connection, parts, attempt)
+            else:
+                known = self._known(self._entries(connection, parts), parts)
             for each in parts:
                 if each.columns is not None and each.rounds is not None:
                     self._table(each.name, each.key, each.columns).apply(connection, each.rounds, attempt.txid)
@@ -276,13 +279,13 @@ class _Catalog(Members):
                     self._table(each.name, known[each.name].key).empty(connection, attempt.txid)
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((_NAME,))), attempt.txid)
 
-    def _known(self, connection: Any, parts: Sequence[_Part]) -> dict[str, _Entry]:
-        """What the catalog has, or will have, of the tables that change."""
-        known = self._entries(connection, parts)
+    def _known(self, held: Mapping[str, _Entry], parts: Sequence[_Part]) -> dict[str, _Entry]:
+        """The entries of the catalog after the changes. ``held``: those that it has."""
+        known = dict(held)
         for each in parts:
-            if (held := known.get(each.name)) is not None and held.source != each.source:
+            if (entry := known.get(each.name)) is not None and entry.source != each.source:
                 raise ConfigError(
-                    f"{self._own.location}: tables {held.source} and {each.source} would both be table {each.name!r}: give them "
+                    f"{self._own.location}: tables {entry.source} and {each.source} would both be table {each.name!r}: give them "
                     "different names, Mirror(name=lambda table: '_'.join(table)), or each connector a mirror of its own in "
                     "another schema"
                 )
@@ -298,7 +301,8 @@ class _Catalog(Members):
 
     def _make(self, connection: Any, parts: Sequence[_Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
-        held, known = self._entries(connection, parts), self._known(connection, parts)
+        held = self._entries(connection, parts)
+        known = self._known(held, parts)
         for each in parts:
             if each.columns is None:
                 continue

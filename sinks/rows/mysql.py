@@ -197,8 +197,7 @@ class MySqlTable(MySqlStore, InspectableTable):
         empty column here or there."""
         with self._reading() as connection:
             self._fit(connection)
-            held = {each.name for each in self._held_columns(connection, self._table) if not each.generated}
-            if not held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}:
+            if not self.keeps_all(connection):
                 with self._creating(connection):
                     self._create_before(connection)
 

@@ -369,9 +369,8 @@ class TableDefinition(SqlStore, Table):
             return [name for name in self.schema.names if name in names]
         if self._alterations(connection, held):
             with self._creating(connection):
-                for each in self._alterations(
-                    connection, self._held_columns(connection, self._table)
-                ):  # under the lock
+                held = self._held_columns(connection, self._table)  # under the lock
+                for each in self._alterations(connection, held):
                     self._run(connection, each)
                 self._create_before(connection)
         return list(self.schema.names)
@@ -382,17 +381,21 @@ class TableDefinition(SqlStore, Table):
         if self._changes is not None and self._changes.on_new_column == "ignore":
             return []
         kinds = {each.name: each.kind for each in held}
-        beside = [f"{self._table}_before"] if self._changes is not None else []
-        tables = [self._table, *(each for each in beside if self._held_columns(connection, each))]
-        statements = []
-        for field in self.schema:
-            if field.name not in kinds:
-                statements.append(self._adding(field.name))
-            elif (kind := self._widened(kinds[field.name], field.type)) is not None:
-                statements += [
-                    f"ALTER TABLE {self._at(each)} ALTER COLUMN {self._q(field.name)} TYPE {kind}" for each in tables
-                ]
-        return statements
+        added = [self._adding(name) for name in self.schema.names if name not in kinds]
+        widened = {
+            field.name: kind
+            for field in self.schema
+            if field.name in kinds and (kind := self._widened(kinds[field.name], field.type)) is not None
+        }
+        if not widened:  # as in almost every transaction
+            return added
+        before = f"{self._table}_before"
+        has_before = self._changes is not None and self._held_columns(connection, before)
+        return added + [
+            f"ALTER TABLE {self._at(table)} ALTER COLUMN {self._q(name)} TYPE {kind}"
+            for name, kind in widened.items()
+            for table in (self._table, *([before] if has_before else []))
+        ]
 
     def _adding(self, name: str) -> str:
         """The statement that adds a declared column."""
