@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,12 +14,12 @@ from sinks import OpaqueMapState, WatermarkCommitter
 from sinks.event_time import as_of_join, join_buffer, sessions
 from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from tests.simulation.event_time import run_event_time
+from tests.simulation.patches import Patch, check_noticed
 
 pytestmark = pytest.mark.rule("C44")
 
 SCHEDULES = 60
 SCHEDULES_PER_MUTATION = 1_000
-Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def test_every_transaction_sends_what_its_records_say(seed: int) -> None:
@@ -151,13 +149,4 @@ MUTATIONS: list[Patch] = [
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
 def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Patch) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        mutation(patch)
-        for number in itertools.islice(itertools.count(), SCHEDULES_PER_MUTATION):
-            try:
-                wrong, _ = run_event_time(number)
-            except Exception:  # noqa: BLE001 - the code under test noticed it itself
-                return
-            if wrong is not None:
-                return
-    pytest.fail(f"{SCHEDULES_PER_MUTATION} schedules were right without it")
+    check_noticed(mutation, run_event_time, SCHEDULES_PER_MUTATION)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +14,13 @@ from sinks.rows import upsert
 from sinks.rows.row_snapshot import RowSnapshot
 from sinks.rows.table import RowTable
 from sinks.sql.store import SqlStore
+from tests.simulation.patches import Patch, check_noticed
 from tests.simulation.rows import SimTable, run_rows
 
 pytestmark = pytest.mark.rule("C41")
 
 SCHEDULES = 40
 SCHEDULES_PER_MUTATION = 300
-Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def test_tables_hold_what_the_committed_records_say(seed: int) -> None:
@@ -130,13 +129,4 @@ MUTATIONS: list[Patch] = [
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
 def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Patch) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        mutation(patch)
-        for number in itertools.islice(itertools.count(), SCHEDULES_PER_MUTATION):
-            try:
-                wrong, _ = run_rows(number)
-            except Exception:  # noqa: BLE001 - the code under test noticed it itself
-                return
-            if wrong is not None:
-                return
-    pytest.fail(f"{SCHEDULES_PER_MUTATION} schedules were right without it")
+    check_noticed(mutation, run_rows, SCHEDULES_PER_MUTATION)
