@@ -120,6 +120,11 @@ class _Container(Running):
         return bool(self._state()["Running"])
 
     @property
+    def exit_code(self) -> int | None:
+        state = self._state()
+        return None if state["Running"] else state.get("ExitCode")
+
+    @property
     def pid(self) -> int | None:
         state = self._state()
         return int(state["Pid"]) if state["Running"] else None

@@ -8,5 +8,10 @@ class ServerError(Exception):
     remedy."""
 
 
+class KilledError(ServerError):
+    """A signal ended a program of a server. The message names the signal and the last line of the
+    program."""
+
+
 class NotOursError(ServerError):
     """The servers are external: Ratchet cannot start, stop or kill them."""

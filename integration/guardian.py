@@ -29,7 +29,7 @@ def guarded_by(name_of_signal: str) -> list[str]:
 
 
 def main(name_of_signal: str, command: list[str]) -> int:
-    """Run and guard the command. Returns its exit code."""
+    """Run and guard the command. Returns its exit code; 128 + N if signal N ended it."""
     parent = os.getpid()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # the parent decides, by closing this standard input
@@ -37,7 +37,8 @@ def main(name_of_signal: str, command: list[str]) -> int:
     threading.Thread(
         target=_end_with_parent, args=(process, signal.Signals[f"SIG{name_of_signal}"]), daemon=True
     ).start()
-    return process.wait()
+    code = process.wait()
+    return code if code >= 0 else 128 - code
 
 
 def _child(parent: int) -> None:

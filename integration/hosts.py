@@ -12,6 +12,7 @@ server is described once, and test results are valid for both.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ CHOICES = (EMBEDDED, CONTAINERS, EXTERNAL)
 
 STOP_TIMEOUT_S = 20.0
 TOOL_TIMEOUT_S = 180.0
+_SIGNALLED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class Running(ABC):
     @abstractmethod
     def alive(self) -> bool:
         """Whether it still runs."""
+
+    @property
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """The exit code of a server that has ended by itself; 128 + N if signal N ended it."""
 
     @abstractmethod
     def stop(self, timeout_s: float) -> None:
@@ -111,6 +118,15 @@ class Host(ABC):
     @abstractmethod
     def launch(self, launch: Launch) -> Running:
         """Start a server. Raises ``ServerError``."""
+
+
+def ending_signal(exit_code: int | None) -> str | None:
+    """The name of the signal that ended a program, such as "SIGSEGV"; None if no signal did. Takes
+    the codes of Python (-N) and of shells and containers (128 + N)."""
+    if exit_code is None or 0 <= exit_code <= _SIGNALLED:
+        return None
+    number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
+    return signal.Signals(number).name if number in set(signal.Signals) else None
 
 
 def chosen() -> str:

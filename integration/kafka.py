@@ -126,9 +126,10 @@ class KafkaBroker(Server):
         }
         for key, value in self._secure.properties(self.secure_address).items() if self._secure is not None else ():
             properties[key] = properties.get(key, "") + value
-        config = self.write("server.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
+        config = self._write_properties("server.properties", properties)
         if not (data / "meta.properties").exists():
-            self._format([java, "-Xmx128m", *self.java_options, logging, "-cp", classpath], config)
+            java_tool = [java, "-Xmx128m", *self.java_options, logging, "-cp", classpath]
+            self.initialise(data, lambda folder: self._format(java_tool, {**properties, "log.dirs": str(folder)}))
         return [
             java,
             HEAP,
@@ -143,8 +144,12 @@ class KafkaBroker(Server):
     def reads(self) -> tuple[Path, ...]:
         return (self._secure.certificate,) if self._secure is not None else ()
 
-    def _format(self, java: list[str], config: Path) -> None:
+    def _write_properties(self, name: str, properties: Mapping[str, str]) -> Path:
+        return self.write(name, "".join(f"{key}={value}\n" for key, value in properties.items()))
+
+    def _format(self, java: list[str], properties: Mapping[str, str]) -> None:
         """Format the empty data folder with a cluster id and the users."""
+        config = self._write_properties("format.properties", properties)
         users = self._secure.users if self._secure is not None else {}
         command = [
             *java,
@@ -157,11 +162,7 @@ class KafkaBroker(Server):
             "--ignore-formatted",
             *(part for name, password in users.items() for part in ("--add-scram", _scram(name, password))),
         ]
-        answer = self.host.run(command, self.folder, self.reads())
-        if answer.returncode != 0:
-            lines = answer.stdout.strip().splitlines() or ["it said nothing"]
-            reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[-1])
-            raise ServerError(f"Kafka's data folder {config.parent / 'data'} cannot be formatted: {reason[:300]}")
+        self.run_tool(command, f"Kafka's data folder {self.folder / 'data'} cannot be formatted")
 
     def is_ready(self) -> bool:
         try:

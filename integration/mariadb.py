@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.errors import ServerError
 from integration.folders import check_reachable
 from integration.hosts import EMBEDDED
 from integration.server import Server, exchange
@@ -58,11 +56,13 @@ class MariaDbServer(Server):
     def prepare(self) -> list[str]:
         data = self.folder / "data"
         if not (data / "mysql").exists():
-            self._initialise(data)
+            self.initialise(data, self._fill)
+        self._make_folder(self._temporary)
         setup = self.write("setup.sql", _SETUP.format(password=PASSWORD))
         setup.chmod(0o644)
         settings = {
             "datadir": str(data),
+            "tmpdir": str(self._temporary),
             "bind-address": "127.0.0.1",
             "port": str(self.port),
             "socket": str(data / "mariadb.sock"),
@@ -80,22 +80,30 @@ class MariaDbServer(Server):
         options = [f"--{key}={value}" for key, value in settings.items()]
         return [*self.host.as_user(USER), self.host.program("mariadbd"), "--no-defaults", *options]
 
-    def _initialise(self, data: Path) -> None:
-        as_user = self.host.as_user(USER)
-        shutil.rmtree(data, ignore_errors=True)
-        if as_user:
+    @property
+    def _temporary(self) -> Path:
+        """The folder for temporary tables. A server that starts removes all temporary tables in
+        this folder, also those of other servers, which then fail or crash. So each server has its
+        own."""
+        return self.folder / "tmp"
+
+    def _fill(self, data: Path) -> None:
+        for each in (data, self._temporary):
+            self._make_folder(each)
+        options = [f"--datadir={data}", f"--tmpdir={self._temporary}", "--innodb-flush-log-at-trx-commit=0"]
+        command = [*self.host.as_user(USER), self.host.program("mariadbd"), "--no-defaults", "--bootstrap", *options]
+        self._run(["sh", "-c", _BOOTSTRAP, "sh", *command])
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder of the user that runs the server."""
+        owner: list[str] = []
+        if self.host.as_user(USER):
             check_reachable(self.folder, USER, "MariaDB")
-            group = ["-o", USER, "-g", USER]
-            self._run(["install", "-d", "-m", "700", *group, str(data)])
-        mariadbd = self.host.program("mariadbd")
-        options = ["--no-defaults", "--bootstrap", f"--datadir={data}", "--innodb-flush-log-at-trx-commit=0"]
-        self._run(["sh", "-c", _BOOTSTRAP, "sh", *as_user, mariadbd, *options])
+            owner = ["-o", USER, "-g", USER]
+        self._run(["install", "-d", "-m", "700", *owner, str(folder)])
 
     def _run(self, command: Sequence[str]) -> None:
-        done = self.host.run(command, self.folder)
-        if done.returncode:
-            lines = done.stdout.strip().splitlines()
-            raise ServerError(f"{self.folder / 'data'}: {lines[-1] if lines else 'MariaDB said nothing'}")
+        self.run_tool(command, f"MariaDB's data folder {self.folder / 'data'} cannot be made")
 
     def is_ready(self) -> bool:
         """A running server sends a packet of its protocol, whose number is 0 and whose first byte

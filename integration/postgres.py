@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.errors import ServerError
 from integration.folders import check_reachable
 from integration.server import Server, exchange
 
@@ -35,7 +33,7 @@ class PostgresServer(Server):
     def prepare(self) -> list[str]:
         data = self.folder / "data"
         if not (data / "PG_VERSION").exists():
-            self._initialise(data)
+            self.initialise(data, self._fill)
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -46,12 +44,11 @@ class PostgresServer(Server):
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         return [*self.host.as_user(USER), self.host.program("postgres"), "-D", str(data), *options]
 
-    def _initialise(self, data: Path) -> None:
+    def _fill(self, data: Path) -> None:
         initdb, postgres = self.host.program("initdb"), self.host.program("postgres")
         as_user = self.host.as_user(USER)
         if as_user:
             check_reachable(self.folder, USER, "PostgreSQL")
-            shutil.rmtree(data, ignore_errors=True)
             self._run(["install", "-d", "-m", "700", "-o", USER, "-g", USER, str(data)])
         command = [*as_user, initdb, "-D", str(data), "-U", "ratchet", "-A", "trust"]
         self._run([*command, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"])
@@ -59,10 +56,7 @@ class PostgresServer(Server):
         self._run(["sh", "-c", script, "sh", *as_user, postgres, "--single", "-D", str(data), "postgres"])
 
     def _run(self, command: Sequence[str]) -> None:
-        done = self.host.run(command, self.folder)
-        if done.returncode:
-            lines = done.stdout.strip().splitlines()
-            raise ServerError(f"{self.folder / 'data'}: {lines[-1] if lines else 'PostgreSQL said nothing'}")
+        self.run_tool(command, f"PostgreSQL's data folder {self.folder / 'data'} cannot be made")
 
     def is_ready(self) -> bool:
         """Asks for a session too, because the server answers before it accepts sessions."""

@@ -105,6 +105,10 @@ class ChildProcess(Running):
         return self._process.poll() is None
 
     @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    @property
     def pid(self) -> int | None:
         if not self.alive:
             return None

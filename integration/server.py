@@ -4,6 +4,8 @@ file."""
 from __future__ import annotations
 
 import random
+import re
+import shutil
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -14,14 +16,17 @@ from typing import Self
 
 from framework.paths import local_path
 from integration.choice import find_host
-from integration.errors import ServerError
-from integration.hosts import STOP_TIMEOUT_S, Launch, Running
+from integration.errors import KilledError, ServerError
+from integration.hosts import STOP_TIMEOUT_S, Launch, Running, ending_signal
 
 START_TIMEOUT_S = 240.0
 _START_TRIES = 3
 
 #: With these options, JVMs for short runs on one machine start with a third less CPU time.
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+#: The words of ``initdb`` for a signal that ended the server that it had started.
+_CHILD_KILLED = re.compile(r"child process was terminated by signal \d+")
+_REASON = re.compile(rf"Exception|Error|ERROR|got signal|{_CHILD_KILLED.pattern}")
 _LOG4J = """status = warn
 appender.console.type = Console
 appender.console.name = console
@@ -160,11 +165,14 @@ class Server(ABC):
                 )
                 self._await_ready()
                 return
-            except ServerError:
+            except ServerError as error:
+                crashed = isinstance(error, KilledError) and self._running is not None  # not a tool's end
                 self.kill()
-                if attempt == _START_TRIES or self._wanted_port is not None or not self._port_was_lost():
+                lost = self._wanted_port is None and self._port_was_lost()
+                if attempt == _START_TRIES or not (crashed or lost):
                     raise
-                self.port = 0
+                if lost:
+                    self.port = 0
 
     def _await_own_port(self) -> bool:
         """Whether the previous port becomes free within 2 s. A server that was just killed may hold
@@ -196,6 +204,39 @@ class Server(ABC):
         except OSError as error:
             raise ServerError(f"{self.folder}: {error.strerror or error}; make room or give another folder") from error
         return file
+
+    def initialise(self, data: Path, fill: Callable[[Path], None]) -> None:
+        """Create the data folder. ``fill`` writes it under another name, so that ``data`` is
+        complete if it exists. If a signal ends a tool, start again in an empty folder, at most
+        three times in all. Raises ``ServerError``."""
+        incomplete = data.with_name(f"{data.name}.incomplete")
+        for attempt in range(1, _START_TRIES + 1):
+            shutil.rmtree(incomplete, ignore_errors=True)
+            try:
+                fill(incomplete)
+                incomplete.rename(data)
+                return
+            except KilledError:
+                if attempt == _START_TRIES:
+                    raise
+            except OSError as error:
+                raise ServerError(f"{data}: {error.strerror or error}; give another folder") from error
+
+    def run_tool(self, command: Sequence[str], what: str) -> None:
+        """Run a tool of the server to its end. Raises ``ServerError`` if it fails: the message
+        begins with ``what`` and contains the tool's last error. Raises ``KilledError`` if a signal
+        ended the tool or its child."""
+        done = self.host.run(command, self.folder, self.reads())
+        if done.returncode == 0:
+            return
+        lines = done.stdout.strip().splitlines() or [f"{self.name} said nothing"]
+        reason = next((line for line in lines if _REASON.search(line)), lines[-1]).strip()[:300]
+        name = ending_signal(done.returncode)
+        if name is not None:
+            raise KilledError(f"{what}: {name} ended its tool: {reason}")
+        if _CHILD_KILLED.search(done.stdout) is not None:
+            raise KilledError(f"{what}: {reason}")
+        raise ServerError(f"{what}: {reason}")
 
     def java_logging(self) -> str:
         """The JVM option to log only warnings and errors, to the log file."""
@@ -236,7 +277,11 @@ class Server(ABC):
             if self.is_ready():
                 return
             if self._running is None or not self._running.alive:
-                raise ServerError(f"{self.name} ended while starting: {self._last_words()}; its log is {self.log_file}")
+                name = ending_signal(self._running.exit_code) if self._running is not None else None
+                words = f"{self._last_words()}; its log is {self.log_file}"
+                if name is not None:
+                    raise KilledError(f"{name} ended {self.name} while it started: {words}")
+                raise ServerError(f"{self.name} ended while starting: {words}")
             time.sleep(0.05)
         raise ServerError(f"{self.name} did not answer within {START_TIMEOUT_S:g} s; its log is {self.log_file}")
 

@@ -16,13 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from integration import EmbeddedServers, ServerError, ZooKeeperServer, jars
-from integration.hosts import Launch
+from integration import EmbeddedServers, MariaDbServer, ServerError, ZooKeeperServer, jars
+from integration.folders import open_folder
+from integration.hosts import Launch, ending_signal
 from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
 from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken
 from integration.servers import is_ours
+from tests.kit import mysql
 from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -143,6 +145,98 @@ def test_a_port_that_was_lost_in_one_start_is_not_the_reason_of_the_next(tmp_pat
     with pytest.raises(ServerError, match="ended while starting: ERROR no licence"):
         unlucky.start()
     assert unlucky.starts == 2
+
+
+class Crashing(Server):
+    """A server whose tool or whose start a signal ends so many times."""
+
+    def __init__(self, folder: Path, *, tools: int = 0, starts: int = 0) -> None:
+        super().__init__(folder, where="embedded")
+        self._left = {"tool": tools, "start": starts}
+        self.found: list[list[str]] = []
+
+    def _crash_or(self, what: str, otherwise: str) -> list[str]:
+        self._left[what] -= 1
+        return ["sh", "-c", f"echo before the end of the {what}; kill -SEGV $$" if self._left[what] >= 0 else otherwise]
+
+    def fill(self, data: Path) -> None:
+        self.found.append([each.name for each in data.iterdir()] if data.exists() else [])
+        data.mkdir()
+        (data / "half").touch()
+        self.run_tool(self._crash_or("tool", "true"), "its data folder cannot be made")
+
+    def prepare(self) -> list[str]:
+        if not (self.folder / "data").exists():
+            self.initialise(self.folder / "data", self.fill)
+        return self._crash_or("start", "echo serves; exec sleep 600")
+
+    def is_ready(self) -> bool:
+        return "serves" in self.log_file.read_text()
+
+
+def test_a_signal_that_ends_a_tool_makes_it_start_again_in_an_empty_folder(tmp_path: Path) -> None:
+    with Crashing(tmp_path / "c", tools=2) as server:
+        assert server.found == [[], [], []]
+        assert [each.name for each in (server.folder / "data").iterdir()] == ["half"]
+        assert not (server.folder / "data.incomplete").exists()
+
+
+def test_a_tool_that_a_signal_ends_each_time_is_reported_with_signal_and_output(tmp_path: Path) -> None:
+    server = Crashing(tmp_path / "c", tools=9)
+    with pytest.raises(ServerError, match="cannot be made: SIGSEGV ended its tool: before the end of the tool"):
+        server.start()
+    assert len(server.found) == 3
+    assert not (server.folder / "data").exists()
+
+
+def test_a_signal_that_ends_a_server_while_it_starts_makes_it_start_again(tmp_path: Path) -> None:
+    with Crashing(tmp_path / "c", starts=2) as server:
+        assert server.found == [[]]  # on the same data
+    server = Crashing(tmp_path / "d", starts=9)
+    with pytest.raises(
+        ServerError, match="SIGSEGV ended server while it started: before the end of the start; its log"
+    ):
+        server.start()
+    assert server._left["start"] == 6
+
+
+def test_a_server_that_fails_is_not_started_again(tmp_path: Path) -> None:
+    class Failing(Crashing):
+        def _crash_or(self, what: str, otherwise: str) -> list[str]:
+            return ["sh", "-c", "echo ERROR no licence; exit 3"]
+
+    server = Failing(tmp_path / "c")
+    with pytest.raises(ServerError, match="^its data folder cannot be made: ERROR no licence$"):
+        server.start()
+    assert len(server.found) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (None, None),
+        (0, None),
+        (1, None),
+        (128, None),
+        (255, None),
+        (-11, "SIGSEGV"),
+        (139, "SIGSEGV"),
+        (137, "SIGKILL"),
+    ],
+)
+def test_an_exit_code_names_the_signal(code: int | None, name: str | None) -> None:
+    assert ending_signal(code) == name
+
+
+@pytest.mark.integration
+def test_a_mariadb_that_starts_leaves_the_temporary_tables_of_others_alone() -> None:
+    with open_folder() as folder, MariaDbServer(folder / "a") as first, mysql.client(first.dsn) as client:
+        client.execute("CREATE TEMPORARY TABLE kept (a int) ENGINE=Aria")
+        client.execute("INSERT INTO kept VALUES (7)")
+        client.execute("FLUSH TABLES")
+        with MariaDbServer(folder / "b"):
+            assert client.execute("SELECT a FROM kept") == [(7,)]
+            client.execute("DROP TEMPORARY TABLE kept")
 
 
 def test_a_full_disk_is_reported_in_one_line(small_lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
