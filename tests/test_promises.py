@@ -50,10 +50,10 @@ def test_a_promise_that_only_slow_tests_hold_is_tested_by_make_test_all(tmp_path
         ("test_slow", True),
     ]
     assert [target("rule", number, found) for number in ("C1", "C2", "C3", "C4")] == [
-        "`make test`, more in `make test-all`",
-        "`make test`, more in `make test-all`",
-        "`make test-all`",
+        "both",
+        "both",
+        "slow",
         None,
     ]
-    assert target("fault", "7", found) == "`make test-all`"
-    assert target("rule", "C1", found[:1]) == "`make test`"
+    assert target("fault", "7", found) == "slow"
+    assert target("rule", "C1", found[:1]) == "quick"

@@ -149,11 +149,9 @@ PROMISES: dict[str, dict[str, str]] = dict(zip(KINDS, (BEHAVIOUR, RULES, FAULTS,
 
 
 def target(kind: str, number: str, tests: Iterable[Held]) -> str | None:
-    """The targets that test a promise, for the page; None when no test holds it."""
+    """The tests that hold a promise, by a word that the page explains; None when no test holds it."""
     slow = {each.slow for each in tests if number in each.numbers[kind]}
-    if slow == {False, True}:
-        return "`make test`, more in `make test-all`"
-    return {frozenset({False}): "`make test`", frozenset({True}): "`make test-all`"}.get(frozenset(slow))
+    return {(False,): "quick", (True,): "slow", (False, True): "both"}.get(tuple(sorted(slow)))
 
 
 def page(tests: Iterable[Held]) -> str:
@@ -162,14 +160,20 @@ def page(tests: Iterable[Held]) -> str:
 
     def table(kind: str, heads: str, promises: Mapping[str, str]) -> list[str]:
         rows = [f"| {number} | {said} | {target(kind, number, tests)} |" for number, said in promises.items()]
-        return ["", f"| # | {heads} | tested by |", "|---|---|---|", *rows]
+        return ["", f"| # | {heads} | tests |", "|---|---|---|", *rows]
+
+    def told_elsewhere(kind: str) -> str:
+        held: dict[str, list[str]] = {}
+        for number in PROMISES[kind]:
+            held.setdefault(str(target(kind, number, tests)), []).append(number)
+        return "; ".join(f"{word}: {', '.join(held[word])}" for word in sorted(held)) + "."
 
     lines = [
         "# Promises",
         "",
-        "Each promise of Ratchet in one sentence, and the command that tests it: `make test` runs all but the slow",
-        "tests, `make test-all` runs all. Marks connect a test to its promises: `behaviour`, `rule`, `fault` and",
-        "`dies`; the name of a simulator's mutation begins with the rule that it takes out.",
+        "Each promise of Ratchet in one sentence, and the tests that hold it: *quick* ones, which `make test` runs, *slow*",
+        "ones, which only `make test-all` runs, or *both*. Marks connect a test to its promises: `behaviour`, `rule`,",
+        "`fault` and `dies`; the name of a simulator's mutation begins with the rule that it takes out.",
         "`python -m tests.kit.promises` writes this page. `tests/test_promises.py` fails for a promise without a test",
         "and for an outdated page.",
         "",
@@ -192,14 +196,14 @@ def page(tests: Iterable[Held]) -> str:
         "",
         "## The faults that Ratchet survives",
         "",
-        "[Faults survived](faults.md) has the expected outcome of each, the number of injections and the recovery times.",
-        *table("fault", "the fault", FAULTS),
+        "[Faults survived](faults.md) names each by its number. Their tests are",
+        told_elsewhere("fault"),
         "",
         "## What happens when something dies, in core topologies",
         "",
-        "The effects are in [Guaranteed message processing](core.md#what-happens-when-something-dies) and, for topologies",
-        "with state, in [State management](state.md#checkpoints).",
-        *table("dies", "what happens", DIES),
+        "The numbers are lines of the tables in [Guaranteed message",
+        "processing](core.md#what-happens-when-something-dies) and [State management](state.md#checkpoints). Their tests are",
+        told_elsewhere("dies"),
     ]
     return "\n".join(lines) + "\n"
 

@@ -74,9 +74,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int, help="run this schedule alone, and print what happens in it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--mutations", type=int, metavar="RUNS", help="how soon each is noticed, into docs/simulation.md"
-    )
+    parser.add_argument("--mutations", type=int, metavar="RUNS", help="how soon each is noticed, into mutations.md")
     arguments = parser.parse_args()
     if arguments.schedules < 1 or arguments.processes < 1:
         parser.error("--schedules and --processes must be 1 or more")

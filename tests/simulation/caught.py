@@ -1,18 +1,17 @@
-"""How soon each mutation is noticed, as a table in ``docs/simulation.md``: ``python -m
-tests.simulation --mutations 3``.
+"""How soon each mutation is noticed, as a table in ``tests/simulation/mutations.md``:
+``python -m tests.simulation --mutations 3``.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+from pathlib import Path
 
-from tests.kit.processes import ROOT
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.schedule import run_schedule
 
-PAGE = ROOT / "docs" / "simulation.md"
-BEGIN, END = "<!-- mutations: begin -->", "<!-- mutations: end -->"
+PAGE = Path(__file__).with_name("mutations.md")
 #: More than the ``SCHEDULES_PER_MUTATION`` of the test.
 SCHEDULES_MAX = 20_000
 #: The distance between the first seeds of two runs.
@@ -20,7 +19,7 @@ APART = 1_000_000
 
 
 def write_table(runs: int, first_seed: int) -> int:
-    """Measure every mutation ``runs`` times, and write the table into the page.
+    """Measure every mutation ``runs`` times, and write the table of the page again.
 
     Returns the number of mutations that at least one run did not notice.
     """
@@ -33,9 +32,8 @@ def write_table(runs: int, first_seed: int) -> int:
             f"| {mutation.name} | {round(statistics.median(counts)):,} | {max(counts):,} | {_share(mutation):.0%} |"
         )
         print(rows[-1], file=sys.stderr, flush=True)
-    table = "\n".join(rows)
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+    explained = PAGE.read_text().partition("| Taken out")[0]
+    PAGE.write_text(explained + "\n".join(rows) + "\n")
     return missed
 
 
