@@ -149,7 +149,7 @@ PROMISES: dict[str, dict[str, str]] = dict(zip(KINDS, (BEHAVIOUR, RULES, FAULTS,
 
 
 def target(kind: str, number: str, tests: Iterable[Held]) -> str | None:
-    """The tests that hold a promise, by a word that the page explains; None when no test holds it."""
+    """The kind of tests that hold a promise: quick, slow or both; None when no test holds it."""
     slow = {each.slow for each in tests if number in each.numbers[kind]}
     return {(False,): "quick", (True,): "slow", (False, True): "both"}.get(tuple(sorted(slow)))
 
