@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+#: Keys or rows in one page.
+PAGE_KEYS = 5_000
 T = TypeVar("T")
 
 

@@ -34,8 +34,9 @@ from framework.topology import (
 from framework.topology.canonical_form import RowForm, canonical_column, python_values
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
 from sinks.backend import Key, Row, Value
+from sinks.expected_values import Expected
 from sinks.sql.sqlite import SqliteBackend
-from sinks.states import Expected, OpaqueMapState
+from sinks.states import OpaqueMapState
 
 #: Two sums of the same floats, up to millions of them, added in different orders, differ by less
 #: than this share of the sum of their magnitudes.

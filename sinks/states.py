@@ -7,9 +7,7 @@ scripts and tests), does all of that itself.
 
 from __future__ import annotations
 
-import itertools
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +25,6 @@ from framework.errors import (
 )
 from framework.topology import (
     Change,
-    CommitFence,
     Difference,
     FencedState,
     Fields,
@@ -36,78 +33,26 @@ from framework.topology import (
     OpenCommit,
     Reach,
     RebuildableState,
-    Stamp,
-    StateReading,
     TransactionAttempt,
     ValueType,
     check_granted,
 )
-from framework.topology.canonical_form import RowForm, equal, python_values
+from framework.topology.canonical_form import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
-from sinks.backend import SWEPT, Key, MapBackend, Row, Value
+from sinks.backend import Key, MapBackend, Row, Value
 from sinks.exchange import exchangeable
+from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
-from sinks.pages import pages_of
+from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
+from sinks.map_reading import MapReading
+from sinks.pages import PAGE_KEYS, pages_of
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
-from sinks.snapshots import as_of, at_one_moment, check_held, items_as_of
+from sinks.snapshots import as_of, at_one_moment, check_held
 from sinks.values import OpaqueValue, TransactionalValue
 
-STANDALONE = "standalone"
-#: Keys that ``verify`` compares at a time.
-PAGE_KEYS = 5_000
 Updater = Callable[[Any], Any]
 #: The incarnation of each state that this process has written to: location -> incarnation.
 _incarnations: dict[str, str] = {}
-
-
-class Expected(ABC):
-    """The row that ``verify`` expects in a sink."""
-
-    @property
-    @abstractmethod
-    def value(self) -> Value: ...
-
-    @abstractmethod
-    def agrees(self, found: Value) -> bool: ...
-
-
-class Recomputed(Expected):
-    """A value that a copy of the same committer has recomputed. It must be equal, except that
-    floats may have been added in another order."""
-
-    def __init__(self, value: Value) -> None:
-        self._value = value
-
-    @property
-    def value(self) -> Value:
-        return self._value
-
-    def agrees(self, found: Value) -> bool:
-        return all(map(_same, found, self._value))
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12):
-        return True
-    return equal(one, other)
-
-
-class _Commit:
-    """One commit in progress: the values read, and the values to write."""
-
-    def __init__(
-        self, attempt: TransactionAttempt, header: Header, fence: CommitFence | None, backend: MapBackend
-    ) -> None:
-        if header.open is None:
-            raise InvariantViolation("a commit needs an open header")
-        self.backend = backend
-        self.attempt = attempt
-        self.header = header
-        self.writer = fence.writer if fence is not None else STANDALONE
-        self.standalone = fence is None
-        self.stamp = Stamp(attempt.txid, header.epoch, attempt.attempt_id)
-        self.found: dict[Key, Row | None] = {}
-        self.written: dict[Key, Row] = {}
 
 
 class MapState(KeyedState, RebuildableState):
@@ -120,7 +65,7 @@ class MapState(KeyedState, RebuildableState):
 
     def __init__(self, backend: MapBackend) -> None:
         self.backend = backend
-        self._commit: _Commit | None = None
+        self._commit: MapCommit | None = None
         self._forms: tuple[RowForm, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,17 +77,17 @@ class MapState(KeyedState, RebuildableState):
         """Start the commit of an attempt. Discards an unfinished commit."""
         fence = attempt.fence
         if fence is None:
-            self._commit = _Commit(attempt, self._open_standalone(attempt), None, self.backend)
+            self._commit = MapCommit(attempt, self._open_standalone(attempt), None, self.backend)
             return
         if fence.opens_from is not None:
             opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
             header, backend = fence.opens_from.opened(fence.epoch, opened), self.backend.for_one_step(fence.opens_from)
-            self._commit = _Commit(attempt, header, fence, backend)
+            self._commit = MapCommit(attempt, header, fence, backend)
             return
         header = self.backend.read_header()
         check_granted(header, attempt, self.location)
         _incarnations[self.location] = header.incarnation
-        self._commit = _Commit(attempt, header, fence, self.backend)
+        self._commit = MapCommit(attempt, header, fence, self.backend)
 
     def multi_get(self, keys: Sequence[Any]) -> list[Any]:
         """The values as seen by this commit: its own writes, else the value before its transaction.
@@ -207,7 +152,7 @@ class MapState(KeyedState, RebuildableState):
         for (key, row), own in zip(rows, mine([key for key, _ in rows]) if rows else (), strict=True):
             value = self._base(row, commit.stamp.txid) if own else None
             if value is not None and after < (at := held(key, value)) <= upto:
-                _refuse_newer(self.location, key, row, commit)
+                refuse_newer(self.location, key, row, commit)
                 commit.found[key] = row
                 found.append((at, key, value))
         found.sort(key=lambda each: (each[0], repr(each[1])))
@@ -239,7 +184,7 @@ class MapState(KeyedState, RebuildableState):
         column per aggregate. With ``want_values``, returns the keys and the new values."""
         guess = self._guessed_header(attempt)
         if guess is not None:
-            self._commit = _Commit(attempt, guess, attempt.fence, self.backend)
+            self._commit = MapCommit(attempt, guess, attempt.fence, self.backend)
             with suppress(StaleWriterError):  # the guess was wrong: read the header
                 return self._apply_begun(attempt, deltas, aggregates, want_values=want_values)
         self.begin_commit(attempt)
@@ -319,7 +264,7 @@ class MapState(KeyedState, RebuildableState):
         with at_one_moment(self.backend) as backend:
             if topology_id is not None and check_held(backend, topology_id) is None:
                 raise ConfigError(f"{self.location}: there is nothing yet")
-            yield MapReading(self, backend)
+            yield MapReading(backend, self.key_of)
 
     # --- for the driver ---------------------------------------------------------------------------
 
@@ -465,35 +410,35 @@ class MapState(KeyedState, RebuildableState):
         """The value from which transaction ``txid`` starts, given the stored row."""
 
     @abstractmethod
-    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
+    def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:
         """The row that the commit's transaction writes over ``row``."""
 
-    def _skips(self, row: Row | None, commit: _Commit) -> bool:
+    def _skips(self, row: Row | None, commit: MapCommit) -> bool:
         """Whether this transaction has updated the row before and must not do so again."""
         return False
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _begun(self) -> _Commit:
+    def _begun(self) -> MapCommit:
         if self._commit is None:
             raise InvariantViolation(f"{self.location}: call begin_commit(attempt) first")
         return self._commit
 
-    def _load(self, commit: _Commit, keys: Sequence[Key]) -> None:
+    def _load(self, commit: MapCommit, keys: Sequence[Key]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in commit.found))
         for key, row in zip(missing, self.backend.multi_get(missing) if missing else [], strict=True):
             if row is not None:
-                _refuse_newer(self.location, key, row, commit)
+                refuse_newer(self.location, key, row, commit)
             commit.found[key] = row
 
-    def _visible(self, commit: _Commit, key: Key) -> Value | None:
+    def _visible(self, commit: MapCommit, key: Key) -> Value | None:
         own = commit.written.get(key)
         if own is not None:
             return own.value
         row = commit.found[key]
         return self._base(row, commit.stamp.txid) if row is not None else None
 
-    def _write(self, commit: _Commit, key: Key, value: Value | None) -> None:
+    def _write(self, commit: MapCommit, key: Key, value: Value | None) -> None:
         commit.written[key] = self._replaced(commit.found[key], commit, value)
 
     def _packed(self, value: Any) -> Value:
@@ -571,7 +516,7 @@ class MapState(KeyedState, RebuildableState):
             header = opened
         return header
 
-    def _finish_standalone(self, commit: _Commit) -> None:
+    def _finish_standalone(self, commit: MapCommit) -> None:
         if self.value_type is ValueType.OPAQUE:
             self.backend.sweep(commit.header)
         self.backend.raise_header(commit.header, commit.header.finished(commit.stamp.txid))
@@ -586,8 +531,8 @@ class NonTransactionalMapState(MapState):
     def _base(self, row: Row, txid: int) -> Value | None:
         return row.value
 
-    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
-        return _after(row, commit, value)
+    def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:
+        return row_after(row, commit, value)
 
 
 class TransactionalMapState(MapState):
@@ -599,10 +544,10 @@ class TransactionalMapState(MapState):
         value: Value | None = TransactionalValue(row.stamp.txid, row.value).get(txid)
         return value
 
-    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
+    def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:
         return Row(value, commit.stamp, row.value if row is not None else None, commit.writer)
 
-    def _skips(self, row: Row | None, commit: _Commit) -> bool:
+    def _skips(self, row: Row | None, commit: MapCommit) -> bool:
         return row is not None and row.stamp.txid == commit.stamp.txid
 
 
@@ -626,71 +571,14 @@ class OpaqueMapState(MapState):
         value: Value | None = OpaqueValue(row.stamp.txid, row.value, row.prev).get(txid)
         return value
 
-    def _replaced(self, row: Row | None, commit: _Commit, value: Value | None) -> Row:
-        return _after(row, commit, value)
-
-
-def _after(row: Row | None, commit: _Commit, value: Value | None) -> Row:
-    """The row with this value, and with the value before the commit's transaction as ``prev``."""
-    if row is None:
-        return Row(value, commit.stamp, None, commit.writer)
-    updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
-    return Row(updated.value, commit.stamp, updated.prev, commit.writer)
-
-
-class MapReading(StateReading):
-    """The rows of a map state. A row contains its value and the previous one, so a reading is as of
-    the newest transaction of the state, or of the one before it."""
-
-    def __init__(self, state: MapState, backend: MapBackend) -> None:
-        self._state, self._backend = state, backend
-
-    @property
-    def schema(self) -> pa.Schema:
-        key, value = (each.schema() for each in self._backend.fields)
-        if key is None or value is None:
-            raise ConfigError(
-                f"{self._state.location} has columns without a type: declare them, as in Fields(word=str)"
-            )
-        return pa.schema([*key, *value])
-
-    def header(self) -> Header:
-        return self._backend.read_header()
-
-    def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        schema = self.schema
-        found = items_as_of(self._backend, txid) if keys is None else self._named(keys, txid)
-        while page := list(itertools.islice(found, PAGE_KEYS)):
-            columns = zip(*((*key, *value) for key, value in page), strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _named(self, keys: Sequence[str], txid: int) -> Iterator[tuple[Key, Value]]:
-        wanted = list(dict.fromkeys(map(self._state.key_of, keys)))
-        answers = as_of(self._backend, self._backend.multi_get(wanted), txid)
-        for key, (known, value) in zip(wanted, answers, strict=True):
-            if not known:
-                raise MovedOnError(f"{self._state.location}, key {key!r}: changed after transaction {txid + 1}")
-            if value is not None:
-                yield key, value
+    def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:
+        return row_after(row, commit, value)
 
 
 def _scratch(state: FencedState) -> MapState:
     if not isinstance(state, MapState):
         raise InvariantViolation(f"a map is compared with {state.location}")
     return state
-
-
-def _refuse_newer(location: str, key: Key, row: Row, commit: _Commit) -> None:
-    if row.stamp > commit.stamp:
-        raise StaleWriterError(
-            f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch
-        )
-    if row.stamp == commit.stamp and row.writer not in (commit.writer, SWEPT):
-        raise InvariantViolation(
-            f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "
-            "has one writer; group the input by the key"
-        )
 
 
 def checked_state(committer: str, state: object) -> MapState:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.acking.ledger import EdgeIds, Ids
-from framework.core.checkpoints import CheckpointMarker, CheckpointReport
+from framework.core.checkpoint_messages import CheckpointMarker, CheckpointReport
 from framework.core.flow_control import Budget
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
 from framework.core.roots_column import (

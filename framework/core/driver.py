@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, Checkpoints, CheckpointStep
+from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.checkpoints import Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.event_times import EventTimes, Marks
 from framework.core.failure_policy import PAUSE_MAX_S, FailurePolicy, pause_s

@@ -15,7 +15,8 @@ from framework.coordination.election import Candidate, leadership_of
 from framework.coordination.steps import Steps, perform
 from framework.coordination.store import CoordinationStore, Leadership, MemoryStore
 from framework.coordination.transactional_state import TransactionalState
-from framework.core.checkpoints import CheckpointRecord, Checkpoints, Positions
+from framework.core.checkpoint_record import CheckpointRecord, Positions
+from framework.core.checkpoints import Checkpoints
 from framework.core.driver import RoundDriver
 from framework.core.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
 from framework.errors import ConfigError

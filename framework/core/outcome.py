@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from framework.acking.ledger import Ledger
-from framework.core.checkpoints import CheckpointReport
+from framework.core.checkpoint_messages import CheckpointReport
 from framework.core.event_times import Newest, Unread
 from framework.core.roots_column import RowRoots
 from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind

@@ -9,7 +9,7 @@ from typing import Any
 
 from framework.config import Config
 from framework.coordination import CoordinationStore
-from framework.core.checkpoints import CheckpointRecord, Layout, other_store
+from framework.core.checkpoint_record import CheckpointRecord, Layout, other_store
 from framework.core.leader_loop import read_record, shared_provider, stateful_components
 from framework.core.rescaling import Entry, namespace_of, task_of_key
 from framework.errors import ConfigError

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from framework.core.checkpoints import CheckpointRecord, Layout, other_store
+from framework.core.checkpoint_record import CheckpointRecord, Layout, other_store
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.observe.logs import get_logger
 from framework.state.expiry import FOR_EVER, fresh, kept

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, Union
 
 from framework.acking.ledger import LedgerPart, Roots
-from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.event_times import Marks, Newest, Unread
 from framework.errors import RetryableError, reason_of
 from framework.execution.failures import FailureKind, kind_of, trace_of

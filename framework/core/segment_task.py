@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.acking.ledger import LedgerPart, Roots
 from framework.core.bolt_task import BoltTask
-from framework.core.checkpoints import CheckpointAction, CheckpointMarker
+from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker
 from framework.core.component_task import ComponentTask
 from framework.core.flow_control import Budget
 from framework.core.outcome import Outcome

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from framework.acking.ledger import ORIGINS_MAX, SEQUENCES_PER_ROUND, Roots, root_of
-from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport, name_of
+from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport, name_of
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
 from framework.core.event_times import Unread
 from framework.core.outcome import Surroundings

@@ -16,7 +16,7 @@ import pyarrow as pa
 from framework.acking.ledger import SEQUENCES_PER_ROUND, origin_of, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.core.bolt_task import BoltTask, received
-from framework.core.checkpoints import CheckpointAction, CheckpointMarker, CheckpointReport
+from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, AnchoredTuple, ComponentTask
 from framework.core.event_times import Marks, Path, reading_of
 from framework.core.outcome import Surroundings

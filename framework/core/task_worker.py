@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from framework.core.acker_task import AckerTask
-from framework.core.checkpoints import CheckpointAction
+from framework.core.checkpoint_messages import CheckpointAction
 from framework.core.flow_control import ROUND_EXECUTE_S, Budget
 from framework.core.plan import CorePlan
 from framework.core.round_order import OVERTAKE_S, RoundOrder

@@ -10,7 +10,7 @@ from typing import Any
 
 from framework.coordination import CoordinationStore
 from framework.coordination.presence import LiveDriver, read_drivers
-from framework.core.checkpoints import CheckpointRecord
+from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.leader_loop import read_record
 from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord

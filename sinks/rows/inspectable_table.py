@@ -22,9 +22,9 @@ from framework.topology import (
 )
 from framework.topology.canonical_form import RowForm, equal
 from sinks.key_parser import key_values
-from sinks.pages import pages_of
+from sinks.pages import PAGE_KEYS, pages_of
 from sinks.rows.row_multiset import RowMultiset
-from sinks.rows.row_snapshot import PAGE_KEYS, Key, RowSnapshot, Values
+from sinks.rows.row_snapshot import Key, RowSnapshot, Values
 from sinks.rows.table import READ_ROWS, RowTable
 from sinks.rows.values import stored_fields
 from sinks.sql.schema import HEADERS_TABLE

@@ -20,11 +20,12 @@ from framework.errors import BadRecordError
 from framework.topology import ArrowBolt, Committer, Fields, OutputCollector, TopologyContext, TransactionAttempt
 from framework.topology.canonical_form import RowForm, python_values
 from sinks.backend import Key, Row, Value
+from sinks.expected_values import Expected, Recomputed
 from sinks.rows.reduction import DELETED, UNCHANGED
 from sinks.rows.table_definition import Changes
 from sinks.rows.values import json_form, json_writer, stored_fields
 from sinks.scratch import scratch_backend
-from sinks.states import Expected, OpaqueMapState, Recomputed
+from sinks.states import OpaqueMapState
 
 #: Columns beside those of a row: whether there is a row, and the sequence of the last deletion.
 _EXISTS, _DELETED_AT = "_ratchet_exists", "_ratchet_deleted_at"

@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 
 from framework.errors import MovedOnError
 from framework.topology import Header
-from sinks.pages import pages_of
+from sinks.pages import PAGE_KEYS, pages_of
 from sinks.rows.table import RowTable
 from sinks.rows.table_definition import EXISTED, TXID
 
 #: Keys per SELECT. A condition of more alternatives is too deep for SQLite.
 KEYS_PER_SELECT = 300
-#: Keys of a page.
-PAGE_KEYS = 5_000
 
 Key = tuple[Any, ...]
 Values = tuple[Any, ...]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, BaseRichBolt, CoreTopology, Fields, TopologyBuilder, Tuple, submit
-from framework.core.checkpoints import CheckpointRecord, Checkpoints
+from framework.core.checkpoint_record import CheckpointRecord
+from framework.core.checkpoints import Checkpoints
 from framework.core.driver import RoundDriver
 from framework.core.plan import CorePlan
 from framework.core.run import ticks_of

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from framework import CoreTopology, submit
-from framework.core.checkpoints import CheckpointRecord
+from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.leader_loop import _RecordLog
 from framework.transactions import MemoryStore
 from tests.kept.keep import HERE

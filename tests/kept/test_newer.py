@@ -18,7 +18,7 @@ import pytest
 from framework import CoreTopologyFailed, Topology, submit
 from framework.commands.state import SNAPSHOT_FORMAT, _header
 from framework.coordination.transactional_state import FORMAT
-from framework.core.checkpoints import FORMAT as RECORD_FORMAT
+from framework.core.checkpoint_record import FORMAT as RECORD_FORMAT
 from framework.core.leader_loop import CHECKPOINT, read_record
 from framework.errors import ConfigError, CorruptStateError, RatchetError
 from framework.topology.fencing import FORMAT as HEADER_FORMAT

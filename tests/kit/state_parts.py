@@ -26,7 +26,8 @@ from framework import (
     Tuple,
 )
 from framework.config import Config
-from framework.core.checkpoints import CheckpointRecord, Checkpoints, Layout
+from framework.core.checkpoint_record import CheckpointRecord, Layout
+from framework.core.checkpoints import Checkpoints
 from framework.core.leader_loop import read_record, retries_of, stateful_components
 from framework.core.rescaling import Namespaces, layout_of, namespace_of, rescaled
 from framework.state import LmdbKeyValueStateProvider

@@ -54,7 +54,8 @@ from framework import (
 )
 from framework.coordination import MemoryStore
 from framework.coordination.transactional_state import TransactionalState
-from framework.core.checkpoints import CheckpointRecord, Checkpoints
+from framework.core.checkpoint_record import CheckpointRecord
+from framework.core.checkpoints import Checkpoints
 from framework.core.leader_loop import (
     CHECKPOINT,
     forget_state,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from framework.acking.ledger import LedgerPart
-from framework.core.checkpoints import CheckpointAction
+from framework.core.checkpoint_messages import CheckpointAction
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.errors import RetryableError
 from framework.execution.messages import Piece

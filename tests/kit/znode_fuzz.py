@@ -21,7 +21,7 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.commands import topologies
 from framework.coordination.store import CoordinationStore, MemoryStore, Put
 from framework.coordination.transactional_state import encode_document
-from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.checkpoint_record import CheckpointRecord, Layout
 from framework.core.leader_loop import read_record
 from framework.errors import RatchetError, escaped
 from framework.inspect.rebuild import read_exchanges

@@ -22,7 +22,7 @@ from framework import (
     submit,
 )
 from framework.coordination.transactional_state import TransactionalState
-from framework.core.checkpoints import CheckpointRecord
+from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.leader_loop import CHECKPOINT, _RecordLog, forget_state, read_record, restore_state
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry

@@ -27,7 +27,7 @@ from framework import (
     submit,
 )
 from framework.core.acker_task import AckerTask
-from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.checkpoint_record import CheckpointRecord, Layout
 from framework.core.rescaling import Namespaces, namespace_of, rescaled
 from framework.errors import ConfigError
 from framework.state import BaseWindowedBolt, LmdbKeyValueStateProvider, TimeWindow, Window

@@ -16,7 +16,8 @@ import pytest
 from framework.acking.ledger import Roots
 from framework.core import leader_loop, rescaling
 from framework.core.bolt_task import BoltTask, Inbox
-from framework.core.checkpoints import CheckpointMarker, Checkpoints
+from framework.core.checkpoint_messages import CheckpointMarker
+from framework.core.checkpoints import Checkpoints
 from framework.core.component_task import ComponentTask
 from framework.core.driver import RoundDriver
 from framework.core.flow_control import Budget

@@ -31,7 +31,8 @@ from framework import (
     submit,
 )
 from framework.config import Config
-from framework.core.checkpoints import CheckpointRecord, Checkpoints
+from framework.core.checkpoint_record import CheckpointRecord
+from framework.core.checkpoints import Checkpoints
 from framework.core.driver import RoundDriver
 from framework.core.leader_loop import stateful_components
 from framework.core.plan import CorePlan

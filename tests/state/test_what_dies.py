@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
-from framework.core.checkpoints import CheckpointRecord
+from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.rounds import Round, WorkerLostError
 from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError

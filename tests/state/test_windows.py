@@ -29,7 +29,7 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.core.checkpoints import CheckpointRecord, Layout
+from framework.core.checkpoint_record import CheckpointRecord, Layout
 from framework.core.leader_loop import stateful_components
 from framework.core.reader import TopologyState
 from framework.core.rescaling import Namespaces, rescaled

@@ -1,0 +1,48 @@
+"""A commit of a map state in progress."""
+
+from __future__ import annotations
+
+from framework.errors import InvariantViolation, StaleWriterError
+from framework.topology import CommitFence, Header, Stamp, TransactionAttempt
+from sinks.backend import SWEPT, Key, MapBackend, Row, Value
+from sinks.values import OpaqueValue
+
+STANDALONE = "standalone"
+
+
+class MapCommit:
+    """One commit in progress: the values read, and the values to write."""
+
+    def __init__(
+        self, attempt: TransactionAttempt, header: Header, fence: CommitFence | None, backend: MapBackend
+    ) -> None:
+        if header.open is None:
+            raise InvariantViolation("a commit needs an open header")
+        self.backend = backend
+        self.attempt = attempt
+        self.header = header
+        self.writer = fence.writer if fence is not None else STANDALONE
+        self.standalone = fence is None
+        self.stamp = Stamp(attempt.txid, header.epoch, attempt.attempt_id)
+        self.found: dict[Key, Row | None] = {}
+        self.written: dict[Key, Row] = {}
+
+
+def row_after(row: Row | None, commit: MapCommit, value: Value | None) -> Row:
+    """The row with this value, and with the value before the commit's transaction as ``prev``."""
+    if row is None:
+        return Row(value, commit.stamp, None, commit.writer)
+    updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
+    return Row(updated.value, commit.stamp, updated.prev, commit.writer)
+
+
+def refuse_newer(location: str, key: Key, row: Row, commit: MapCommit) -> None:
+    if row.stamp > commit.stamp:
+        raise StaleWriterError(
+            f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch
+        )
+    if row.stamp == commit.stamp and row.writer not in (commit.writer, SWEPT):
+        raise InvariantViolation(
+            f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "
+            "has one writer; group the input by the key"
+        )
