@@ -47,13 +47,17 @@ class PostgresServer(Server):
     def _fill(self, data: Path) -> None:
         initdb, postgres = self.host.program("initdb"), self.host.program("postgres")
         as_user = self.host.as_user(USER)
-        if as_user:
-            check_reachable(self.folder, USER, "PostgreSQL")
-            self._run(["install", "-d", "-m", "700", "-o", USER, "-g", USER, str(data)])
+        self._make_folder(data, as_user)
         command = [*as_user, initdb, "-D", str(data), "-U", "ratchet", "-A", "trust"]
         self._run([*command, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"])
         script = 'echo "CREATE DATABASE ratchet;" | "$@"'
         self._run(["sh", "-c", script, "sh", *as_user, postgres, "--single", "-D", str(data), "postgres"])
+
+    def _make_folder(self, data: Path, as_user: Sequence[str]) -> None:
+        """Make an empty folder for the data, which the server's user owns."""
+        if as_user:
+            check_reachable(self.folder, USER, "PostgreSQL")
+            self._run(["install", "-d", "-m", "700", "-o", USER, "-g", USER, str(data)])
 
     def _run(self, command: Sequence[str]) -> None:
         self.run_tool(command, f"PostgreSQL's data folder {self.folder / 'data'} cannot be made")
@@ -65,3 +69,26 @@ class PostgresServer(Server):
         words = b"user\0ratchet\0database\0ratchet\0\0"
         startup = (8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words
         return exchange(self.port, startup, 1) == b"R"
+
+
+class PostgresStandby(PostgresServer):
+    """A hot standby of ``primary``, which may be the address of another way to it (``host:port``).
+    It replicates until ``promote``."""
+
+    name = "standby"
+
+    def __init__(self, folder: Path, primary: str) -> None:
+        super().__init__(folder)
+        self._primary = primary
+
+    def promote(self) -> None:
+        """Make it a primary, and return when it accepts writes."""
+        pg_ctl = self.host.program("pg_ctl")
+        self._run([*self.host.as_user(USER), pg_ctl, "promote", "-w", "-D", str(self.folder / "data")])
+
+    def _fill(self, data: Path) -> None:
+        host, _, port = self._primary.rpartition(":")
+        as_user = self.host.as_user(USER)
+        self._make_folder(data, as_user)
+        copy = [self.host.program("pg_basebackup"), "-D", str(data), "-R", "-c", "fast", "-X", "stream"]
+        self._run([*as_user, *copy, "-h", host, "-p", port, "-U", "ratchet"])

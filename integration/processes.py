@@ -21,13 +21,17 @@ from integration.packages import find_program
 
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
 PACKAGES = {
+    "haproxy": "haproxy",
     "mariadb": "mariadb-server-core",
     "pgbouncer": "pgbouncer",
     "postgres": "postgresql",
     "prometheus": "prometheus",
     "redis": "redis-server",
 }
-FOLDERS = {"mariadb": ("usr/sbin",), "pgbouncer": ("usr/sbin",), "postgres": ("usr/lib/postgresql/*/bin",)}
+FOLDERS = {
+    **dict.fromkeys(("haproxy", "mariadb", "pgbouncer"), ("usr/sbin",)),
+    "postgres": ("usr/lib/postgresql/*/bin",),
+}
 
 
 class ProcessHost(Host):

@@ -18,20 +18,27 @@ from framework.errors import RetryableError
 from framework.state import LmdbKeyValueStateProvider
 from framework.topology import Topology
 from framework.transactions import MemoryStore
-from integration import PostgresServer
+from integration import MariaDbServer, PostgresServer
+from integration.mariadb import USER as MARIADB_USER
 from integration.postgres import USER
 from sinks import (
     AppendCommitter,
     Count,
     DeltaLakeTable,
+    MySqlTable,
     OpaqueMapState,
     ParquetTable,
     PostgresBackend,
+    PostgresTable,
     SqliteBackend,
+    SqliteTable,
     StateCommitter,
+    UpsertCommitter,
 )
+from sinks.rows.table import RowTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.faults.conftest import Disk
+from tests.kit.mysql import client
 from tests.kit.state_parts import Log, checkpointed, counting, forget_journal, journal, lmdb
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -83,17 +90,69 @@ def test_a_table_of_files_goes_on_when_there_is_room(small_disk: Disk, kind: Cal
     assert Counter(table.to_table()["word"].to_pylist()) == Counter([*BEFORE, *AFTER])
 
 
-@pytest.mark.integration
-def test_postgresql_goes_on_when_there_is_room(small_disk: Disk, own_postgres: PostgresServer) -> None:
-    """The table is in a tablespace on the small disk."""
+def landed(table: RowTable) -> tuple[Any, Topology]:
+    spout = words()
+    builder = TransactionalTopologyBuilder("full", "spout", spout)
+    builder.set_committer_bolt("land", AppendCommitter(table)).global_grouping("spout")
+    return spout, builder.build()
+
+
+def upserted(table: RowTable) -> tuple[Any, Topology]:
+    spout = words()
+    builder = TransactionalTopologyBuilder("full", "spout", spout)
+    builder.set_committer_bolt("newest", UpsertCommitter(table, ["word"])).global_grouping("spout")
+    return spout, builder.build()
+
+
+def test_rows_of_sqlite_go_on_when_there_is_room(small_disk: Disk) -> None:
+    path = small_disk.path / "x.db"
+    goes_on_when_there_is_room(small_disk, *upserted(SqliteTable(path, "words")))
+    with sqlite3.connect(path) as reader:
+        found = [word for (word,) in reader.execute("SELECT word FROM words ORDER BY word").fetchall()]
+    assert found == sorted({*BEFORE, *AFTER})
+
+
+@pytest.fixture
+def on_small_disk(small_disk: Disk, own_postgres: PostgresServer) -> str:
+    """The address of a server that keeps new tables in a tablespace on the small disk."""
     place = small_disk.path / "tablespace"
     place.mkdir()
     shutil.chown(place, USER, USER)
     with psycopg.connect(own_postgres.dsn, autocommit=True) as database:
         database.execute(f"CREATE TABLESPACE small LOCATION '{place}'")  # type: ignore[call-overload]
         database.execute("ALTER ROLE ratchet SET default_tablespace = 'small'")
-    goes_on_when_there_is_room(small_disk, *counted(OpaqueMapState(PostgresBackend(own_postgres.dsn, "words"))))
-    with psycopg.connect(own_postgres.dsn) as database:
+    return own_postgres.dsn
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", [landed, upserted])
+def test_rows_of_postgresql_go_on_when_there_is_room(
+    small_disk: Disk, on_small_disk: str, kind: Callable[[RowTable], tuple[Any, Topology]]
+) -> None:
+    goes_on_when_there_is_room(small_disk, *kind(PostgresTable(on_small_disk, "words")))
+    with psycopg.connect(on_small_disk) as database:
+        found = [word for (word,) in database.execute('SELECT word FROM words ORDER BY word COLLATE "C"').fetchall()]
+    assert found == sorted({*BEFORE, *AFTER} if kind is upserted else [*BEFORE, *AFTER])
+
+
+@pytest.mark.integration
+def test_rows_of_mariadb_go_on_when_there_is_room(small_disk: Disk, own_mariadb: MariaDbServer) -> None:
+    """The table was made by hand, with its data on the small disk."""
+    place = small_disk.path / "data"
+    place.mkdir()
+    shutil.chown(place, MARIADB_USER, MARIADB_USER)
+    with client(own_mariadb.dsn) as database:
+        database.execute(f"CREATE TABLE words (word varchar(200)) DATA DIRECTORY = '{place}'")
+    goes_on_when_there_is_room(small_disk, *landed(MySqlTable(own_mariadb.dsn, "words")))
+    with client(own_mariadb.dsn) as database:
+        found = [word for (word,) in database.execute("SELECT word FROM words")]
+    assert sorted(found) == sorted([*BEFORE, *AFTER])
+
+
+@pytest.mark.integration
+def test_postgresql_goes_on_when_there_is_room(small_disk: Disk, on_small_disk: str) -> None:
+    goes_on_when_there_is_room(small_disk, *counted(OpaqueMapState(PostgresBackend(on_small_disk, "words"))))
+    with psycopg.connect(on_small_disk) as database:
         found = dict(database.execute("SELECT word, n FROM words").fetchall())
     assert found == Counter([*BEFORE, *AFTER])
 

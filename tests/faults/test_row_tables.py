@@ -1,4 +1,5 @@
-"""Tables of rows with a pooler, a failover, locks and other writers of the same rows."""
+"""Tables of rows with a pooler, failovers, a limit of connections, locks, and other writers of the
+same rows."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
-from integration import MariaDbServer, PgBouncerServer, PostgresServer
+from framework.transactions.run import TopologyFailed
+from integration import HaproxyServer, MariaDbServer, PgBouncerServer, PostgresServer, PostgresStandby, TcpProxy
 from integration.folders import open_folder
 from ratchet import Pipeline
 from sinks import AppendCommitter, Mirror, MySqlTable, PostgresTable, UpsertCommitter
@@ -94,6 +96,95 @@ def test_a_database_that_is_read_only_for_seconds_is_waited_for(own_postgres: Po
             settle(own_postgres, "RESET default_transaction_read_only")
         run.wait_until_caught_up(240)
     check(asked(own_postgres.dsn, "public"))
+
+
+def replicating(primary: PostgresServer) -> list[tuple[Any, ...]]:
+    """The standbys that the primary sends its log to."""
+    with psycopg.connect(primary.dsn) as connection:
+        return connection.execute("SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'").fetchall()
+
+
+def test_a_synchronous_standby_takes_over_behind_haproxy(own_postgres: PostgresServer, name: str) -> None:
+    """When the primary is dead, connections lead to the standby, which is read-only at first."""
+    with open_folder() as folder, PostgresStandby(folder / "standby", own_postgres.address) as standby:
+        settle(own_postgres, "SET synchronous_standby_names = '*'")
+        wait_for(lambda: replicating(own_postgres) == [("sync",)])
+        with HaproxyServer(folder / "haproxy", [own_postgres.address, standby.address]) as proxy:
+            built = topology(name, lambda of: PostgresTable(proxy.dsn, of), take=4)
+            with submit(built, {}, MemoryStore(), "local") as run:
+                run.wait_for_commit(20, 60)
+                own_postgres.kill()
+                wait_for(lambda: run.status().attempts_failed >= 3)
+                assert run.status().committed_txid < len(CHANGES) / 4
+                standby.promote()
+                run.wait_until_caught_up(240)
+        check(asked(standby.dsn, "public"))
+
+
+def test_a_standby_that_lacks_committed_rows_is_refused(own_postgres: PostgresServer, name: str) -> None:
+    """A primary that does not wait for its standby can lose what it has acknowledged."""
+    with (
+        open_folder() as folder,
+        TcpProxy(own_postgres.address) as link,
+        PostgresStandby(folder / "standby", link.address) as standby,
+        HaproxyServer(folder / "haproxy", [own_postgres.address, standby.address]) as proxy,
+    ):
+        wait_for(lambda: replicating(own_postgres) == [("async",)])
+        built = topology(name, lambda of: PostgresTable(proxy.dsn, of), take=1)
+        with submit(built, {}, MemoryStore(), "local") as run:
+            run.wait_for_commit(20, 60)
+            link.cut()
+            run.wait_for_commit(run.status().committed_txid + 20, 60)
+            own_postgres.kill()
+            standby.promote()
+            with pytest.raises(TopologyFailed, match="lost what was not yet on disk"):
+                run.wait_until_caught_up(240)
+
+
+def test_a_role_that_may_open_no_connection_is_waited_for(postgres: PostgresServer, schema: str, name: str) -> None:
+    dsn = psycopg.conninfo.make_conninfo(postgres.dsn, user=schema)
+    built = topology(name, lambda of: PostgresTable(dsn, of, schema=schema), take=4)
+    with psycopg.connect(postgres.dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {schema} LOGIN".encode())
+        admin.execute(f"GRANT ALL ON SCHEMA {schema} TO {schema}".encode())
+        with submit(built, {}, MemoryStore(), "local") as run:
+            run.wait_for_commit(20, 60)
+            admin.execute(f"ALTER ROLE {schema} CONNECTION LIMIT 0".encode())
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [schema])
+            wait_for(lambda: "too many connections" in str(run.status().last_error))
+            admin.execute(f"ALTER ROLE {schema} CONNECTION LIMIT -1".encode())
+            run.wait_until_caught_up(240)
+        check(asked(postgres.dsn, schema))
+        admin.execute(f"DROP OWNED BY {schema}".encode())
+        admin.execute(f"DROP ROLE {schema}".encode())
+
+
+def test_an_account_that_may_open_no_more_connections_is_waited_for(mariadb: MariaDbServer, name: str) -> None:
+    database = name.replace("-", "_")
+    address, limit = (
+        mariadb.dsn.partition("@")[2].rpartition("/")[0],
+        f"ALTER USER {database} WITH MAX_USER_CONNECTIONS",
+    )
+    dsn = f"mysql://{database}@{address}/{database}"
+    with client(mariadb.dsn) as admin:
+        admin.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb4")
+        admin.execute(f"CREATE USER {database}")
+        admin.execute(f"GRANT ALL ON {database}.* TO {database}")
+        built = topology(name, lambda of: MySqlTable(dsn, of), take=4)
+        with submit(built, {}, MemoryStore(), "local") as run:
+            run.wait_for_commit(20, 60)
+            with client(dsn) as other:
+                admin.execute(f"{limit} 1")
+                [(kept,)] = other.execute("SELECT connection_id()")
+                for (each,) in admin.execute(
+                    f"SELECT id FROM information_schema.processlist WHERE user = '{database}'"
+                ):
+                    if each != kept:
+                        admin.execute(f"KILL {each}")
+                wait_for(lambda: "max_user_connections" in str(run.status().last_error))
+            admin.execute(f"{limit} 0")
+            run.wait_until_caught_up(240)
+        check(lambda query: admin.execute(query.replace("FROM ", f"FROM {database}.")))
 
 
 class Others:
