@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +17,12 @@ from sinks import (
     DeadLetterTable,
     DeadLetterTopic,
     OpaqueMapState,
-    SqliteBackend,
     StateCommitter,
     TransactionalMapState,
 )
 from spouts import Codec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.command import Answer, call
+from tests.kit.stores import backend
 
 
 class Latin(Codec):
@@ -56,14 +56,15 @@ class Picky(BaseBasicBolt):
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
-    """``app.topic``, ``app.file``, ``app.kind``, and ``app.letters``: "table", or a topic. With
-    ``app.mended``, what is not UTF-8 is decoded, and what begins with "bad" is taken. What begins
-    with "never" never is."""
+    """``app.topic``, ``app.kind``, ``app.store`` and ``app.address`` of the tables, and
+    ``app.letters``: "table", or a topic. With ``app.mended``, what is not UTF-8 is decoded, and
+    what begins with "bad" is taken. What begins with "never" never is."""
+    prefix = app["app.topic"].replace("-", "_")
     opaque, mended = app["app.kind"] == "opaque", app.get("app.mended", False)
     state = OpaqueMapState if opaque else TransactionalMapState
     keeper: Any
     if app["app.letters"] == "table":
-        keeper = DeadLetterTable(state(SqliteBackend(app["app.file"], "letters")))
+        keeper = DeadLetterTable(state(backend(app, f"{prefix}_letters")))
     else:
         keeper = DeadLetterTopic(app["app.letters"])
     spout = (OpaqueKafkaTransactionalSpout if opaque else KafkaTransactionalSpout)(
@@ -76,7 +77,7 @@ def topology(app: Mapping[str, Any]) -> Topology:
     )
     builder = TransactionalTopologyBuilder(app["app.topic"], "spout", spout)
     builder.set_bolt("picky", Picky(("never",) if mended else ("bad", "never")), 2).shuffle_grouping("spout")
-    counts = StateCommitter(state(SqliteBackend(app["app.file"], "counts")), ["value"], {"n": Count()})
+    counts = StateCommitter(state(backend(app, f"{prefix}_counts")), ["value"], {"n": Count()})
     builder.set_bolt("counts", counts).global_grouping("picky")
     return builder.build()
 
@@ -101,6 +102,13 @@ class Commands:
         assert answer.returncode == 0, answer.stderr
         return [json.loads(line) for line in answer.stdout.splitlines()]
 
+    def counted(self) -> dict[str, int]:
+        """The values and their counts, by the rows of the store."""
+        (state,) = topology(self.settings)["counts"].states
+        assert isinstance(state, (OpaqueMapState, TransactionalMapState))
+        with closing(state):
+            return {key[0]: row.value[0] for key, row in state.backend.scan() if row.value is not None}
+
     def run(self) -> None:
         """Run until caught up."""
         answer = self.ask("--until-caught-up", "--executor", "local", what="run")
@@ -111,10 +119,12 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def settings_of(servers: Any, name: str, folder: Path, kind: str, letters: str) -> dict[str, Any]:
+def settings_of(servers: Any, name: str, kind: str, letters: str, store: tuple[str, str]) -> dict[str, Any]:
+    """``store``: the kind of the tables' store, and its address."""
     return {
         "app.topic": name,
-        "app.file": folder / "x.db",
+        "app.store": store[0],
+        "app.address": store[1],
         "app.kind": kind,
         "app.letters": letters,
         "kafka.bootstrap.servers": servers.bootstrap_servers,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import sqlite3
 import subprocess
 import sys
 import time
@@ -27,9 +26,25 @@ pytestmark = pytest.mark.integration
 AT_MS = 1_700_000_000_000
 
 
-@pytest.mark.parametrize("keeper", ["table", "topic"])
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The kind of a store and its address, by the parameter: "sqlite", "postgres", "mysql" or
+    "redis"."""
+    kind = getattr(request, "param", "sqlite")
+    if kind == "sqlite":
+        return kind, str(request.getfixturevalue("tmp_path") / "x.db")
+    if kind == "redis":
+        return kind, request.getfixturevalue("redis_server").url
+    return kind, request.getfixturevalue({"postgres": "postgres", "mysql": "mariadb"}[kind]).dsn
+
+
+#: Where letters can be, and the tables of the topology.
+KEEPERS = [("table", "sqlite"), ("topic", "sqlite"), ("table", "postgres"), ("table", "mysql"), ("table", "redis")]
+
+
+@pytest.mark.parametrize(("keeper", "store"), KEEPERS, indirect=["store"])
 def test_dead_letters_are_counted_and_shown(
-    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, keeper: str
+    servers: EmbeddedServers, topics: Topics, name: str, keeper: str, store: tuple[str, str]
 ) -> None:
     topics.create(name)
     producer = topics.producer()
@@ -38,7 +53,7 @@ def test_dead_letters_are_counted_and_shown(
         producer.produce(name, value, key=b"k", headers=headers, timestamp=AT_MS + number * 1_000)
     producer.arrived()
     letters = keeper if keeper == "table" else topics.create(f"{name}-dead", 2)
-    commands = Commands(settings_of(servers, name, tmp_path, "opaque", letters))
+    commands = Commands(settings_of(servers, name, "opaque", letters, store))
     commands.run()
 
     *groups, total = commands.documents("list")
@@ -75,11 +90,6 @@ def test_dead_letters_are_counted_and_shown(
     assert commands.ask("list", "--since", "soon").returncode == 2
 
 
-def counted(folder: Path) -> dict[str, int]:
-    with sqlite3.connect(folder / "x.db") as connection:
-        return dict(connection.execute("SELECT value, n FROM counts_live").fetchall())
-
-
 def places(commands: Commands) -> dict[int, int]:
     """Offset -> attempts, of the letters of the first 8 records."""
     answer = commands.ask("show", *(f"{commands.settings['app.topic']}/0/{n}" for n in range(8)), "--json")
@@ -113,21 +123,27 @@ def check_kept_together(topics: Topics, letters: str) -> None:
 
 @pytest.mark.rule("C48")
 @pytest.mark.parametrize(
-    ("keeper", "kind"),
+    ("keeper", "kind", "store"),
     [
-        ("table", "opaque"),
-        pytest.param("table", "transactional", marks=pytest.mark.slow),
-        ("topic", "transactional"),
-        pytest.param("topic", "opaque", marks=pytest.mark.slow),
+        ("table", "opaque", "sqlite"),
+        pytest.param("table", "transactional", "sqlite", marks=pytest.mark.slow),
+        ("topic", "transactional", "sqlite"),
+        pytest.param("topic", "opaque", "sqlite", marks=pytest.mark.slow),
+        *(
+            pytest.param("table", kind, store, marks=() if kind == first else pytest.mark.slow)
+            for store, first in (("postgres", "opaque"), ("mysql", "transactional"), ("redis", "opaque"))
+            for kind in ("opaque", "transactional")
+        ),
     ],
+    indirect=["store"],
 )
 def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinates(
-    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, keeper: str, kind: str
+    servers: EmbeddedServers, topics: Topics, name: str, keeper: str, kind: str, store: tuple[str, str]
 ) -> None:
     topics.create(name)
     topics.send(name, [b"a", b"bad-1", b"\xff", b"never", b"bad-1", b"a"])
     letters = keeper if keeper == "table" else topics.create(f"{name}-dead", 2)
-    commands = Commands(settings_of(servers, name, tmp_path, kind, letters))
+    commands = Commands(settings_of(servers, name, kind, letters, store))
     commands.run()
     local = ("--executor", "local")
     before = commands.documents("show", f"{name}/0/3")[0]
@@ -136,7 +152,7 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
     assert json.loads(unmended.stdout.splitlines()[-1]) == {
         "type": "letters_replayed", "replayed": 0, "came_back": 1, "came_back_often": 0, "cut": 0,
     }  # fmt: skip
-    assert places(commands) == {1: 0, 2: 0, 3: 1, 4: 0} and counted(tmp_path) == {"a": 2}
+    assert places(commands) == {1: 0, 2: 0, 3: 1, 4: 0} and commands.counted() == {"a": 2}
 
     commands.mend()
     topics.send(name, [b"new"])
@@ -145,21 +161,21 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
     assert "3 replayed, 1 came back" in answer.stdout and f"{name}/0/3 came back 2 times: picky:" in answer.stdout
     assert places(commands) == {3: 2}
     commands.run()
-    assert counted(tmp_path) == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
+    assert commands.counted() == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
     after = commands.documents("show", f"{name}/0/3")[0]
     assert after == {**before, "attempts": 2, "reason": after["reason"]}
 
     assert commands.ask("replay", *local).returncode == 3
     often = commands.ask("replay", *local)
     assert often.returncode == 0 and "1 left, which came back 3 times or more" in often.stdout
-    assert places(commands) == {3: 3} and counted(tmp_path) == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
+    assert places(commands) == {3: 3} and commands.counted() == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
     check_verified(commands)
 
     dropped = commands.ask("drop", "--reason", "never", "--yes", *local)
     assert dropped.returncode == 0 and "1 dead letter dropped" in dropped.stdout
     assert commands.documents("list") == [{"type": "dead_letters", "letters": 0}]
     commands.run()
-    assert counted(tmp_path) == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
+    assert commands.counted() == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
     check_verified(commands)
     if keeper == "topic":
         check_kept_together(topics, letters)
@@ -171,7 +187,14 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 @pytest.mark.parametrize("keeper", ["table", "topic"])
 def test_letters_are_replayed_once_though_drivers_and_commands_die(
-    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, keeper: str, kind: str, seed: int
+    servers: EmbeddedServers,
+    topics: Topics,
+    name: str,
+    tmp_path: Path,
+    keeper: str,
+    kind: str,
+    seed: int,
+    store: tuple[str, str],
 ) -> None:
     """A driver reads new records meanwhile; the command goes on without it."""
     chance = random.Random(seed)
@@ -179,7 +202,7 @@ def test_letters_are_replayed_once_though_drivers_and_commands_die(
     values[100:100], values[2_000:2_000] = ["never-1"], ["never-2"]
     topics.send(topics.create(name), [each.encode("latin-1") for each in values])
     letters = keeper if keeper == "table" else topics.create(f"{name}-dead", 2)
-    commands = Commands(settings_of(servers, name, tmp_path, kind, letters))
+    commands = Commands(settings_of(servers, name, kind, letters, store))
     commands.run()
     commands.mend()
     settings = {**commands.settings, "app.mended": "true", "transactional.zookeeper.session.timeout.secs": 2}
@@ -212,7 +235,7 @@ def test_letters_are_replayed_once_though_drivers_and_commands_die(
     answer = commands.ask("replay", "--executor", "local")
     assert answer.returncode in (0, 3), answer.stderr  # 0: those that come back have come back already
     commands.run()
-    assert counted(tmp_path) == Counter(each for each in [*values, *more] if not each.startswith("never"))
+    assert commands.counted() == Counter(each for each in [*values, *more] if not each.startswith("never"))
     *_, total = commands.documents("list")
     assert total["letters"] == 2
     shown = commands.documents("show", f"{name}/0/100", f"{name}/0/2000")
@@ -224,13 +247,13 @@ def test_letters_are_replayed_once_though_drivers_and_commands_die(
 @pytest.mark.rule("C48")
 @pytest.mark.parametrize("collapse_max", [20_000, 0])
 def test_letters_are_replayed_on_spark(
-    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, spark: str, collapse_max: int
+    servers: EmbeddedServers, topics: Topics, name: str, spark: str, collapse_max: int, store: tuple[str, str]
 ) -> None:
     topics.send(topics.create(name), [b"a", b"\xff", b"never", b"bad", b"a"])
-    commands = Commands(settings_of(servers, name, tmp_path, "opaque", "table"))
+    commands = Commands(settings_of(servers, name, "opaque", "table", store))
     commands.run()
     commands.settings |= {"spark.master": spark, "topology.collapse.records.max": collapse_max}
     commands.mend()
     answer = commands.ask("replay")
     assert answer.returncode == 3 and "2 replayed, 1 came back" in answer.stdout, answer.stderr
-    assert places(commands) == {2: 1} and counted(tmp_path) == {"a": 2, "\xff": 1, "bad": 1}
+    assert places(commands) == {2: 1} and commands.counted() == {"a": 2, "\xff": 1, "bad": 1}
