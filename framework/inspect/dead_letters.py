@@ -12,9 +12,9 @@ from typing import Any
 from framework.coordination.store import CoordinationStore
 from framework.durations import micros_of
 from framework.errors import ConfigError
-from framework.topology import Topology
+from framework.topology import Reach, Topology
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.transactions.dead_letters import letter_reader_of
+from framework.transactions.dead_letters import letter_component, letter_reader_of
 from framework.transactions.documents import read_incarnation
 
 
@@ -109,7 +109,15 @@ class Letters:
 
 @contextmanager
 def opened_letters(topology: Topology, store: CoordinationStore, conf: Mapping[str, Any]) -> Iterator[Letters]:
-    """The letters of a topology. Raises ``ConfigError`` where it keeps none."""
+    """The letters of a topology. Raises ``ConfigError`` where it keeps none, or none that another
+    process can read."""
+    component = letter_component(topology)
+    for state in component.states if component is not None else ():
+        if state.reach is Reach.PROCESS:
+            raise ConfigError(
+                f"topology {topology.id!r} keeps its dead letters in {state.location}, which only its driver can read: give the "
+                "DeadLetterTable a state in a database"
+            )
     reader = letter_reader_of(topology, conf, read_incarnation(store, topology.id))
     if reader is None:
         raise ConfigError(

@@ -184,7 +184,11 @@ def delta(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = 
 def dead_letters(target: Store | str, **options: Any) -> Bolt:
     """The destination of records that cannot be decoded: a database, or the name of a Kafka topic,
     with the options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
-    return target.dead_letters() if isinstance(target, Store) else DeadLetterTopic(target, **options)
+    if isinstance(target, Store):
+        return target.dead_letters()
+    if isinstance(target, Target):
+        raise TopologyError(f"dead_letters({target}): dead letters can be in a database or a Kafka topic only")
+    return DeadLetterTopic(target, **options)
 
 
 def _and(table: str | None) -> str:

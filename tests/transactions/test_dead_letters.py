@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from framework.commands.dead_letter_requests import LetterRequests
 from framework.config import Config
-from framework.errors import CommitOutcomeUnknown, RetryableError
+from framework.errors import CommitOutcomeUnknown, ConfigError, RetryableError, TopologyError
+from framework.inspect.dead_letters import opened_letters
 from framework.inspect.explain import explain
 from framework.inspect.replay import replay as replay_batch
 from framework.inspect.verify import verify
@@ -20,7 +22,8 @@ from framework.topology.spouts import DROPPED, REPLAYED
 from framework.transactions import MemoryStore
 from framework.transactions.documents import committed_txid, read_plan, write_letter_request
 from framework.transactions.undo import undo
-from sinks import MemoryBackend
+from ratchet.streams import dead_letters, parquet
+from sinks import DeadLetterTable, MemoryBackend, NonTransactionalMapState, ParquetTable, SqliteBackend, SqliteTable
 from tests.kit.lettered import World, drive
 
 pytestmark = pytest.mark.rule("C48")
@@ -180,3 +183,32 @@ def test_the_tools_repeat_and_take_back_a_transaction_with_letters(opaque: bool,
     replay.check()
     topology = replay.world.topology(mended)
     assert verify(topology, replay.store).right
+
+
+def test_letters_that_a_command_cannot_read_are_refused_in_one_line() -> None:
+    world = World(True, WORDS, MemoryBackend)
+    with (
+        pytest.raises(ConfigError, match=r"memory.*, which only its driver can read: give .* a state in a database$"),
+        opened_letters(world.topology(mended=False), MemoryStore(), {}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("table", [ParquetTable("rows"), SqliteTable("rows.db", "rows"), SqliteBackend("rows.db", "r")])
+def test_a_table_that_cannot_delete_a_letter_is_refused_in_one_line(table: Any) -> None:
+    with pytest.raises(
+        TopologyError, match=f"^DeadLetterTable writes to a state, not to a {type(table).__name__}: give"
+    ):
+        DeadLetterTable(table)
+
+
+def test_letters_in_files_are_refused_where_a_pipeline_names_them() -> None:
+    with pytest.raises(TopologyError, match=r"^dead_letters\(parquet\('rows'\)\): .* database or a Kafka topic only$"):
+        dead_letters(parquet("rows"))
+
+
+def test_letters_in_a_state_without_transaction_ids_are_not_replayed(tmp_path: Path) -> None:
+    state = NonTransactionalMapState(SqliteBackend(tmp_path / "x.db", "letters"))
+    reader = DeadLetterTable(state).letter_reader({}, "t", "")
+    with pytest.raises(ConfigError, match="may add a batch twice"):
+        next(reader.letters())
