@@ -130,8 +130,8 @@ $(STAMP): requirements.lock pyproject.toml
 
 # Resolves pyproject.toml again and writes every version with its hashes.
 lock:
-	uv pip compile pyproject.toml --extra demo --extra registry --extra protobuf --extra mysql --extra postgres --extra redis --extra delta --extra lmdb --extra containers --extra sketches --extra plot --extra otel --extra ui --extra read --extra dev --python-version 3.11 --generate-hashes --no-header -o requirements.lock
-	uv pip compile pyproject.toml --extra demo --extra registry --extra protobuf --extra mysql --extra postgres --extra redis --extra delta --extra lmdb --extra otel --extra ui --python-version 3.11 --generate-hashes --no-header -o deploy/image/requirements.lock
+	uv pip compile pyproject.toml --extra demo --extra registry --extra protobuf --extra msk --extra mysql --extra postgres --extra redis --extra delta --extra lmdb --extra containers --extra sketches --extra plot --extra otel --extra ui --extra read --extra dev --python-version 3.11 --generate-hashes --no-header -o requirements.lock
+	uv pip compile pyproject.toml --extra demo --extra registry --extra protobuf --extra msk --extra mysql --extra postgres --extra redis --extra delta --extra lmdb --extra otel --extra ui --python-version 3.11 --generate-hashes --no-header -o deploy/image/requirements.lock
 	uv pip compile --group wheels --python-version 3.11 --generate-hashes --no-header -o requirements-wheels.lock
 
 clean:

@@ -14,7 +14,7 @@ import importlib
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import cloudpickle
 
@@ -28,6 +28,7 @@ from framework.clients.kafka_errors import (
     passes,
 )
 from framework.clients.kafka_setting_names import unknown_setting
+from framework.clients.msk_iam import REGION, wants_iam, with_tokens
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
 
@@ -90,8 +91,9 @@ QUEUES_MAX = 1_024
 _AHEAD_RECORDS = 200_000
 _AHEAD_KBYTES = 131_072
 _AHEAD_FETCH_BYTES = 16 << 20
-#: Ratchet's own settings below ``kafka.``, with their values. They are not passed to librdkafka.
-_OWN = {"reader": ("auto", "native", "python")}
+#: Ratchet's own settings below ``kafka.``, with their values; None: any. They are not passed to
+#: librdkafka.
+_OWN: dict[str, tuple[str, ...] | None] = {"reader": ("auto", "native", "python"), REGION: None}
 #: The setting that is a function: it returns a token for OAUTHBEARER. In a file it is a text,
 #: ``module:name``.
 _TOKENS = "oauth_cb"
@@ -132,8 +134,9 @@ class KafkaSettings:
         for key, value in self._settings.items():
             if key in _REFUSED and not (key in _FIXED and _same(_FIXED[key], value)):
                 raise ConfigError(f"Kafka setting {key!r} cannot be {value!r}: {_REFUSED[key]}")
-            if key in _OWN and value not in _OWN[key]:
-                known = ", ".join(map(repr, _OWN[key]))
+            allowed = _OWN.get(key)
+            if allowed is not None and value not in allowed:
+                known = ", ".join(map(repr, allowed))
                 raise ConfigError(f"Kafka setting {key!r} must be one of {known}, not {value!r}")
 
     def with_conf(self, conf: Mapping[str, Any]) -> KafkaSettings:
@@ -192,13 +195,36 @@ class KafkaSettings:
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
         plain = {key: revealed(value) for key, value in self._settings.items() if key not in but and key not in _OWN}
-        if isinstance(plain.get(_TOKENS), str):
+        if wants_iam(plain):
+            plain = with_tokens(plain, self.bootstrap_servers, self._settings.get(REGION))
+        elif isinstance(plain.get(_TOKENS), str):
             plain[_TOKENS] = _function(plain[_TOKENS])
+        if plain.get(_TOKENS) is not None:
+            plain[_TOKENS] = _TokenFunction(plain[_TOKENS])
         return {**plain, "bootstrap.servers": self.bootstrap_servers}
 
     def __repr__(self) -> str:
         shown = {key: "***" if is_secret(key) else value for key, value in self._settings.items()}
         return f"KafkaSettings({self._bootstrap_servers!r}, {shown})"
+
+
+class _TokenFunction:
+    """An ``oauth_cb`` that keeps the reason of its last failure, which confluent-kafka does not
+    report."""
+
+    failure: ClassVar[str] = ""
+
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        self._function = function
+
+    def __call__(self, config: str) -> Any:
+        try:
+            token = self._function(config)
+        except Exception as error:
+            _TokenFunction.failure = f"{type(error).__name__}: {error}"
+            raise
+        _TokenFunction.failure = ""
+        return token
 
 
 def _function(where: str) -> Callable[[str], Any]:
@@ -248,18 +274,22 @@ class ConnectionErrors:
 
     def made(self, make: Callable[[], T]) -> T:
         """Make a client. Raises ``ConfigError`` when its settings are wrong, and ``RetryableError``
-        when the system refuses more threads or files."""
+        when no token is issued, or when the system refuses more threads or files."""
         try:
             return make()
         except Exception as error:
-            inner = inner_error(error)
+            # confluent-kafka raises SystemError if its wait for a token ends after a callback
+            inner = inner_error(error) or inner_error(error.__cause__)
             if inner is None:
                 raise
+            if "OAuth token not set" in inner.str():
+                reason = _TokenFunction.failure or "see the settings of the token endpoint"
+                raise RetryableError(f"Kafka at {self._where}: no token for OAUTHBEARER ({reason})") from error
             if inner.name() == "_CRIT_SYS_RESOURCE":
                 raise RetryableError(
                     f"Kafka at {self._where}: {error_text(error)}; see the limits of this process"
                 ) from error
-            text = error_text(error)
+            text = inner.str()
             raise ConfigError(unknown_setting(text) or f"Kafka settings: {text}; correct them") from error
 
     def reason(self) -> str:

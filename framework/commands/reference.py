@@ -22,7 +22,7 @@ metrics_app = typer.Typer(pretty_exceptions_enable=False)
 #: Keys that are passed on unchanged.
 PREFIXES = {
     "app.*": "The user's own: what a topology function gets, and components see in conf.",
-    "kafka.*": "Settings of every Kafka client, by librdkafka's names, such as kafka.bootstrap.servers; and kafka.reader.",
+    "kafka.*": "Settings of every Kafka client, by librdkafka's names; and kafka.reader, kafka.aws.region.",
     "spark.*": "Settings of Spark, such as spark.master.",
 }
 
