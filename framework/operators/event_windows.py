@@ -23,7 +23,9 @@ from framework.durations import Duration, micros_above_0, micros_of
 from framework.errors import ConfigError
 from framework.operators.timestamps import micros_since_epoch
 
-_DAY = 86_400_000_000
+_SECOND, _DAY = 1_000_000, 86_400_000_000
+#: No clock was ever set forward by more, except over whole days.
+_GAP_MAX = 3 * 3_600 * _SECOND
 _EPOCH = datetime.date(1970, 1, 1)
 
 Micros = np.ndarray[Any, np.dtype[np.int64]]
@@ -114,12 +116,17 @@ class EventWindows:
         return {"length": self.length, "step": self.step, "origin": self.origin, "zone": self.zone}
 
     def _days(self, at: Micros) -> tuple[Micros, Micros]:
-        """Computes each distinct quarter of an hour once: no zone changes its offset within one."""
+        """Computes each distinct quarter of an hour once: at most one day ends within one."""
         quarters, place = np.unique(at // 900_000_000, return_inverse=True)
         bounds = np.empty((len(quarters), 2), np.int64)
         for number, quarter in enumerate(quarters.tolist()):
             bounds[number] = self._days_around(quarter * 900_000_000)
-        return bounds[place, 0], bounds[place, 1]
+        starts, ends = bounds[place, 0], bounds[place, 1]
+        after = np.flatnonzero(at >= ends)
+        for end in np.unique(ends[after]).tolist():
+            here = after[ends[after] == end]
+            starts[here], ends[here] = self._days_around(end)
+        return starts, ends
 
     def _days_around(self, at: int) -> tuple[int, int]:
         zone, days = str(self.zone), self.length // _DAY
@@ -155,18 +162,31 @@ def hopping(length: Duration, step: Duration, *, origin: Duration = 0) -> EventW
 
 @lru_cache(maxsize=100_000)
 def _midnight(zone: str, day: int) -> int:
-    """The first moment of a day (counted from 1970-01-01) in a zone."""
+    """The first moment of a day (counted from 1970-01-01) in a zone. If the clock skips midnight,
+    the day begins after the gap; if midnight comes twice, with the first one."""
     where = zoneinfo.ZoneInfo(zone)
     date = _EPOCH + datetime.timedelta(days=day)
-    naive = datetime.datetime(date.year, date.month, date.day, tzinfo=where)
-    # If the clock skips midnight, the day begins after the gap.
-    first = naive.astimezone(datetime.UTC)
-    while first.astimezone(where).date() < date:
-        first += datetime.timedelta(minutes=15)
-    return micros_since_epoch(first)
+    first = micros_since_epoch(datetime.datetime(date.year, date.month, date.day, tzinfo=where))
+    if _date_of(zone, first - 1) < day:
+        return first
+    # The clock skips midnight and more, so ``first`` is in the gap or after it.
+    before, first = (first - _GAP_MAX) // _SECOND, -(-first // _SECOND)
+    while before + 1 < first:
+        middle = (before + first) // 2
+        before, first = (before, middle) if _date_of(zone, middle * _SECOND) >= day else (middle, first)
+    return first * _SECOND
 
 
 def _day_of(zone: str, at: int) -> int:
-    """The day of a moment in a zone."""
+    """The day of a moment in a zone: the last one that has begun. The clock may return from a day
+    to the evening before, which then belongs to the day that has begun."""
+    day = _date_of(zone, at)
+    while _midnight(zone, day + 1) <= at:
+        day += 1
+    return day
+
+
+def _date_of(zone: str, at: int) -> int:
+    """The date that the clock of a zone shows, as a number of days."""
     moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=at)
     return (moment.astimezone(zoneinfo.ZoneInfo(zone)).date() - _EPOCH).days

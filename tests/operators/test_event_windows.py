@@ -157,3 +157,27 @@ def test_time_goes_on_while_everything_is_idle_if_it_may() -> None:
     assert clock.after({}, 400, **rules).watermark == 495
     assert clock.after({}, 99, advance_when_idle=True, **rules).watermark == 495
     assert clock.after({}, 400, advance_when_idle=True, **rules).watermark == 1_395
+
+
+@pytest.mark.parametrize(
+    ("zone", "around"),
+    [
+        ("America/St_Johns", "2010-11-07T02:31:00"),  # at 00:01 the clock goes back to 23:01 of the day before
+        ("Africa/Monrovia", "1971-06-01T00:44:30"),  # midnight is at no quarter of an hour
+        ("America/Toronto", "1919-03-31T04:30:00"),  # the clock goes from 23:30 to 00:30
+        ("America/Havana", "2022-11-06T05:00:00"),  # midnight comes twice
+        ("America/Sao_Paulo", "2018-11-04T03:00:00"),  # there is no midnight
+        ("Pacific/Apia", "2011-12-30T10:00:00"),  # there is no such day
+        ("Europe/Berlin", "2024-10-27T01:00:00"),
+    ],
+)
+def test_the_days_of_a_zone_follow_each_other_without_gaps(zone: str, around: str) -> None:
+    days = tumbling("1 day", zone=zone)
+    middle = micros(around, "UTC")
+    times = np.unique(np.concatenate([middle + np.arange(-5_400, 5_400) * 1_000_000, [middle - 1, middle + 1]]))
+    assigned = days.assign(times)
+    assert np.all((assigned.starts <= times) & (times < assigned.ends))
+    for start, end in set(zip(assigned.starts.tolist(), assigned.ends.tolist(), strict=True)):
+        assert days.last_of(start) == days.last_of(end - 1) == (start, end) and days.last_of(end)[0] == end
+    for at in (middle - 5_000_000_000, middle, middle + 61_000_000, middle + 5_000_000_000):
+        assert days.last_of(at) == tuple(each.tolist()[0] for each in days.assign(np.array([at]))[1:])
