@@ -144,8 +144,8 @@ class MapState(KeyedState, RebuildableState):
         integers, of the key or the value) above ``after`` and at most ``upto``. Ordered by that
         column and by the key's text. ``mine``: says whether this task writes a key."""
         commit = self._begun()
-        # A first attempt has no writes of its own to find.
-        replayed = commit.stamp.txid if commit.stamp.attempt_id > 1 else None
+        # A first attempt has no writes of its own to find. A copy numbers all attempts 0.
+        replayed = commit.stamp.txid if commit.stamp.attempt_id != 1 else None
         held = self.backend.column(column)
         found = []
         rows = list(self.backend.due(column, after, upto, txid=replayed))

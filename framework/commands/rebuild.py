@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
-from framework.commands.loading import opened_transactional
+from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName, Yes
 from framework.commands.value_format import json_able
 from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, rebuild
@@ -47,7 +47,10 @@ def main(
     configure_logging(level="warning")
     with exit_codes(), own_output(as_json=as_json) as output:
         try:
-            with opened_transactional(topology, config, overrides) as (built, store, settings):
+            with (
+                opened_transactional(topology, config, overrides) as (built, store, settings),
+                opened_archive(settings, built.id) as archive,
+            ):
                 timeout_s = settings.zookeeper_election_timeout_secs
                 if remove:
                     removed = clean(built, store, state, timeout_s)
@@ -57,7 +60,14 @@ def main(
                     return
                 conf = settings.for_components()
                 found = rebuild(
-                    built, store, conf, state=state, take_over=yes, told=_Progress().show, timeout_s=timeout_s
+                    built,
+                    store,
+                    conf,
+                    state=state,
+                    take_over=yes,
+                    told=_Progress().show,
+                    timeout_s=timeout_s,
+                    archive=archive,
                 )
         except Unverifiable as error:
             typer.echo(f"cannot be rebuilt: {error}", err=True)
@@ -102,6 +112,13 @@ def _lines(found: RebuildReport) -> Iterator[str]:
             f"rebuilt from {found.records:,} records in {found.batches:,} batches, {found.seconds:.1f} s, with the bolts, codecs, "
             "committers and states of this version"
         )
+    for each in found.above:
+        verdict = f"{each.difference_count:,} differ" if each.difference_count else "all agree"
+        yield f"{each.location}, which these rows depend on: {each.compared:,} keys compared, {verdict}"
+        yield from (f"  {difference}" for difference in each.differences)
+    if found.below:
+        told = "an exchange leaves" if found.former is None else "the exchange left"
+        yield f"{told} what was sent to {', '.join(found.below)} as it is: rebuild {found.below[0]} next, and so on"
     if found.has_other_code:
         yield "the last transaction was made by other code than this: restart the topology with it, or its figures go wrong again"
     if found.former is None:

@@ -9,6 +9,9 @@ repeats the attempt, over the new rows.
 
 What was read last is marked in the coordination store before it is committed, so a rebuild that was
 killed goes on when it is repeated.
+
+States of committers above, such as the watermark of a window, are recomputed in the same way and
+compared, and never exchanged: the new rows fit only if these states agree.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy as copied
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +35,11 @@ from framework.inspect.comparison import compare
 from framework.inspect.recompute import RECORDS_PER_BATCH, Batch, Recomputation
 from framework.inspect.sandbox import shadow_of, with_what_it_needs
 from framework.inspect.state_lookup import state_named
-from framework.inspect.verify import StateReport
+from framework.inspect.verify import StateReport, compare_following
 from framework.shapes import check_fields
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
-from framework.topology.inspectable import RebuildableState, rebuildable
+from framework.topology.inspectable import RebuildableState, TimedBolt, inspectable, rebuildable
 from framework.topology.spouts import LEFT_OUT
 from framework.transactions.code_version import lineage_of
 from framework.transactions.documents import (
@@ -48,6 +52,7 @@ from framework.transactions.documents import (
     read_transaction,
     read_undone,
 )
+from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.plans import Plan, plan_digest, plan_of, stored_plan
 
 #: How long a rebuild that has caught up tries to take over from a topology that moves on.
@@ -79,7 +84,9 @@ class RebuildReport:
     """``txid``: as of which transaction the copy was compared, or took over. ``resumed_at``: the
     transaction that an earlier rebuild had reached; 0 if it began anew. ``difference``: None where
     the copy had taken over already. ``moved``: keys that the topology changed while they were
-    compared, so they were not. ``former``: where the rows from before are now; None as long as
+    compared, so they were not. ``above``: the states that the new rows depend on, compared with
+    their copies. ``below``: the committers that hold what this state has sent them, which an
+    exchange does not change. ``former``: where the rows from before are now; None as long as
     nothing was exchanged. ``has_other_code``: whether the topology's last transaction was made by
     other code than this, which would go on with the new rows."""
 
@@ -90,6 +97,8 @@ class RebuildReport:
     resumed_at: int
     difference: StateReport | None = None
     moved: int = 0
+    above: list[StateReport] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
     former: str | None = None
     has_other_code: bool = False
     records: int = 0
@@ -106,20 +115,24 @@ def rebuild(
     take_over: bool,
     told: Callable[[RebuildProgress], None] = lambda progress: None,
     timeout_s: float = ELECTION_TIMEOUT_S,
+    archive: HistoryTarget | None = None,
 ) -> RebuildReport:
     """Bring the copy up to where the topology stands, and compare it with the state; then, with
     ``take_over``, exchange the two. ``state``: the id of its component, or its location, or the end
-    of that. A driver may run meanwhile.
+    of that. ``archive``: the table of records, where the topology has one. A driver may run
+    meanwhile.
 
-    Raises ``ConfigError`` for a state that cannot be rebuilt, and when another rebuild of it runs
-    for longer than ``timeout_s``; ``Unverifiable`` when source or records do not reach back;
-    ``RetryableError`` when something does not answer, or the topology moves on too fast: repeated,
-    it goes on where it ended."""
+    Raises ``ConfigError`` for a state that cannot be rebuilt, when a state above it differs from
+    its copy and ``take_over`` is set, and when another rebuild of one of them runs for longer than
+    ``timeout_s``; ``Unverifiable`` when source or records do not reach back; ``RetryableError``
+    when something does not answer, or the topology moves on too fast: repeated, it goes on where it
+    ended."""
     component = _rebuildable(topology, *state_named(topology, state))
     (kept,) = component.states
-    _check_owned(topology.id, kept, read_incarnation(store, topology.id))
+    for each in (kept, *(state for above in _above(topology, component) for state in above.states)):
+        _check_owned(topology.id, each, read_incarnation(store, topology.id))
     made_by = _maker_of(topology, store, conf or {})
-    with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
+    with _rebuilds_of(topology, component, store, timeout_s) as documents:
         if documents.finish(kept, made_by) and take_over:
             return documents.report(kept)
         rebuildable(kept).check_exchange(topology.id)
@@ -133,6 +146,7 @@ def rebuild(
                 folder=Path(folder),
                 made_by=made_by,
                 told=told,
+                archive=archive,
             )
             return work.run(take_over=take_over)
 
@@ -170,9 +184,10 @@ def clean(topology: Topology, store: CoordinationStore, state: str, timeout_s: f
     """Remove the rows from before the last rebuild, and what an unfinished one has made. Returns
     where they were. Raises ``ConfigError`` as ``rebuild``."""
     component = _rebuildable(topology, *state_named(topology, state))
-    with _rebuild_of(topology.id, component.id, store, timeout_s) as documents:
+    with _rebuilds_of(topology, component, store, timeout_s) as documents:
         documents.forget()
         places = [_beside(component.states[0], place) for place in (REBUILT, FORMER)]
+        places += _copies_above(topology, component)
         return [each.location for each in places if each.remove(topology.id)]
 
 
@@ -188,17 +203,33 @@ class _Rebuild:
         folder: Path,
         made_by: Mapping[str, str],
         told: Callable[[RebuildProgress], None],
+        archive: HistoryTarget | None,
     ) -> None:
         self._topology, self._store, self._documents = topology, store, documents
-        self._made_by, self._told = made_by, told
+        self._component, self._made_by, self._told = component, made_by, told
         (state,) = component.states
         self._state = rebuildable(state)
         part = with_what_it_needs(topology, component)
         shadow, left_out = shadow_of(part, folder, _beside_itself, joined=read_joined(store, topology.id))
         for each in left_out:
             raise ConfigError(f"{self._state.location} cannot be rebuilt: {each}")
-        self._rebuilt: FencedState = shadow.states[0]
-        self._copy = _Copy(topology, store, conf, shadow=shadow, documents=documents, made_by=made_by, seen=self._seen)
+        (self._rebuilt,) = shadow[component.id].states
+        self._above = [
+            (state, copy)
+            for each in _above(topology, component)
+            for state, copy in zip(each.states, shadow[each.id].states, strict=True)
+        ]
+        self._copy = _Copy(
+            topology,
+            store,
+            conf,
+            shadow=shadow,
+            rebuilt=self._rebuilt,
+            documents=documents,
+            made_by=made_by,
+            seen=self._seen,
+            archive=archive,
+        )
         self._target, self._began_s = 0, time.monotonic()
 
     def run(self, *, take_over: bool) -> RebuildReport:
@@ -211,12 +242,31 @@ class _Rebuild:
                     break
             report = RebuildReport(self._topology.id, self._state.location, copy.txid, resumed_at=copy.resumed_at)
             report.difference, report.moved = self._compared()
+            report.above = compare_following(
+                copy, [(inspectable(state, purpose="be compared"), its) for state, its in self._above]
+            )
+            report.below = [each.id for each in _below(self._topology, self._component)]
             report.has_other_code = self._was_made_by_other_code()
             if take_over:
+                self._check_above(report)
                 self._take_over(report)
             report.records, report.batches = copy.records, copy.batches
+        if take_over:
+            for each in _copies_above(self._topology, self._component):
+                each.remove(self._topology.id)
         report.seconds = time.monotonic() - self._began_s
         return report
+
+    def _check_above(self, report: RebuildReport) -> None:
+        """Refuse an exchange for rows that the present states above would not have given."""
+        for (state, _), compared in zip(self._above, report.above, strict=True):
+            if compared.difference_count:
+                (above,) = (each for each in _above(self._topology, self._component) if state in each.states)
+                raise ConfigError(
+                    f"{self._state.location} was not exchanged: bolt {self._component.id!r} gets rows from {above.id!r}, and "
+                    f"{compared.difference_count} keys of {state.location} differ from the rebuilt ones, such as "
+                    f"{compared.differences[0]}; {_how_to_mend(above)}"
+                )
 
     def _seen(self, batch: Batch) -> None:
         seconds = time.monotonic() - self._began_s
@@ -283,9 +333,9 @@ class _Rebuild:
 
 
 class _Copy(Recomputation):
-    """A recomputation whose one state is kept, so that it can go on in another process. Its batches
+    """A recomputation whose states are kept, so that it can go on in another process. Its batches
     have the txids of the topology: a batch that stands for several transactions has the last
-    one's."""
+    one's. ``rebuilt``: the state that may take over. All states have its incarnation."""
 
     def __init__(
         self,
@@ -294,12 +344,14 @@ class _Copy(Recomputation):
         conf: Mapping[str, Any],
         *,
         shadow: Topology,
+        rebuilt: FencedState,
         documents: _Documents,
         made_by: Mapping[str, str],
         seen: Callable[[Batch], None],
+        archive: HistoryTarget | None,
     ) -> None:
-        super().__init__(topology, store, conf, shadow=shadow, seen=seen, epoch=documents.epoch)
-        self._documents, self._made_by = documents, made_by
+        super().__init__(topology, store, conf, shadow=shadow, seen=seen, archive=archive, epoch=documents.epoch)
+        self._rebuilt, self._documents, self._made_by = rebuilt, documents, made_by
         self.rows = ""  # their incarnation
         self.resumed_at = 0
 
@@ -314,36 +366,43 @@ class _Copy(Recomputation):
             return False  # the topology has moved on
 
     def _begin(self) -> None:
-        (state,) = self._shadow.states
-        header, mark = _header_of(state), self._documents.mark()
-        if header is not None and mark is not None and self._is_ours(state, header, mark):
+        states, mark = self._shadow.states, self._documents.mark()
+        headers = [header for header in map(_header_of, states) if header is not None]
+        if mark is not None and len(headers) == len(states) and self._are_ours(headers, mark):
             try:
-                state.prepare(self._shadow.id)
+                for state in states:
+                    state.prepare(self._shadow.id)
             except (CorruptStateError, ConfigError):
                 pass  # somebody has removed or changed the rows
             else:
-                self.rows = header.incarnation
-                self._go_on(header, mark)
+                self.rows = mark.rows
+                self._go_on(headers, mark)
                 return
         self._documents.forget()
-        rebuildable(state).remove(self._shadow.id)
-        header = state.prepare(self._shadow.id)
-        self.rows = header.incarnation
-        state.raise_header(header, replace(header, epoch=self._epoch))
+        for state in states:
+            rebuildable(state).remove(self._shadow.id)
+        self.rows = self._rebuilt.prepare(self._shadow.id).incarnation
+        for state in states:
+            header = state.prepare(self._shadow.id)
+            state.raise_header(header, replace(header, epoch=self._epoch, incarnation=self.rows))
         super()._begin()
 
-    def _is_ours(self, state: FencedState, header: Header, mark: _Mark) -> bool:
-        """Whether the rows with this header are of the same making, and can be gone on with."""
-        if mark.made_by != self._made_by or not mark.fits(header, self._epoch):
+    def _are_ours(self, headers: Sequence[Header], mark: _Mark) -> bool:
+        """Whether the rows with these headers are of the same making, and can be gone on with."""
+        if mark.made_by != self._made_by or not all(mark.fits(header, self._epoch) for header in headers):
             return False
-        begun = header.open is not None and header.open.txid > header.done  # it may be there in part
-        return not (begun and state.value_type is ValueType.NON_TRANSACTIONAL)
+        begun = any(header.open is not None and header.open.txid > header.done for header in headers)  # there in part
+        return not (begun and any(state.value_type is ValueType.NON_TRANSACTIONAL for state in self._shadow.states))
 
-    def _go_on(self, header: Header, mark: _Mark) -> None:
-        opened = header.open
-        self._sandbox.commit.open(header.done + 1, {opened.txid: opened.plan_digest} if opened is not None else {})
-        if header.done < mark.number:
-            self._commit_as(mark.number, mark.batch, replay=opened is not None and opened.txid == mark.number)
+    def _go_on(self, headers: Sequence[Header], mark: _Mark) -> None:
+        for state, header in zip(self._shadow.states, headers, strict=True):
+            if header.done < mark.number - 1:  # the passing over of a batch that stands for several transactions
+                state.raise_header(header, header.finished(mark.number - 1))
+        done = min(max(header.done, mark.number - 1) for header in headers)
+        opened = {header.open.txid: header.open.plan_digest for header in headers if header.open is not None}
+        self._sandbox.commit.open(done + 1, opened)
+        if done < mark.number:
+            self._commit_as(mark.number, mark.batch, replay=mark.number in opened)
         self._plan = {**mark.before, **mark.batch}
         self.txid = self.resumed_at = mark.number
         if mark.left:
@@ -483,6 +542,18 @@ class _Documents:
         return RebuildReport(self._path.split("/")[0], state.location, txid, resumed_at=txid, former=former)
 
 
+@contextmanager
+def _rebuilds_of(
+    topology: Topology, component: Component, store: CoordinationStore, timeout_s: float
+) -> Iterator[_Documents]:
+    """The documents of a component's rebuild. Its states and those above are of nobody else until
+    the block ends."""
+    with ExitStack() as stack:
+        for each in _above(topology, component):
+            stack.enter_context(_rebuild_of(topology.id, each.id, store, timeout_s))
+        yield stack.enter_context(_rebuild_of(topology.id, component.id, store, timeout_s))
+
+
 def _rebuild_of(topology_id: str, component_id: str, store: CoordinationStore, timeout_s: float) -> _Documents:
     path = f"{topology_id}/rebuild/{component_id}"
     leadership = store.lead(path, f"a command on {identity_of_process()}", timeout_s=timeout_s)
@@ -494,24 +565,48 @@ def _rebuild_of(topology_id: str, component_id: str, store: CoordinationStore, t
 
 
 def _rebuildable(topology: Topology, component: Component, number: int) -> Component:
-    """The component, unless its state depends on others, or others on it: exchanged alone, they
-    would not fit together."""
+    """The component, unless its state can only be exchanged together with others."""
     location = component.states[number].location
     if len(component.states) > 1:
         raise ConfigError(f"{location} cannot be rebuilt: bolt {component.id!r} keeps {len(component.states)} states")
-    above = with_what_it_needs(topology, component).components
-    below = [each for each in topology.components if component in with_what_it_needs(topology, each).components]
-    for each, how in [*((each, "gets rows from") for each in above), *((each, "gives rows to") for each in below)]:
-        if each is not component and each.states:
-            raise ConfigError(
-                f"{location} cannot be rebuilt alone: bolt {component.id!r} {how} {each.id!r}, whose state would not fit any "
-                "more; `ratchet reset --everything` makes both anew"
-            )
-    places = {_beside(component.states[number], place).location for place in (REBUILT, FORMER)}
-    taken = [state.location for state in topology.states if state.location in places]
+    if _keeps_time(component) and _below(topology, component):
+        raise ConfigError(
+            f"{location} cannot be rebuilt: bolt {component.id!r} keeps the event time by which others have sent what was due, "
+            "and would send it again; `ratchet reset --everything` makes all anew"
+        )
+    parts = (component, *_above(topology, component))
+    beside = {_beside(state, place).location for each in parts for state in each.states for place in (REBUILT, FORMER)}
+    taken = [state.location for state in topology.states if state.location in beside]
     if taken:
         raise ConfigError(f"{location} cannot be rebuilt: its rows would be made in {taken[0]}, which is another state")
     return component
+
+
+def _above(topology: Topology, component: Component) -> list[Component]:
+    """The components with states that this one gets rows from."""
+    needed = with_what_it_needs(topology, component).components
+    return [topology[each.id] for each in needed if each.states and each.id != component.id]
+
+
+def _below(topology: Topology, component: Component) -> list[Component]:
+    """The components with states that this one gives rows to."""
+    return [each for each in topology.components if each.states and component in _above(topology, each)]
+
+
+def _copies_above(topology: Topology, component: Component) -> list[RebuildableState]:
+    """The copies of the states above, which a rebuild of this component makes."""
+    return [_beside(state, REBUILT) for each in _above(topology, component) for state in each.states]
+
+
+def _keeps_time(component: Component) -> bool:
+    bolt: object = component.instance
+    return isinstance(bolt, TimedBolt)
+
+
+def _how_to_mend(above: Component) -> str:
+    if _keeps_time(above):
+        return "what is sent by another event time can only be made anew by `ratchet reset --everything`"
+    return f"rebuild {above.id!r} first"
 
 
 def _check_owned(topology_id: str, state: FencedState, incarnation: str) -> None:

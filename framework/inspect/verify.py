@@ -17,7 +17,7 @@ from framework.errors import ConfigError
 from framework.inspect.comparison import compare, hold
 from framework.inspect.recompute import Recomputation
 from framework.inspect.sandbox import recounting, shadow_of
-from framework.topology import Difference, InspectableState, Topology
+from framework.topology import Difference, FencedState, InspectableState, Topology
 from framework.topology.inspectable import inspectable
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
@@ -106,18 +106,11 @@ class _Audit:
         self._copy = Recomputation(topology, store, conf, shadow=self._shadow, archive=archive)
 
     def run(self) -> VerifyReport:
-        reports = [StateReport(state.location) for state in self._watched]
         committed = committed_or_refused(self._store, self._topology.id)
         with self._copy as copy:
             copy.advance(committed)
-            moved: list[tuple[int, list[Any]]] = []
-            for number, (state, shadow) in enumerate(zip(self._watched, self._shadow.states, strict=True)):
-                later: list[Any] = []
-                reports[number].compared += compare(state, shadow, copy.txid, reports[number].add, later.append)
-                if later:
-                    moved.append((number, later))
-            self._follow(reports, moved)
-        reports = [each for each in map(self._undoubted, self._watched, reports) if each is not None]
+            compared = compare_following(copy, list(zip(self._watched, self._shadow.states, strict=True)))
+        reports = [each for each in map(self._undoubted, self._watched, compared) if each is not None]
         return VerifyReport(self._topology.id, copy.txid, copy.is_recorded, reports, self._not_verified)
 
     def _undoubted(self, state: InspectableState, report: StateReport) -> StateReport | None:
@@ -136,15 +129,23 @@ class _Audit:
         states = [state for each in self._shadow.components for state in self._topology[each.id].states]
         return [inspectable(state, purpose="be compared") for state in states]
 
-    def _follow(self, reports: Sequence[StateReport], moved: Sequence[tuple[int, list[Any]]]) -> None:
-        """Compare the rows that a running topology has changed meanwhile: read them as they are
-        now, recompute up to there, and compare."""
-        held = sorted(
-            ((number, *hold(self._watched[number], keys)) for number, keys in moved),
-            key=lambda each: (each[1], each[0]),
-        )
-        for number, txid, values in held:
-            self._copy.await_commit(txid)
-            self._copy.advance(txid)
-            state, shadow = self._watched[number], self._shadow.states[number]
-            reports[number].compared += state.compare(values, shadow, reports[number].add)
+
+def compare_following(copy: Recomputation, pairs: Sequence[tuple[InspectableState, FencedState]]) -> list[StateReport]:
+    """Compare states with their copies. Rows that a running topology changes meanwhile are read
+    again as they are then, recomputed up to there, and compared. Raises as ``Recomputation``."""
+    reports = [StateReport(state.location) for state, _ in pairs]
+    moved: list[tuple[int, list[Any]]] = []
+    for number, (state, shadow) in enumerate(pairs):
+        later: list[Any] = []
+        reports[number].compared += compare(state, shadow, copy.txid, reports[number].add, later.append)
+        if later:
+            moved.append((number, later))
+    held = sorted(
+        ((number, *hold(pairs[number][0], keys)) for number, keys in moved), key=lambda each: (each[1], each[0])
+    )
+    for number, txid, values in held:
+        copy.await_commit(txid)
+        copy.advance(txid)
+        state, shadow = pairs[number]
+        reports[number].compared += state.compare(values, shadow, reports[number].add)
+    return reports

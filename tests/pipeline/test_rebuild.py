@@ -585,16 +585,27 @@ class Pairs(Sums):
         declarer.declare(FIELDS)
 
 
-def test_states_that_depend_on_each_other_are_not_rebuilt_alone(tmp_path: Path, store: MemoryStore) -> None:
-    builder = TransactionalTopologyBuilder("anew", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
-    builder.set_bolt("first", Pairs(state_at(tmp_path, "first"))).global_grouping("spout")
-    builder.set_bolt("second", Sums(state_at(tmp_path, "second"))).global_grouping("first")
-    built = builder.build()
-    run(built, store)
-    with pytest.raises(ConfigError, match="cannot be rebuilt alone: bolt 'first' gives rows to 'second'"):
-        rebuild(built, store, state="first", take_over=False)
-    with pytest.raises(ConfigError, match="cannot be rebuilt alone: bolt 'second' gets rows from 'first'"):
-        rebuild(built, store, state="second", take_over=False)
+def test_states_that_depend_on_each_other_are_rebuilt_from_the_top_down(tmp_path: Path, store: MemoryStore) -> None:
+    def built(bolt: Any) -> Topology:
+        builder = TransactionalTopologyBuilder("anew", "spout", OpaqueMemoryTransactionalSpout({0: ROWS}, FIELDS, 2))
+        builder.set_bolt("same", bolt).global_grouping("spout")
+        builder.set_bolt("first", Pairs(state_at(tmp_path, "first"))).global_grouping("same")
+        builder.set_bolt("second", Sums(state_at(tmp_path, "second"))).global_grouping("first")
+        return builder.build()
+
+    run(built(Wrong()), store)
+    mended = built(Same())
+    with pytest.raises(
+        ConfigError, match="'second' gets rows from 'first', and 4 keys .* differ .*; rebuild 'first' first"
+    ):
+        rebuild(mended, store, state="second", take_over=True)
+    assert rebuild(mended, store, state="first", take_over=True).below == ["second"]
+    found = rebuild(mended, store, state="second", take_over=True)
+    assert found.former is not None and [each.difference_count for each in found.above] == [0]
+    assert verify(mended, store).right
+
+
+def test_a_bolt_with_two_states_is_refused(tmp_path: Path, store: MemoryStore) -> None:
     two = topology_of(ROWS, Sums(state_at(tmp_path, "one"), state_at(tmp_path, "two")))
     with pytest.raises(ConfigError, match="bolt 'bolt' keeps 2 states"):
         rebuild(two, store, state="one' of " + str(tmp_path / "x.db"), take_over=False)
