@@ -1,4 +1,4 @@
-"""The word count over Kafka on a Spark cluster, under many kills; and the oracle.
+"""The word count over Kafka, on a Spark cluster or in the driver, under many kills; and the oracle.
 
 ``python -m tests.kit.kafka_words --times 20`` kills an executor, the driver and the broker 20 times
 each, and prints what came of it.
@@ -23,7 +23,8 @@ from spouts import KafkaSpout, TextCodec
 from tests.kit.journaled import CountWords, Split, noted, sentence_of
 from tests.kit.kills import Kills, kill_often
 
-KINDS = ("executor", "driver", "broker")
+#: Of each executor.
+KINDS = {"spark": ("executor", "driver", "broker"), "local": ("driver", "broker")}
 
 
 class SplitNumbered(Split):
@@ -75,11 +76,13 @@ class Outcome:
         return {**self.seen.summary(), **words, "share_repeated": round(self.repeated / max(self.words, 1), 4)}
 
 
-def run(folder: Path, times: int, seed: int, *, per_second: int = 200, split: str = "columns") -> Outcome:
+def run(
+    folder: Path, times: int, seed: int, *, per_second: int = 200, split: str = "columns", executor: str = "spark"
+) -> Outcome:
     """Kill each kind ``times`` times, in an order from the seed. ``split``: "columns" for a basic
     bolt, "tuples" for one that acks by itself.
     """
-    order = [kind for kind in KINDS for _ in range(times)]
+    order = [kind for kind in KINDS[executor] for _ in range(times)]
     random.Random(seed).shuffle(order)
     words = folder / "seen"
     with EmbeddedServers(folder / "servers") as servers:
@@ -91,6 +94,7 @@ def run(folder: Path, times: int, seed: int, *, per_second: int = 200, split: st
             lambda: words.stat().st_size // 1_000 if words.exists() else 0,
             servers,
             per_second=per_second,
+            executor=executor,
         )
     found = Counter(noted(folder, "seen"))
     expected = {

@@ -81,7 +81,7 @@ class Load:
         while not self._stop.is_set():
             try:
                 with psycopg.connect(self._dsn, autocommit=True) as connection:
-                    while not self._stop.wait(0.005):
+                    while not self._stop.wait(0.02):
                         self._change(connection)
             except psycopg.errors.UniqueViolation:
                 continue  # a key changed to one that is there

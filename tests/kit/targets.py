@@ -5,12 +5,13 @@ runs that too.
 takes its time, one more executor for what another one shows already. Where slow tests alone hold a
 promise, ``docs/promises.md`` says so.
 
-A test that repeats something takes the number from the fixture ``often``.
+A test that repeats something takes the number from the fixture ``often``, and a property its number
+of examples from ``examples``.
 
 With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and
 ZooKeeper in another, and those that kill drivers again and again in a third: so Spark starts once,
-and the servers twice. Tests that use a module-scoped fixture share a process by module. The rest
-run wherever there is room.
+and the servers twice. Those that want MariaDB, or the built site, share a process too. Tests that
+use a module-scoped fixture share a process by module. The rest run wherever there is room.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
+#: The profile of Hypothesis in ``make test``: the same examples at each run.
+USUAL = "usual"
 #: Fixtures that start something large. The tests that use one of them share a process.
 _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
+#: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
+_OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +62,9 @@ def _group_of(item: pytest.Item) -> str | None:
     if item.get_closest_marker("spark") is not None or runner != "local" or fixtures & _SPARK:
         return "spark"
     if not fixtures & _SERVERS:
-        return _module_of(item)
+        values = {str(each) for each in callspec.params.values()} if callspec is not None else set()
+        others = (group for name, group in _OTHERS.items() if name in fixtures | values)
+        return next(others, _module_of(item))
     return "servers" if item.get_closest_marker("kills") is None else "kills"
 
 
@@ -82,3 +90,10 @@ def often(in_all: bool) -> Often:
     the second in ``make test-all``.
     """
     return lambda usually, whole: whole if in_all else usually
+
+
+def examples(whole: int) -> int:
+    """How many examples a property has: so many in ``make test-all``, a quarter of them in
+    ``make test``, where they are the same at each run.
+    """
+    return whole // 4 if settings.get_current_profile_name() == USUAL else whole

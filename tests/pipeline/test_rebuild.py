@@ -5,6 +5,7 @@ its place, whatever dies meanwhile.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -185,7 +186,9 @@ def test_transactions_that_are_no_longer_recorded_are_read_in_large_batches(
 
 
 class Feed:
-    """Rows that come for as long as it is open."""
+    """Rows that come for as long as it is open, no faster than a slow machine commits them: a
+    backlog would have to be committed, and recomputed, before the test ends.
+    """
 
     def __init__(self, spout: OpaqueMemoryTransactionalSpout) -> None:
         self.rows: list[list[Any]] = []
@@ -193,9 +196,10 @@ class Feed:
         self._thread = threading.Thread(target=self._feed)
 
     def _feed(self) -> None:
-        while not self._over.wait(0.001):
-            self.rows.append([f"w{len(self.rows) % 11}", len(self.rows)])
-            self._spout.append("0", self.rows[-1])
+        while not self._over.wait(0.1):
+            for number in range(len(self.rows), len(self.rows) + 5):
+                self.rows.append([f"w{number % 11}", number])
+                self._spout.append("0", self.rows[-1])
 
     def __enter__(self) -> Feed:
         self._thread.start()
@@ -206,13 +210,15 @@ class Feed:
         self._thread.join()
 
 
-def test_a_topology_goes_on_while_its_state_is_rebuilt_and_exchanged(tmp_path: Path, store: MemoryStore) -> None:
+def test_a_topology_goes_on_while_its_state_is_rebuilt_and_exchanged(
+    tmp_path: Path, store: MemoryStore, often: Often
+) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 5)
     with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:
         with Feed(spout) as feed:
             running.wait_for_commit(20, PATIENCE_S)
             copy = counting(tmp_path, spout=spout)
-            for _ in range(5):
+            for _ in range(often(2, 5)):
                 before = committed_txid(store, "anew")
                 found = rebuild(copy, store, state="words", take_over=True)
                 assert found.txid >= before and found.former is not None
@@ -292,11 +298,13 @@ class Dies:
 
 
 def test_a_rebuild_that_dies_anywhere_goes_on_when_it_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: Often, seed: int
 ) -> None:
-    at, went_on = 0, 0
-    while True:
-        at += 1
+    """``make test-all`` dies at every call; ``make test`` at a part of them, which depends on the
+    seed.
+    """
+    every, went_on = often(3, 1), 0
+    for at in itertools.count(1 + seed % every, every):
         for after in (False, True):
             folder, store = tmp_path / f"{at}{after}", MemoryStore()
             folder.mkdir()
@@ -311,7 +319,7 @@ def test_a_rebuild_that_dies_anywhere_goes_on_when_it_is_repeated(
                 except Crash:
                     pass
                 else:
-                    assert at > 20 and went_on > 5, (at, went_on)
+                    assert at > 20 and went_on > 5 // every, (at, went_on)
                     return
             assert held(mended) in ({"a": (3, 6)}, RIGHT)
             run(mended, store)
@@ -721,13 +729,13 @@ def test_the_newest_transaction_is_taken_back_from_rebuilt_files(tmp_path: Path,
     assert verify(mended, store).right and rows_in(table) == sorted(map(tuple, ROWS))
 
 
-def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store: MemoryStore) -> None:
+def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store: MemoryStore, often: Often) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 20)
     with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:
         with Feed(spout) as feed:
             running.wait_for_commit(5, PATIENCE_S)
             copy = counting(tmp_path, spout=spout)
-            for _ in range(3):
+            for _ in range(often(2, 3)):
                 found = rebuild(copy, store, state="rows", take_over=True)
                 running.wait_for_commit(found.txid + 3, PATIENCE_S)
         running.wait_until_caught_up(PATIENCE_S)
@@ -736,11 +744,13 @@ def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store:
 
 
 def test_an_exchange_of_files_that_dies_anywhere_is_whole_or_has_not_happened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: Often, seed: int
 ) -> None:
-    at = 0
-    while True:
-        at += 1
+    """``make test-all`` dies at every call; ``make test`` at a part of them, which depends on the
+    seed. Of an odd number, so that it dies before calls and after calls.
+    """
+    every = often(7, 1)
+    for at in itertools.count(1 + seed % every, every):
         folder, store = tmp_path / str(at), MemoryStore()
         folder.mkdir()
         run(counting(folder, Wrong()), store)
@@ -875,7 +885,7 @@ def test_what_would_stay_with_a_postgres_table_is_named_before_anything_is_done(
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["postgres", "redis"])
 def test_a_topology_over_any_store_goes_on_while_its_state_is_exchanged(
-    kind: str, tmp_path: Path, store: MemoryStore, name: str, request: pytest.FixtureRequest
+    kind: str, tmp_path: Path, store: MemoryStore, name: str, request: pytest.FixtureRequest, often: Often
 ) -> None:
     server = request.getfixturevalue("postgres" if kind == "postgres" else "redis_server")
     table = name.replace("-", "_")[:40]
@@ -888,7 +898,7 @@ def test_a_topology_over_any_store_goes_on_while_its_state_is_exchanged(
         with Feed(spout) as feed:
             running.wait_for_commit(10, PATIENCE_S)
             copy = counting(tmp_path, spout=spout, backend=backend())
-            for _ in range(3):
+            for _ in range(often(2, 3)):
                 found = rebuild(copy, store, state="words", take_over=True)
                 assert found.difference is not None and found.difference.difference_count == 0
                 running.wait_for_commit(found.txid + 3, PATIENCE_S)

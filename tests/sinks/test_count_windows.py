@@ -14,6 +14,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.testing import run_on
 from sinks import Count, CountWindowCommitter, First, MemoryBackend, OpaqueMapState, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
@@ -57,7 +58,7 @@ def test_windows_that_cannot_be_are_refused() -> None:
         CountWindowCommitter(TransactionalMapState(MemoryBackend()), 3, key=["shop"], aggregates={"n": Count()})
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=40),
     st.integers(1, 9),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from framework.testing import crash, fail_attempt, replay
 from ratchet import Pipeline, Stream, count, max_, parquet, sqlite, sum_
+from tests.kit.targets import examples
 
 Row = dict[str, Any]
 Step = tuple[Callable[[Stream], Stream], Callable[[list[Row]], list[Row]]]
@@ -52,7 +53,7 @@ def failures(chosen: list[int], transactions: int) -> list[Any]:
     return [kinds[kind](txid) for txid, kind in enumerate(chosen[:transactions], start=1)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.lists(ROW, max_size=12),
     shared=st.lists(st.sampled_from(STEPS), max_size=2),

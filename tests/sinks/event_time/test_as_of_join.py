@@ -13,6 +13,7 @@ from framework.testing import run_on
 from sinks import AsOfJoiningCommitter, MemoryBackend, OpaqueMapState, WatermarkCommitter
 from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.sinks.event_time.test_interval_join import ROW, Part
 from tests.sinks.event_time.test_windows import FAULTS
 
@@ -79,7 +80,7 @@ def test_a_late_row_counts_from_then_on_and_a_late_record_is_not_joined() -> Non
     assert [row["order_number"] for row in done.rows("valued", LATE_LEFT_STREAM)] == [1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.tuples(
         *[

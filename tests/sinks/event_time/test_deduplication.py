@@ -16,6 +16,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
@@ -49,7 +50,7 @@ def test_a_record_whose_key_may_be_forgotten_is_late() -> None:
     assert [(row["id"], row["at"]) for row in done.rows("once", LATE_STREAM)] == [("a", 2)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), min_size=1, max_size=40),
     st.integers(1, 9),

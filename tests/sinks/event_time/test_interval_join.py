@@ -17,6 +17,7 @@ from sinks.event_time import join_buffer
 from sinks.event_time.interval_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
 from sinks.event_time.join_buffer import ROW_RECORDS
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
@@ -145,7 +146,7 @@ def test_a_record_of_a_hot_key_reads_and_writes_a_few_rows(monkeypatch: pytest.M
     assert [row["id"] for row in done.table("matched")] == ["z"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.tuples(
         *[

@@ -17,6 +17,7 @@ from framework.testing import run_on
 from sinks import Count, First, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, WatermarkCommitter
 from sinks.event_time.sessions import SessionCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.sinks.event_time.test_interval_join import counting
 from tests.sinks.event_time.test_windows import FAULTS
 
@@ -96,7 +97,7 @@ def expected(rows: list[tuple[str, int]], watermark: int) -> list[tuple[str, int
     return [(user, first, last + 5, count) for user, first, last, count in found if last + 5 <= watermark]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.tuples(*[st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), min_size=1, max_size=20)] * 2),
     st.integers(1, 9),

@@ -15,6 +15,7 @@ from framework.operators.watermarks import LATE_STREAM
 from framework.testing import run_on
 from sinks import Entry, MemoryBackend, OpaqueMapState, TimerCommitter, WatermarkCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
@@ -111,7 +112,7 @@ def expected(rows: list[tuple[str, int, int]], watermark: int) -> list[tuple[Any
     return sorted(found)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.tuples(*[st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), min_size=1, max_size=12)] * 2),
     st.integers(1, 9),

@@ -23,6 +23,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windows import WindowedCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.targets import examples
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C44")
@@ -151,7 +152,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.tuples(records, records),
     st.integers(1, 9),

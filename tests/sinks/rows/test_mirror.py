@@ -25,6 +25,7 @@ from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.kit.change_records import INT, TEXT, UNAVAILABLE, Record, change_record
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
+from tests.kit.targets import examples
 from tests.kit.waiting import PATIENCE_S
 from tests.sinks.rows.test_kills import Killed, kill_at
 
@@ -220,7 +221,7 @@ def copied(batches: Iterable[Sequence[Record]]) -> dict[str, dict[int, tuple[Any
     return held
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(CHANGES, st.none() | CHANGES), min_size=1, max_size=5), st.booleans())
 def test_the_mirror_holds_what_the_source_holds(tmp_path_factory: Any, drawn: Any, stamped: bool) -> None:
     """Each transaction has an attempt before it that is lost, where one is drawn."""

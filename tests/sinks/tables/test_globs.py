@@ -5,6 +5,7 @@ compaction or a rebuild was killed or paused.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from framework.errors import StaleWriterError
 from framework.topology import REBUILT
 from sinks import ParquetTable
 from tests.kit.file_tables import append, granted, opened
+from tests.kit.targets import Often
 
 pytestmark = pytest.mark.behaviour("3.5")
 FIELDS = Fields(day=str, n=int)
@@ -166,11 +168,18 @@ STEPS: list[Callable[[ParquetTable], None]] = [commit, replace, roll_back, compa
 @pytest.mark.parametrize("partition_by", [(), ("day",)], ids=["plain", "partitioned"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda each: each.__name__)
 def test_a_kill_at_any_step_leaves_a_folder_that_can_be_listed(
-    step: Callable[[ParquetTable], None], partition_by: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: Callable[[ParquetTable], None],
+    partition_by: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    often: Often,
+    seed: int,
 ) -> None:
-    number = 0
-    while True:
-        number += 1
+    """``make test-all`` kills before every call; ``make test`` before a part of them, which depends
+    on the seed.
+    """
+    every = often(7 if step is rebuild else 3, 1)
+    for number in itertools.count(1 + seed % every, every):
         table = begun(tmp_path / str(number), partition_by)
         before = listed(table)
         assert before == published(table)

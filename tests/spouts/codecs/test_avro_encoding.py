@@ -22,7 +22,7 @@ from spouts.codecs import encoding_codec
 from tests.kit.avro_java import plain_values
 from tests.kit.avro_pairs import Pairs
 from tests.kit.round_trips import round_trip
-from tests.kit.targets import Often
+from tests.kit.targets import Often, examples
 
 pytestmark = pytest.mark.behaviour("2.9")
 
@@ -93,7 +93,7 @@ def as_fastavro(schema: Any, value: bytes) -> Any:
     return row
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data(), st.booleans())
 def test_fastavro_reads_what_is_written(data: st.DataObject, nullable: bool) -> None:
     types = {**TYPES, **NESTED}

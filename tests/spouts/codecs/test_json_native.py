@@ -25,7 +25,7 @@ from spouts.codecs.codec import Values
 from spouts.codecs.json_arrow import ArrowJsonCodec
 from spouts.codecs.json_native import NativeJson, native_json
 from tests.kit.json_documents import INTEGERS, SCHEMAS, Documents
-from tests.kit.targets import Often
+from tests.kit.targets import Often, examples
 
 pytest.importorskip("spouts._native", reason="the compiled part of the spouts was not built")
 
@@ -105,7 +105,7 @@ def test_most_values_are_usual(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(seed=st.integers(0, 2**32), nulls=st.booleans())
 def test_the_codec_decodes_what_arrow_decodes_with_the_same_reasons(name: str, seed: int, nulls: bool) -> None:
     documents = Documents(seed, SCHEMAS[name])

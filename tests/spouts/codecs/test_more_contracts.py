@@ -32,6 +32,7 @@ from spouts import (
     TextCodec,
 )
 from spouts.codecs import compressed
+from tests.kit.targets import examples
 
 ROWS: list[Mapping[str, Any]] = [{"word": "dog", "n": 1}, {"word": "a, b", "n": -(2**62)}, {"word": "naïve ☃", "n": 0}]
 NOON = datetime.datetime(2026, 5, 1, 12, 0, 0, 5, tzinfo=datetime.UTC)
@@ -266,7 +267,7 @@ def fields(types: Mapping[str, Any]) -> Fields:
     return Fields.of({name: declared for name, (declared, _) in types.items()})
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(rows_of(TYPES))
 def test_messagepack_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
     codec = MessagePackCodec(fields(TYPES))
@@ -275,13 +276,13 @@ def test_messagepack_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> No
         assert msgpack.unpackb(codec.encode_row(row), timestamp=3) == row
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(rows_of(NESTED))
 def test_json_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
     round_trip(JsonCodec(fields(NESTED)), NESTED, rows)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(rows_of(CELLS))
 def test_csv_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
     round_trip(
@@ -291,13 +292,13 @@ def test_csv_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(rows_of(TYPES), st.sampled_from(["gzip", "zstd", "lz4", "snappy", "bz2"]))
 def test_compressed_values_are_read_as_they_were_written(rows: list[dict[str, Any]], compression: Any) -> None:
     round_trip(CompressedCodec(JsonCodec(fields(TYPES)), compression), TYPES, rows)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(rows_of(TYPES))
 def test_events_are_read_as_they_were_written(rows: list[dict[str, Any]]) -> None:
     types = {

@@ -18,6 +18,7 @@ from spouts import KafkaSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.planning import log_offsets, lost_records
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.read_bounds import Bounds, Instant, checked_bounds
+from tests.kit.targets import examples
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planner_over
 
 Plan = Mapping[str, Any]
@@ -382,7 +383,7 @@ def test_tables_need_no_start() -> None:
     st.sampled_from([3, 20, 1_000]),
     st.sampled_from([(), ("b",)]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_whatever_happens_to_the_logs_nothing_after_the_end_is_read_and_it_is_reached(
     changes: list[tuple[str, int, int]], records_max: int, read_first: tuple[str, ...]
 ) -> None:

@@ -23,6 +23,7 @@ from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.planning.source import KafkaSource
 from spouts.kafka.read_bounds import EARLIEST
+from tests.kit.targets import examples
 
 
 class FakeLogs:
@@ -82,7 +83,7 @@ WHAT = ["grow", "grow", "grow", "elect", "lose leader", "retain", "truncate", "r
     st.sampled_from([3, 20, 1_000]),
     st.sampled_from([(), ("b",)]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_plan_of_what_moves_is_the_plan_of_all(
     changes: list[tuple[str, int, int]], records_max: int, read_first: tuple[str, ...]
 ) -> None:

@@ -17,6 +17,7 @@ from spouts.kafka.partitions import topic_and_number
 from spouts.kafka.planning import log_offsets, lost_records
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.read_bounds import Bound, Bounds
+from tests.kit.targets import examples
 from tests.kit.waiting import wait_for
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planned, planner_over
 
@@ -79,7 +80,7 @@ def test_tables_are_read_to_their_ends_before_the_others(start: Bound) -> None:
     st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 7), st.integers(1, 40)), max_size=30),
     st.sampled_from([3, 20, 1_000]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_whatever_happens_to_the_logs_the_others_wait_and_do_not_wait_for_ever(
     changes: list[tuple[str, int, int]], records_max: int
 ) -> None:

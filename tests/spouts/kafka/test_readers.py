@@ -54,6 +54,7 @@ from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
 from tests.kit.readers import needs_native
+from tests.kit.targets import examples
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -169,7 +170,7 @@ def readers(cleaning: Topics) -> Iterator[list[Any]]:
 @pytest.mark.integration
 @pytest.mark.behaviour("2.5")
 @pytest.mark.rule("C16")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     cuts=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=PARTITIONS, max_size=PARTITIONS),
     goes_back=st.booleans(),
@@ -737,7 +738,7 @@ JSONS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(values=st.lists(JSONS, max_size=25), skipped=st.integers(0, 3))
 def test_json_is_decoded_from_an_array_as_from_a_list(values: list[bytes | None], skipped: int) -> None:
     codec = JsonCodec(Fields(n=int, s=str))
