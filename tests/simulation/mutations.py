@@ -30,7 +30,8 @@ from framework.transactions.plans import plan_digest
 from sinks import MemoryBackend, Row, values
 from sinks.kafka.markers import Marker
 from sinks.kafka.writer import MarkedWriter
-from sinks.states import MapState, OpaqueMapState, TransactionalMapState, _Commit
+from sinks.map_commit import MapCommit
+from sinks.states import MapState, OpaqueMapState, TransactionalMapState
 from sinks.store_identity import StoreIdentity
 from spouts import memory
 from tests.simulation import drivers, world
@@ -218,7 +219,7 @@ def _begin_without_header(self: MapState, attempt: Any) -> None:
     fence = attempt.fence
     header = self.backend.read_header()
     opened = header.opened(fence.epoch, OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest))
-    self._commit = _Commit(attempt, opened, fence, self.backend)
+    self._commit = MapCommit(attempt, opened, fence, self.backend)
 
 
 def _put_under_any_header(self: MemoryBackend, header: Any, keys: Any, stamps: Any, rows: Any) -> None:
