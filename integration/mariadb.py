@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.folders import check_reachable
 from integration.hosts import EMBEDDED
 from integration.server import Server, exchange
+from integration.server_folders import check_reachable
 
 #: If this process is root, this user runs the server.
 USER = "daemon"

@@ -17,12 +17,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.errors import ServerError
 from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedis, ExternalServers
-from integration.folders import open_folder
 from integration.hosts import EXTERNAL, chosen
 from integration.mariadb import MariaDbServer
 from integration.postgres import PostgresServer
 from integration.redis import RedisServer
 from integration.registry import RegistryServer
+from integration.server_folders import open_folder
 from integration.servers import EmbeddedServers
 
 #: Creates a topic with this name, number of partitions, and records; returns its name.

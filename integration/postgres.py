@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.folders import check_reachable
 from integration.server import Server, exchange
+from integration.server_folders import check_reachable
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
 USER = "postgres"

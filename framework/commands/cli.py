@@ -46,7 +46,7 @@ COMMANDS = {
     "compact": ("sinks.compact:app", "Merge the small files of a table."),
     "new": ("framework.commands.new:app", "Create a working project."),
     "topic": ("spouts.kafka.topic:app", "Create a topic, write to it, show its last records."),
-    "servers": ("integration.cli:app", "Run real servers for development: up, down, status."),
+    "servers": ("integration.servers_command:app", "Run real servers for development: up, down, status."),
     "config": ("framework.commands.reference:config_app", "Explain the configuration keys."),
     "metrics": ("framework.commands.reference:metrics_app", "Explain the metrics."),
 }

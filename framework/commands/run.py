@@ -19,9 +19,9 @@ import typer
 from framework.clients.java import find_java
 from framework.commands.exit_status import EXIT_INTERRUPTED, exit_codes, own_output
 from framework.commands.find_poison import show_poison
+from framework.commands.foreground_run import done_before, stop_on_signal, supervise
 from framework.commands.loading import load_topology, resolve
 from framework.commands.options import AsJson, ConfigFile, Overrides
-from framework.commands.supervision import done_before, stop_on_signal, supervise
 from framework.config import HIDDEN, Config, shown_value
 from framework.core.run import CoreRun
 from framework.errors import ConfigError

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from framework.commands.exit_status import exit_codes
+from framework.commands.foreground_run import stop_on_signal
 from framework.commands.options import ConfigFile, Overrides
-from framework.commands.supervision import stop_on_signal
 from framework.commands.topologies import opened
 from framework.config import Config
 

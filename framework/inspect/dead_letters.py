@@ -14,7 +14,7 @@ from framework.durations import micros_of
 from framework.errors import ConfigError
 from framework.topology import Reach, Topology
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.transactions.dead_letters import letter_component, letter_reader_of
+from framework.transactions.dead_letter_readers import letter_component, letter_reader_of
 from framework.transactions.documents import read_incarnation
 
 

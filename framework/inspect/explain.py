@@ -29,7 +29,7 @@ from framework.topology import Component, Difference, KeyedState, SourceRecord, 
 from framework.topology.inspectable import EventTime, NarrowedBolt, TimedBolt
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
-from framework.transactions.dead_letters import letter_component
+from framework.transactions.dead_letter_readers import letter_component
 from framework.transactions.documents import committed_or_refused, read_joined
 from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.history_reader import TransactionRecords

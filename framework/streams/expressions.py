@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from framework.streams.call_site import Call
-from framework.streams.frames import empty_frame, schema_of
+from framework.streams.polars_frames import empty_frame, schema_of
 
 Expression: TypeAlias = str | pl.Expr
 _CLOCK = re.compile(r"\b(now|current_timestamp|current_date|current_time|localtimestamp)\b", re.IGNORECASE)

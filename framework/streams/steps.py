@@ -21,7 +21,7 @@ from framework.operators.event_windows import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
-from framework.streams.frames import frame_of
+from framework.streams.polars_frames import frame_of
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 MOMENT = pa.timestamp("us", "UTC")

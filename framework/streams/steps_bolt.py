@@ -13,9 +13,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from framework.streams.frames import batches_of, frame_of
 from framework.streams.function_calls import check_alive
 from framework.streams.lookups import Lookup
+from framework.streams.polars_frames import batches_of, frame_of
 from framework.streams.steps import Step
 from framework.topology import (
     DEFAULT_STREAM,

@@ -30,7 +30,7 @@ from framework.topology.spouts import (
     on_stream,
 )
 from framework.transactions.coordinator import SpoutKind
-from framework.transactions.dead_letters import letter_reader_of
+from framework.transactions.dead_letter_readers import letter_reader_of
 from framework.transactions.plans import Plan
 
 

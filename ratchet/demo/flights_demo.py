@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from framework import Config, submit
-from framework.commands.supervision import stop_on_signal, supervise
+from framework.commands.foreground_run import stop_on_signal, supervise
 from framework.paths import local_path
 from integration import EmbeddedServers, ServerError
 from ratchet.demo import flights_data

@@ -15,7 +15,7 @@ from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Bolt, Fields, Input, TransactionAttempt
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
-from framework.topology.table_changes import DEFAULT, ChangeReader, TableChanges
+from framework.topology.mirror_changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table import Members, RowTable

@@ -22,7 +22,7 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec, SchemaCodec
 from spouts.codecs.registry_client import NotARegistryError, NotFoundError, RegistryClient
-from spouts.codecs.registry_subjects import Find, SubjectNameStrategy, WriterSubjects
+from spouts.codecs.writer_subjects import Find, SubjectNameStrategy, WriterSubjects
 
 _HEADER = struct.Struct(">bI")
 #: An id that the registry does not know is asked for again after these pauses: a node that follows

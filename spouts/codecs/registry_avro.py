@@ -15,7 +15,7 @@ from spouts.codecs.avro_schema import Schema, loaded, parsed, schema_of_text
 from spouts.codecs.avro_writer import RowWriter
 from spouts.codecs.registry import RegistryCodec, references_of
 from spouts.codecs.registry_client import RegistryClient, new_schema
-from spouts.codecs.registry_subjects import Find, SubjectNameStrategy
+from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 
 class RegistryAvroCodec(RegistryCodec):

@@ -16,7 +16,7 @@ from spouts.codecs.json_schema import loaded_schema, schema_of_json_schema
 from spouts.codecs.json_schema_writer import ObjectWriter
 from spouts.codecs.registry import RegistryCodec, references_of
 from spouts.codecs.registry_client import RegistryClient, new_schema
-from spouts.codecs.registry_subjects import Find, SubjectNameStrategy
+from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 
 class RegistryJsonCodec(RegistryCodec):

@@ -25,7 +25,7 @@ from spouts.codecs.protobuf_schema import Files, file_of_text, file_set, files_o
 from spouts.codecs.protobuf_writer import MessageWriter
 from spouts.codecs.registry import RegistryCodec, references_of
 from spouts.codecs.registry_client import RegistryClient, new_schema
-from spouts.codecs.registry_subjects import Find, SubjectNameStrategy
+from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

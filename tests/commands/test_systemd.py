@@ -13,7 +13,7 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.commands import systemd
-from framework.commands.supervision import supervise
+from framework.commands.foreground_run import supervise
 from framework.commands.systemd import ServiceManager
 from framework.transactions import MemoryStore
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter

@@ -17,7 +17,7 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from framework.transactions.run import TopologyFailed
 from integration import HaproxyServer, MariaDbServer, PgBouncerServer, PostgresServer, PostgresStandby, TcpProxy
-from integration.folders import open_folder
+from integration.server_folders import open_folder
 from ratchet import Pipeline
 from sinks import AppendCommitter, Mirror, MySqlTable, PostgresTable, UpsertCommitter
 from sinks.rows.table import RowTable

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from framework.clients.kafka import KafkaSettings
 from framework.errors import DataLossError, RetryableError
 from integration import EmbeddedServers
-from integration.folders import open_folder
+from integration.server_folders import open_folder
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range

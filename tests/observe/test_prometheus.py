@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from framework import Fields, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from integration import RedisServer, ServerError
-from integration.cli import app
 from integration.prometheus import PrometheusServer
 from integration.server import free_port
 from integration.servers import is_ours
+from integration.servers_command import app
 from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.core_parts import ListSpout

@@ -28,9 +28,9 @@ from integration import (
 )
 from integration.choice import find_host
 from integration.external import VARIABLES, ExternalPostgres, ExternalServers
-from integration.folders import open_folder
 from integration.hosts import VARIABLE
 from integration.server import Server, port_taken
+from integration.server_folders import open_folder
 from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
 
 ROOT = Path(__file__).parent.parent.parent

@@ -31,7 +31,7 @@ from spouts import (
     RegistryJsonCodec,
     RegistryProtobufCodec,
 )
-from spouts.codecs import registry_subjects
+from spouts.codecs import writer_subjects
 from spouts.codecs.encoding_codec import SchemaCodec
 from tests.kit.protobuf import EVERYTHING, classes, field, file_of, message
 from tests.kit.registry_answers import answering, send
@@ -304,7 +304,7 @@ def test_a_codec_around_a_registry_codec_finds_its_schema(registry: RegistryServ
 
 
 def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_subjects, "_PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr(writer_subjects, "_PAUSES_S", (0.001, 0.001))
     codec = RegistryAvroCodec({"url": "http://127.0.0.1:1", "max.retries": 0}, schema=WORD, subject="s")
     for ask in (codec.check_schema, codec.register_schema):
         with pytest.raises(RetryableError, match="does not answer"):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
-from framework.commands.supervision import done_before, stop_on_signal, supervise
+from framework.commands.foreground_run import done_before, stop_on_signal, supervise
 from framework.errors import RetryableError
 from framework.observe.progress import ProgressLines
 from framework.transactions.status import RunStatus
@@ -197,7 +197,7 @@ def test_a_source_that_does_not_say_where_it_ends_is_named_when_the_time_is_over
 @pytest.mark.behaviour("6.2")
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 def test_a_signal_ends_a_run_on_spark_with_status_0(tmp_path: Path, which: signal.Signals) -> None:
-    run = RunProcess(tmp_path / "log", "tests.commands.test_supervision:endless", {})
+    run = RunProcess(tmp_path / "log", "tests.commands.test_foreground_run:endless", {})
     run.start()
     assert run.wait_for(lambda: run.said("committed 1"))
     os.kill(run.pid, which)
