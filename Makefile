@@ -76,10 +76,10 @@ SEED ?= 1
 soak-core: $(STAMP)
 	$(BIN)/python -m tests.kit.kafka_counts --kills $(KILLS) --seed $(SEED) --plot docs/soak-core.svg
 
-# Each fuzzer for FUZZ_MINUTES, one after the other: values of Avro and JSON, answers of a registry, documents, requests, batches.
+# Each fuzzer for FUZZ_MINUTES, one after the other: values of Avro and JSON, answers of a registry, documents, requests, batches, headers.
 FUZZ_MINUTES ?= 60
 fuzz: $(STAMP)
-	for each in avro json znode http batch; do \
+	for each in avro json znode http batch headers; do \
 		$(BIN)/python -m tests.kit.$${each}_fuzz --minutes $(FUZZ_MINUTES) --seed $(SEED) || exit 1; \
 	done
 

@@ -8,6 +8,7 @@ topology, and of an incarnation before a ``reset --everything``, are ignored.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -44,7 +45,7 @@ class TopicLetters(LetterReader):
         newest: dict[tuple[str, str, str], tuple[int, Letter | None]] = {}
         for message in self._messages():
             added = _added(message)
-            if (added.get("topology"), added.get("incarnation")) != self._owner or "offset" not in added:
+            if (added.get("topology"), added.get("incarnation")) != self._owner or not added:
                 continue
             place = added.get("topic_id", ""), added["partition"], added["offset"]
             txid = int(added["txid"])
@@ -63,7 +64,8 @@ class TopicLetters(LetterReader):
         found: list[Letter | None] = []
         for *place, number, offset in refs:
             message = messages.get((number, offset))
-            letter = None if message is None else _letter(message, _added(message))
+            added = _added(message) if message is not None else {}
+            letter = _letter(message, added) if added else None
             if letter is None or [*letter.id] != place:
                 raise DataLossError(
                     f"topic {self._topic!r}, partition {number}, offset {offset}: the dead letter of partition {place[1]}, offset "
@@ -175,16 +177,30 @@ def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
     return message.headers() or ()
 
 
+def _parts(message: Any) -> tuple[list[tuple[str, bytes | None]], list[tuple[str, bytes | None]]]:
+    """The record's own headers, and those that follow: Ratchet's, the first of which names the
+    topology. A producer may have written headers of the same names into the record."""
+    headers = list(_headers(message))
+    first = max((at for at, (name, _) in enumerate(headers) if name == _FIRST), default=len(headers))
+    return headers[:first], headers[first:]
+
+
 def _added(message: Any) -> dict[str, str]:
-    """The headers that Ratchet has added. If a record's own headers have the same names, the last
-    one is Ratchet's."""
-    return {
+    """The headers that Ratchet has added; none if the message is no letter, because another program
+    has written it."""
+    added = {
         name.removeprefix(HEADER): (value or b"").decode(errors="replace")
-        for name, value in _headers(message)
+        for name, value in _parts(message)[1]
         if name.startswith(HEADER)
     }
+    numbers = [added.get(name, "") for name in ("txid", "partition", "offset")]
+    numbers += [added[name] for name in ("attempts", "timestamp_ms") if name in added]
+    return added if all(_NUMBER.fullmatch(each) for each in numbers) else {}
 
 
+#: The first of the added headers.
+_FIRST = f"{HEADER}topology"
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
 #: The headers that are removed again.
 _OURS = {
     f"{HEADER}{name}"
@@ -195,15 +211,10 @@ _OURS = {
 }
 
 
-def _own(headers: Sequence[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
-    """The record's own headers, without the added ones, which are the last of their names."""
-    kept, added = [], set(_OURS)
-    for name, value in reversed(headers):
-        if name in added:
-            added.remove(name)
-        else:
-            kept.append((name, value))
-    return kept[::-1]
+def _own(message: Any) -> list[tuple[str, bytes | None]]:
+    """The record's own headers, and the one that tells that the letter lacks a part."""
+    own, added = _parts(message)
+    return [*own, *((name, value) for name, value in added if name not in _OURS)]
 
 
 def _letter(message: Any, added: dict[str, str]) -> Letter:
@@ -217,7 +228,7 @@ def _letter(message: Any, added: dict[str, str]) -> Letter:
         error=added.get("error", ""),
         key=message.key(),
         value=message.value(),
-        headers=_own(_headers(message)),
+        headers=_own(message),
         attempts=int(added.get("attempts", "0")),
         ref=[
             added.get("topic_id", ""),
