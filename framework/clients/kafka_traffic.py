@@ -77,6 +77,11 @@ class Traffic:
             return True
         return self._is_throttled()
 
+    def was_throttled_since(self, moment_s: float) -> bool:
+        """Whether a broker's quota has throttled the client after this moment of the clock."""
+        self._parse()
+        return self._throttled_until_s > moment_s
+
     def _is_throttled(self) -> bool:
         return self._clock() < self._throttled_until_s
 

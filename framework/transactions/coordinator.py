@@ -61,6 +61,12 @@ from framework.transactions.plans import Plan, plan_digest
 
 #: After timeouts, a batch is planned at most this many times smaller than usual (C18).
 DIVISOR_MAX = 1_024
+#: Each timeout divides the next plan of a batch by this number: the five attempts of the default
+#: reach a batch that is 256 times smaller.
+DIVISOR_STEP = 4
+#: An attempt that repeats a plan may take twice as long as the one before, up to this many times
+#: ``topology.message.timeout.secs``.
+PATIENCE_MAX = 16
 #: How long a committed transaction waits for the next plan, so that one write can close the former
 #: and store the latter.
 CLOSE_AFTER_MS = 5
@@ -282,6 +288,7 @@ class _Transaction:
     opened: bool = False
     lost: bool = False  # its range is lost, or contains a refused value: roll back, then plan again
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
+    timeouts: int = 0  # attempts with this plan that took too long
     is_short: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -292,6 +299,7 @@ class _Transaction:
         self.plan, self.is_short = plan, _is_short(plan)
         self.opened = self.lost = False
         self.narrower = None
+        self.timeouts = 0
 
 
 class Coordinator:
@@ -495,14 +503,17 @@ class Coordinator:
     def _timed_out(self, now_ms: int) -> list[Command]:
         busy = (TransactionPhase.PROCESSING, TransactionPhase.COMMITTING, TransactionPhase.ROLLING_BACK)
         for transaction in sorted(self._active.values(), key=lambda each: each.txid):
-            if transaction.phase in busy and now_ms - transaction.since_ms > self._timeout_ms:
+            patience = min(2**transaction.timeouts, PATIENCE_MAX)
+            if transaction.phase in busy and now_ms - transaction.since_ms > self._timeout_ms * patience:
                 self._timeouts[transaction.txid] = self._timeouts.get(transaction.txid, 0) + 1
+                transaction.timeouts += 1
+                times = f"{patience} times " if patience > 1 else ""
                 failure = TaskFailure(
                     FailureKind.ERROR,
                     "coordinator",
                     0,
                     f"the {_PHASE_NAMES[transaction.phase]} of {transaction.txid}:{transaction.attempt_id} took longer "
-                    f"than topology.message.timeout.secs ({self._timeout_ms / 1000:g} s); raise it or make batches smaller",
+                    f"than {times}topology.message.timeout.secs ({self._timeout_ms / 1000:g} s); raise it or make batches smaller",
                 )
                 return self._fail(transaction.txid, failure, now_ms)
         return []
@@ -649,7 +660,7 @@ class Coordinator:
         idle = self._planning is None and self._suspects is None
         if idle and len(self._active) < self._max_pending and not self._rolling_back():
             self._planning = max(self._active, default=self.currtx - 1) + 1
-            divisor = min(2 ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
+            divisor = min(DIVISOR_STEP ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
 

@@ -311,16 +311,33 @@ def test_a_phase_that_lasts_too_long_fails_its_attempt(phase: str) -> None:
 
 
 @pytest.mark.rule("C18")
-def test_timeouts_count_as_attempts_and_an_opaque_batch_is_asked_for_in_halves() -> None:
+def test_timeouts_count_as_attempts_and_an_opaque_batch_is_asked_for_in_quarters() -> None:
     script = Script(SpoutKind.OPAQUE, timeout_ms=1_000, max_attempts=3)
-    script.planned(40)
-    for divisor in (2, 4):
+    script.planned(64)
+    for divisor in (4, 16):
         commands = script.do(Tick(), after_ms=10_000) + script.do(Tick(), after_ms=10_000)
         asked = script.of(AskPlan, commands)
         assert [each.divisor for each in asked] == [divisor]
-        script.planned(40 // divisor)
+        script.planned(64 // divisor)
     (stop,) = script.of(Stop, script.do(Tick(), after_ms=10_000))
     assert "took longer than topology.message.timeout.secs" in stop.failure.message
+
+
+@pytest.mark.parametrize("kind", [SpoutKind.TRANSACTIONAL, SpoutKind.OPAQUE])
+@pytest.mark.rule("C18")
+def test_an_attempt_that_repeats_a_plan_gets_twice_the_time(kind: SpoutKind) -> None:
+    """An opaque batch repeats its plan once its commit was opened."""
+    script = Script(kind, timeout_ms=1_000, max_attempts=7)
+    script.planned(10)
+    for attempt, times in enumerate((1, 2, 4, 8, 16, 16), 1):
+        if kind is SpoutKind.OPAQUE:
+            script.do(Processed(1, attempt))
+        assert script.of(Cancel, script.do(Tick(), after_ms=1_000 * times)) == []
+        commands = script.do(Tick(), after_ms=1)
+        shown = f"{times} times " if times > 1 else ""
+        assert f"took longer than {shown}topology.message.timeout.secs (1 s)" in script.of(Cancel, commands)[0].reason
+        again = script.of(Process, commands) or script.of(Process, script.do(Tick(), after_ms=60_000))
+        assert again == [Process(1, attempt + 1, plan(0, 10))]
 
 
 def test_stop_finishes_the_commit_under_way_and_abandons_the_rest() -> None:

@@ -1,7 +1,8 @@
 """The pace of a consumer: how much it fetches in one request, and how long it may be silent.
 
 A consumer returns no part of a response before the whole response has arrived and is decompressed.
-So a slow link, or batches that become a thousand times larger, look like silence. After a silence
+So a slow link, or batches that become a thousand times larger, look like silence. After a silence,
+and after a read that took too long because a quota throttled it,
 the next consumer fetches less per request, down to single batches, and may be silent for longer. So
 any partition is read in the end, while an attempt that waits for a dead leader still fails soon.
 
@@ -71,6 +72,13 @@ class FetchPace:
         """Note that a read has failed because a partition was silent."""
         self._divisor = min(self._divisor * _SMALLER, _SMALLEST)
         self.patience = min(self.patience * 2, _PATIENCE_MAX)
+        self._silent_at = self._clock()
+        self.is_stale = True
+
+    def was_throttled(self) -> None:
+        """Note that a read was ended while a quota throttled it. A broker returns nothing of a
+        fetch that exceeds the quota, so the next consumer requests less."""
+        self._divisor = max(self._divisor, _SMALLER)
         self._silent_at = self._clock()
         self.is_stale = True
 

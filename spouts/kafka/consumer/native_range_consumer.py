@@ -261,6 +261,7 @@ class NativeSession:
     ) -> Generator[ColumnChunk, None, dict[TopicPartition, Range]]:
         """Read until the ranges are complete, or the consumer must be replaced. Returns the
         remaining ranges."""
+        began_s = time.monotonic()
         try:
             self._serve()
             self._make_room(ranges)
@@ -269,6 +270,8 @@ class NativeSession:
         except BaseException as error:
             self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
             self._kept.clear()
+            if self._traffic.was_throttled_since(began_s):
+                self._pace.was_throttled()
             if isinstance(error, KafkaException):
                 raise kafka_error(error, f"Kafka at {self._where}") from error
             raise

@@ -206,11 +206,14 @@ class KafkaSession:
     def _read(self, ranges: Mapping[TopicPartition, Range], *, at_once: bool) -> _Reading:
         """Read until the ranges are complete, or the consumer must be replaced. Returns the
         remaining ranges."""
+        began_s = time.monotonic()
         try:
             return (yield from self._until_complete(ranges, at_once))
         except BaseException:
             self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
             self._kept.clear()
+            if self._traffic.was_throttled_since(began_s):
+                self._pace.was_throttled()
             raise
 
     def _consume(self, most: int, at_once: bool) -> list[Message]:

@@ -77,6 +77,39 @@ def test_a_pace_is_slower_after_each_silence_and_quick_again_after_a_while() -> 
     assert pace.is_stale and pace.settings(conf) == conf and pace.patience == 1
 
 
+def test_a_throttled_read_makes_fetches_smaller_once_and_not_more_patient() -> None:
+    now = [0.0]
+    pace = FetchPace(lambda: now[0])
+    conf = {"max.partition.fetch.bytes": 2 << 20}
+    for _ in range(3):
+        pace.was_throttled()
+        assert pace.is_stale
+        assert pace.settings(conf) == {"max.partition.fetch.bytes": 131_072} and pace.patience == 1
+    now[0] = 70
+    pace.went_well()
+    assert pace.is_stale and pace.settings(conf) == conf
+
+
+@pytest.mark.integration
+def test_a_read_that_ends_while_a_quota_throttles_it_is_followed_by_smaller_fetches(
+    topics: Topics, name: str, opened: Any
+) -> None:
+    topics.send(topics.create(name), [b"x" * 100_000] * 20)
+    limit_client(topics.bootstrap_servers, name, "consumer_byte_rate", 50_000)
+    session = opened(client_id=name)
+    usual = session._pace.settings({"max.partition.fetch.bytes": 1 << 20})
+
+    def stop_when_throttled() -> None:
+        if session._traffic.was_throttled_since(0.0):
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        values(session, (name, 0), Range(0, 20), check_alive=stop_when_throttled)
+    assert session._pace.is_stale
+    small = session._pace.settings(usual)
+    assert small["max.partition.fetch.bytes"] * 16 == usual["max.partition.fetch.bytes"]
+
+
 def test_offsets_that_are_handed_to_nobody_are_progress() -> None:
     traffic = Traffic()
 
