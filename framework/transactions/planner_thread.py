@@ -231,14 +231,14 @@ class PlanningThread:
         return True
 
     def _having_enough(self, request: AskPlan) -> Steps[bool]:
-        """Whether the source has enough records to end the interval early."""
+        """Whether the source has enough records to end the interval early. Asks the source in any
+        case, so that the lag that is shown is that of now."""
         pace = self._pacer.pace
-        if pace.records_min is None and pace.bytes_min is None:
-            return False
         try:
             found: Backlog | None = yield partial(self._planner.backlog, request.previous or {})
         except RetryableError:
-            return True  # planning reports it when the source does not answer
+            # planning reports it when the source does not answer
+            return pace.records_min is not None or pace.bytes_min is not None
         except USER_ERRORS as error:
             self._fail(error)
             return False
