@@ -21,6 +21,7 @@ from framework.topology import (
     StateReading,
 )
 from framework.topology.canonical_form import RowForm, equal
+from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.pages import PAGE_KEYS, pages_of
 from sinks.rows.row_multiset import RowMultiset
@@ -156,12 +157,16 @@ class InspectableTable(RowTable, KeyedState):
         if self._changes is None:
             yield [_ALL_ROWS]
             return
+        yield from self._stamped_pages()
+        for some in pages_of(_expected(scratch).expected_keys(), PAGE_KEYS):
+            yield self._without_stamped(some)
+
+    def _stamped_pages(self) -> Iterator[list[Key]]:
+        """The keys of the rows that Ratchet has written."""
         after: Key | None = None
         while page := self._page_of_keys(after):
             after, keys = page
             yield keys
-        for some in pages_of(_expected(scratch).expected_keys(), PAGE_KEYS):
-            yield self._without_stamped(some)
 
     def _page_of_keys(self, after: Key | None) -> tuple[Key, list[Key]] | None:
         with self.held_rows() as held:
@@ -225,6 +230,18 @@ class InspectableTable(RowTable, KeyedState):
         if others and (changes.sequence is not None or changes.ignore_nulls):
             return "rows that the topology has not written take part in what it writes"
         return ""
+
+    # --- as the copy of a rebuild -----------------------------------------------------------------
+
+    def expected_keys(self) -> Iterator[Key]:
+        """The keys of all rows."""
+        return (key for page in self._stamped_pages() for key in page)
+
+    def expected(self, keys: Sequence[Key]) -> Sequence[Expected | None]:
+        """The rows with these keys after the last transaction; None: there is none."""
+        with self.held_rows() as held:
+            found = held.values(keys, held.header.done)
+        return [Recomputed(values) if (values := found.get(key)) is not None else None for key in keys]
 
     # --- explained --------------------------------------------------------------------------------
 
@@ -290,7 +307,7 @@ class RowsReading(StateReading):
                 yield tuple([row[name] for name in table.schema.names])
 
 
-def _expected(scratch: FencedState) -> MapState:
-    if not isinstance(scratch, MapState):
+def _expected(scratch: FencedState) -> MapState | InspectableTable:
+    if not isinstance(scratch, (MapState, InspectableTable)):
         raise InvariantViolation(f"rows by key are compared with {scratch.location}")
     return scratch

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError
-from framework.topology import Fields, Header, TransactionAttempt
-from sinks.rows.inspectable_table import InspectableTable
+from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttempt
+from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table import READ_ROWS
 from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
@@ -44,7 +44,7 @@ _TOO_LONG = 1071
 _GENERATED = (1906, 3105)
 
 
-class MySqlTable(MySqlStore, InspectableTable):
+class MySqlTable(MySqlStore, RebuildableTable):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB, for
     ``AppendCommitter`` and ``UpsertCommitter``.
 
@@ -175,6 +175,65 @@ class MySqlTable(MySqlStore, InspectableTable):
             cursor.execute(query, ())  # with parameters, so that %% is a %
             while rows := cursor.fetchmany(READ_ROWS):
                 yield from rows
+
+    # --- rebuilt ----------------------------------------------------------------------------------
+
+    def exchange(self, expected: Header, new: Header, rebuilt: Header) -> None:
+        """Tables are created before the sql_txn, and dropped after it."""
+        if self._changes is not None and self._changes.on_new_column == "add":
+            self._add_columns()
+        with self._reading() as connection:
+            other, former = self._beside(REBUILT), self._beside(FORMER)
+            former._check_ours(connection, expected.topology_id)
+            with self._creating(connection):
+                former._drop_tables(connection)
+                for each in former._like_model(connection):
+                    self._run(connection, each)
+        super().exchange(expected, new, rebuilt)
+        with self._reading() as connection:
+            other._drop_tables(connection)
+
+    def remove(self, topology_id: str) -> bool:
+        there = super().remove(topology_id)
+        with self._reading() as connection:
+            self._drop_tables(connection)
+        return there
+
+    def _drop_tables(self, connection: Any) -> None:
+        for each in self._own_tables(connection):
+            self._run(connection, f"DROP TABLE {self._at(each)}")
+
+    def _removal(self, table: str) -> str:
+        return f"DELETE FROM {self._at(table)}"
+
+    def _create_former(self, connection: Any) -> None:
+        """It is there, and empty."""
+
+    def _check_ours(self, connection: Any, topology_id: str) -> bool:
+        """A table without a header and without rows was left by a crash before or after its
+        sql_txn."""
+        if self._held_columns(connection, self._table) and self._header_there(connection) is None:
+            query = f"SELECT 1 FROM {self._at(self._table)} LIMIT 1"
+            if self._run(connection, query).fetchone() is None:
+                return False
+        return super()._check_ours(connection, topology_id)
+
+    def _like_model(self, connection: Any) -> list[str]:
+        return [f"CREATE TABLE {self._at(self._table)} LIKE {self._at(self._model)}"]
+
+    def _references(self, connection: Any) -> list[str]:
+        query = (
+            "SELECT constraint_name, table_name FROM information_schema.referential_constraints WHERE constraint_schema = "
+            "DATABASE() AND referenced_table_name = %s AND table_name <> %s ORDER BY constraint_name"
+        )
+        found = connection.execute(query, (self._table, self._table)).fetchall()
+        return [f"{name} of table {table}" for name, table in found]
+
+    def _equal(self, one: str, other: str, columns: Sequence[str]) -> str:
+        """As values and as bytes: texts of some collations are equal that differ, and so are the
+        texts of some numbers."""
+        pairs = [(f"{one}.{self._q(each)}", f"{other}.{self._q(each)}") for each in columns]
+        return " AND ".join(f"{a} <=> {b} AND CAST({a} AS BINARY) <=> CAST({b} AS BINARY)" for a, b in pairs)
 
     # --- in tasks ---------------------------------------------------------------------------------
 

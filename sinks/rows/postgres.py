@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
-from sinks.rows.inspectable_table import InspectableTable
+from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table import READ_ROWS
 from sinks.rows.table_definition import Column
 from sinks.sql.postgres_rows import first_nul
@@ -29,6 +29,10 @@ _PRIMARY_KEY = "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%
 _TRIGGERS = """
 SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname
 """
+_REFERENCES = """
+SELECT conname, conrelid::regclass::text FROM pg_constraint WHERE confrelid = to_regclass(%s) AND contype = 'f'
+    AND conrelid <> confrelid ORDER BY conname
+"""
 _INFINITIES = (2**63 - 1, -(2**63))
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
@@ -39,7 +43,7 @@ _WIDENINGS = (
 )
 
 
-class PostgresTable(PostgresStore, InspectableTable):
+class PostgresTable(PostgresStore, RebuildableTable):
     """A table of a PostgreSQL database, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``dsn``: as of ``PostgresBackend``. ``name``: the table. It is created when missing, and may
@@ -134,6 +138,21 @@ class PostgresTable(PostgresStore, InspectableTable):
             cursor.execute(query, ())
             while rows := cursor.fetchmany(READ_ROWS):
                 yield from rows
+
+    def _like_model(self, connection: Any) -> list[str]:
+        return [f"CREATE TABLE {self._at(self._table)} (LIKE {self._at(self._model)} INCLUDING ALL)"]
+
+    def _references(self, connection: Any) -> list[str]:
+        found = connection.execute(_REFERENCES, (qualified(self._home, self._table),))
+        return [f"{name} of table {table}" for name, table in found]
+
+    def _equal(self, one: str, other: str, columns: Sequence[str]) -> str:
+        """As text: not every type has a comparison."""
+        rows = [f"ROW({', '.join(f'{table}.{self._q(each)}' for each in columns)})::text" for table in (one, other)]
+        return " = ".join(rows)
+
+    def _unlimited(self, connection: Any) -> None:
+        connection.execute("SET LOCAL statement_timeout = 0")
 
     def _widened(self, held: str, declared: pa.DataType) -> str | None:
         bare = held.partition("(")[0]

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
-from sinks.rows.inspectable_table import InspectableTable
+from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import Column
 from sinks.sql.sqlite_store import SqliteStore
 
+#: The beginning of the statement that SQLite keeps of a table, with its name.
+_CREATED = re.compile(
+    r"""CREATE TABLE ("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[^\s(]+)""", re.IGNORECASE
+)
 
-class SqliteTable(SqliteStore, InspectableTable):
+
+class SqliteTable(SqliteStore, RebuildableTable):
     """A table of a SQLite file, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``path``: the file; a relative path starts at the driver's current directory. ``name``: the
@@ -105,6 +112,36 @@ class SqliteTable(SqliteStore, InspectableTable):
             "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (self._table,)
         )
         return [name for (name,) in found]
+
+    # --- rebuilt ----------------------------------------------------------------------------------
+
+    def check_exchange(self, topology_id: str) -> None:
+        if Path(self._path).exists():
+            super().check_exchange(topology_id)
+
+    def remove(self, topology_id: str) -> bool:
+        return Path(self._path).exists() and super().remove(topology_id)
+
+    def _like_model(self, connection: sqlite3.Connection) -> list[str]:
+        query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
+        (made,) = connection.execute(query, (self._model,)).fetchone()
+        table = self._at(self._table)
+        statements = [_CREATED.sub(lambda _: f"CREATE TABLE {table}", made, count=1)]
+        if self._changes is not None:  # an index of the user's may be the key
+            index = self._q(f"{self._table}_key")
+            statements.append(f"CREATE UNIQUE INDEX {index} ON {table} ({self._list(self._changes.key)})")
+        return statements
+
+    def _references(self, connection: sqlite3.Connection) -> list[str]:
+        found = connection.execute(
+            "SELECT DISTINCT other.name FROM sqlite_master AS other JOIN pragma_foreign_key_list(other.name) AS key "
+            "WHERE other.type = 'table' AND key.\"table\" = ? COLLATE NOCASE ORDER BY other.name",
+            (self._table,),
+        )
+        return [f"of table {name}" for (name,) in found]
+
+    def _equal(self, one: str, other: str, columns: Sequence[str]) -> str:
+        return " AND ".join(f"{one}.{self._q(each)} IS {other}.{self._q(each)} COLLATE BINARY" for each in columns)
 
     def _error_of(self, error: sqlite3.Error) -> Exception:
         found = super()._error_of(error)

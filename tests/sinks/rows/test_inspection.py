@@ -12,15 +12,16 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
-from framework.errors import ConfigError, MovedOnError
+from framework.errors import ConfigError, MovedOnError, RatchetError
 from framework.inspect.explain import explain
+from framework.inspect.find_poison import find_poison
 from framework.inspect.read import StateSnapshot, read
-from framework.inspect.rebuild import rebuild
 from framework.inspect.replay import ReplayReport, plan_to_replay, replay
 from framework.inspect.verify import VerifyReport, verify
 from framework.transactions import MemoryStore
-from sinks import AppendCommitter, Mirror, UpsertCommitter
-from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
+from framework.transactions.undo import undo
+from sinks import AppendCommitter, UpsertCommitter
+from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 
@@ -237,15 +238,24 @@ def test_replay_of_a_stale_change_starts_from_the_deletion(database: Database) -
     assert people.changes == []
 
 
-def test_what_the_tools_cannot_do_they_say_in_one_line(database: Database) -> None:
-    landed = Landed(database, RECORDS).run()
-    with pytest.raises(ConfigError, match=r"people.* cannot be rebuilt: it cannot exchange its content"):
-        rebuild(landed.topology, landed.store, state="people", take_over=True)
-    builder = TransactionalTopologyBuilder(
-        "copied",
-        "changes",
-        OpaqueMemoryTransactionalSpout({0: []}, Fields.of({"key": pa.binary(), "value": pa.binary()}), 2),
-    )
-    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).shuffle_grouping("changes")
-    with pytest.raises(ConfigError, match="recomputed only for an AppendCommitter or an UpsertCommitter"):
-        verify(builder.build(), landed.store)
+def test_undo_takes_the_last_rows_and_changes_back(database: Database) -> None:
+    landed = Landed(database, RECORDS, sequence_by="lsn").run()
+    after = database.rows("people", "id, name"), database.rows("log", "id, name")
+    for txid in (5, 5):
+        assert undo(landed.topology, landed.store) == txid
+        assert database.rows("people", "id, name") == [(1, "c"), (3, "d"), (4, "f")]
+        assert len(database.rows("log")) == 8 and landed.verify().right
+        landed.run()
+        assert (database.rows("people", "id, name"), database.rows("log", "id, name")) == after
+    assert landed.verify().right
+
+
+def test_find_poison_names_the_record_that_a_table_cannot_take(database: Database) -> None:
+    records = [*RECORDS, change(6, "g"), [None, "no key", *change(0, "")[2:]]]
+    landed = Landed(database, records, batch=4)
+    with pytest.raises(RatchetError, match="key field 'id' is null"):
+        landed.run()
+    found = find_poison(landed.topology, landed.store)
+    assert found is not None and [row["name"] for row in found.rows] == ["no key"]
+    assert "key field 'id' is null" in str(found.failure)
+    assert len(database.rows("log")) == 8  # of the two transactions before

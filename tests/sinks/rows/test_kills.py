@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from framework.errors import RetryableError
-from sinks.rows.inspectable_table import InspectableTable
+from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table import RowTable
 from sinks.rows.table_definition import TableDefinition
 from tests.kit.row_tables import Database
@@ -31,7 +31,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
             raise Killed(f"before statement {number}")
         return run(table, *given)
 
-    for kind in (TableDefinition, *InspectableTable.__subclasses__()):
+    for kind in (TableDefinition, *RebuildableTable.__subclasses__()):
         if "_run" in vars(kind):
             monkeypatch.setattr(kind, "_run", counted)
     return count
