@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import BadRecordError, ConfigError, TopologyError
-from framework.topology import Bolt, Fields, Input, TransactionAttempt
+from framework.errors import BadRecordError, TopologyError
+from framework.topology import Bolt, Fields, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
-from framework.topology.mirror_changes import DEFAULT, ChangeReader, TableChanges
+from framework.topology.mirror_changes import ChangeReader, TableChanges
+from sinks.rows.mirror_catalog import CATALOG, CATALOG_FIELDS, NAME, Catalog, Part
+from sinks.rows.mirror_state import MirrorState
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
+from sinks.rows.reference_mirror import ReferenceMirror
 from sinks.rows.sqlite import SqliteTable
-from sinks.rows.table import Members, RowTable
+from sinks.rows.table import RowTable
 from sinks.rows.table_definition import Changes
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 
-#: The table with a row for each table of the copy.
-CATALOG = "ratchet_mirror"
-_NAME, _SOURCE, _KEY, _COLUMNS, _CHANGED_IN = "table_name", "source_name", "key_columns", "columns", "changed_in"
-_CATALOG = Fields.of(dict.fromkeys((_NAME, _SOURCE, _KEY, _COLUMNS), pa.string()) | {_CHANGED_IN: pa.int64()})
 #: The fields of the records' keys and values.
 KEY, VALUE = "key", "value"
-#: What the names of tables beside a table end with.
-_BESIDE = ("_before", "_deleted")
 
 
 class Mirror(TableCommitter[RowTable, list[TableChanges]]):
@@ -78,14 +74,25 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
 
     def _write_to(self, catalog: RowTable, into: Callable[[str], RowTable]) -> None:
         self.table, self._into = catalog, into
-        catalog.bind_changes(_CATALOG, Changes((_NAME,)))
-        catalog.members = _Catalog(catalog, into)
+        self._state = MirrorState(catalog, into)
+        catalog.bind_changes(CATALOG_FIELDS, Changes((NAME,)))
+        catalog.members = Catalog(catalog, into)
+
+    def states(self) -> Sequence[MirrorState]:
+        return [self._state]
+
+    def recounting(self, folder: Path) -> Bolt:
+        return ReferenceMirror(folder, self._reader, self._named)
+
+    def replaying(self, folder: Path, txid: int, topology_id: str) -> Bolt:
+        self._state.check_replayed(topology_id)
+        return ReferenceMirror(folder, self._reader, self._named, self._state, txid)
 
     def substitute(self, folder: Path) -> Bolt:
         """In a test, the copy is a SQLite file. Its rows are ``table`` and ``row``, the row as
         JSON."""
         folder.mkdir(parents=True)
-        self._write_to(_ScratchCatalog(folder / "copy.db", CATALOG), partial(SqliteTable, folder / "copy.db"))
+        self._write_to(SqliteTable(folder / "copy.db", CATALOG), partial(SqliteTable, folder / "copy.db"))
         return self
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -140,7 +147,7 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
         changes = [each for batch in self._batches for each in batch]
         parts = list(_parts(changes, self._named, self._into))
         if parts or self._attempt.is_one_step:
-            catalog = _Catalog(self.table, self._into)
+            catalog = Catalog(self.table, self._into)
             self.table.limited(partial(catalog.change, self._attempt, parts))
 
 
@@ -148,34 +155,9 @@ def _last(table: Sequence[str]) -> str:
     return table[-1]
 
 
-class _ScratchCatalog(SqliteTable):
-    """The catalog of the copy of a test."""
-
-    def rows_written(self) -> pa.Table:
-        found: list[tuple[str, str]] = []
-        with self.connected() as connection:
-            for table in self.members.every(connection) if self.members is not None else ():
-                names = [each.name for each in table.columns(connection)]
-                for row in table.rows_where(connection, names, "TRUE"):
-                    found.append((table.name, json.dumps(dict(zip(names, row, strict=True)), default=bytes.hex)))
-        names_of, rows = zip(*found, strict=True) if found else ((), ())
-        return pa.table({"table": pa.array(names_of, pa.string()), "row": pa.array(rows, pa.string())})
-
-
-class _Part(NamedTuple):
-    """Changes of a table with one set of columns. ``rounds``: as ``RowTable.change`` takes them;
-    None: all rows are removed."""
-
-    name: str
-    source: str
-    key: tuple[str, ...]
-    columns: pa.Schema | None
-    rounds: Sequence[pa.Table] | None
-
-
 def _parts(
     changes: Iterable[TableChanges], named: Callable[[Sequence[str]], str], into: Callable[[str], RowTable]
-) -> Iterator[_Part]:
+) -> Iterator[Part]:
     by_table: dict[tuple[str, tuple[str, ...]], list[TableChanges]] = defaultdict(list)
     for each in changes:
         by_table[each.server, each.table].append(each)
@@ -188,7 +170,7 @@ def _parts(
                 settings = Changes(run[0].key)
                 location = into(name).location
                 rounds = [storable(each, location) for each in reduced(_rows(run, settings), settings)]
-            yield _Part(name, shown, run[0].key, columns, rounds)
+            yield Part(name, shown, run[0].key, columns, rounds)
 
 
 def _runs(changes: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:
@@ -224,129 +206,3 @@ def _rows(run: Sequence[TableChanges], settings: Changes) -> pa.Table:
             rows = rows.append_column(UNCHANGED, each.unchanged if each.unchanged is not None else nothing)
         found.append(rows)
     return pa.concat_tables(found)
-
-
-class _Entry(NamedTuple):
-    """What the catalog has of a table."""
-
-    source: str
-    key: tuple[str, ...]
-    columns: str
-
-
-class _Catalog(Members):
-    """The tables of a copy, as the catalog has them: the table that owns the header."""
-
-    def __init__(self, own: RowTable, into: Callable[[str], RowTable]) -> None:
-        self._own, self._into = own, into
-
-    def changed_last(self, connection: Any) -> Iterator[RowTable]:
-        return self._held(connection, f"{_CHANGED_IN} = (SELECT MAX({_CHANGED_IN}) FROM {{table}})")
-
-    def every(self, connection: Any) -> Iterator[RowTable]:
-        return self._held(connection, f"{_NAME} IS NOT NULL")
-
-    def _held(self, connection: Any, condition: str) -> Iterator[RowTable]:
-        for name, key in self._own.rows_where(connection, [_NAME, _KEY], condition):
-            yield self._table(name, tuple(json.loads(key)))
-
-    def _table(self, name: str, key: tuple[str, ...], columns: pa.Schema | None = None) -> RowTable:
-        """``columns``: without them, the table can be emptied and taken back."""
-        table = self._into(name).in_schema_of(self._own)
-        fields = Fields.of_schema(columns) if columns is not None else Fields.of(dict.fromkeys(key, pa.string()))
-        metadata = {each.name: each.metadata or {} for each in columns or ()}
-        defaults = [(name, json.loads(each[DEFAULT])) for name, each in metadata.items() if DEFAULT in each]
-        table.bind_changes(fields, Changes(key, on_new_column="add", defaults=tuple(defaults)))
-        return table
-
-    def change(self, attempt: TransactionAttempt, parts: Sequence[_Part]) -> None:
-        """Write the changes of all tables, and which tables they are, in one sql_txn."""
-        own = self._own
-        if parts and not own.makes_in_sql_txn:
-            with own.connected() as connection:
-                self._make(connection, parts, attempt)
-        with own.committing(attempt) as (connection, first):
-            if not first or not parts:
-                return
-            if own.makes_in_sql_txn:
-                known = self._make(connection, parts, attempt)
-            else:
-                known = self._known(self._entries(connection, parts), parts)
-            for each in parts:
-                if each.columns is not None and each.rounds is not None:
-                    self._table(each.name, each.key, each.columns).apply(connection, each.rounds, attempt.txid)
-                elif each.name in known:
-                    self._table(each.name, known[each.name].key).empty(connection, attempt.txid)
-            own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((_NAME,))), attempt.txid)
-
-    def _known(self, held: Mapping[str, _Entry], parts: Sequence[_Part]) -> dict[str, _Entry]:
-        """The entries of the catalog after the changes. ``held``: those that it has."""
-        known = dict(held)
-        for each in parts:
-            if (entry := known.get(each.name)) is not None and entry.source != each.source:
-                raise ConfigError(
-                    f"{self._own.location}: tables {entry.source} and {each.source} would both be table {each.name!r}: give them "
-                    "different names, Mirror(name=lambda table: '_'.join(table)), or each connector a mirror of its own in "
-                    "another schema"
-                )
-            if each.columns is not None:
-                known[each.name] = _Entry(each.source, each.key, _shown(each.columns))
-        return known
-
-    def _entries(self, connection: Any, parts: Sequence[_Part]) -> dict[str, _Entry]:
-        names = list(dict.fromkeys(each.name for each in parts))
-        marks = ", ".join("?" * len(names))
-        rows = self._own.rows_where(connection, [_NAME, _SOURCE, _KEY, _COLUMNS], f"{_NAME} IN ({marks})", *names)
-        return {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
-
-    def _make(self, connection: Any, parts: Sequence[_Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
-        """Create the tables that are missing, and add what others lack."""
-        held = self._entries(connection, parts)
-        known = self._known(held, parts)
-        for each in parts:
-            if each.columns is None:
-                continue
-            wanted, before = _Entry(each.source, each.key, _shown(each.columns)), held.get(each.name)
-            table = self._table(each.name, each.key, each.columns)
-            if before == wanted and table.keeps_all(connection):
-                continue
-            if before is None:
-                names = self._own.rows_where(connection, [_NAME], f"{_NAME} IS NOT NULL")
-                self._check_name(each, {*held, *(name for (name,) in names)})
-                topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
-                table.claim(connection, f"{topology_id} ({self._own.name})")
-            types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
-            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
-            table.make(connection, changed, attempt.txid)
-            held[each.name] = wanted
-        return known
-
-    def _check_name(self, part: _Part, held: Collection[str]) -> None:
-        name = part.name.casefold()  # some databases tell names apart by it, some do not
-        others = {each.casefold() for each in held}
-        beside = {f"{each}{end}" for each in (*others, name, self._own.name.casefold()) for end in _BESIDE}
-        taken = name in others or name in beside or any(f"{name}{end}" in others for end in _BESIDE)
-        if taken or name == self._own.name.casefold() or name.startswith("_ratchet_"):
-            raise ConfigError(
-                f"{self._own.location}: table {part.source} cannot be called {part.name!r}, which is the name of another table, "
-                "or of one beside it: give it another name, with Mirror(name=...)"
-            )
-
-
-def _shown(columns: pa.Schema) -> str:
-    return json.dumps([[each.name, str(each.type)] for each in columns])
-
-
-def _entries(known: Mapping[str, _Entry], parts: Sequence[_Part], txid: int) -> pa.Table:
-    names = [each for each in dict.fromkeys(part.name for part in parts) if each in known]
-    entries = [known[name] for name in names]
-    columns = {
-        _NAME: names,
-        _SOURCE: [each.source for each in entries],
-        _KEY: [json.dumps(each.key) for each in entries],
-        _COLUMNS: [each.columns for each in entries],
-        _CHANGED_IN: [txid] * len(names),
-    }
-    schema = _CATALOG.schema()
-    rows = pa.table({name: pa.array(values, _CATALOG.type_of(name)) for name, values in columns.items()}, schema)
-    return rows.append_column(DELETED, pa.array([False] * len(names)))

@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
 from framework.topology import ArrowBolt, Committer, Fields, OutputCollector, TopologyContext, TransactionAttempt
-from framework.topology.canonical_form import RowForm, python_values
+from framework.topology.canonical_form import RowForm
 from sinks.backend import Key, Row, Value
 from sinks.expected_values import Expected, Recomputed
 from sinks.rows.reduction import DELETED, UNCHANGED
 from sinks.rows.table_definition import Changes
-from sinks.rows.values import json_form, json_writer, stored_fields
+from sinks.rows.values import stored_fields, stored_values
 from sinks.scratch import scratch_backend
 from sinks.states import OpaqueMapState
 
@@ -147,7 +147,7 @@ class ReferenceUpserts(ArrowBolt, Committer):
 
     def _in_order(self, rows: pa.Table) -> Iterator[tuple[Key, dict[str, Any]]]:
         """The key and the columns of each change."""
-        columns = {name: self._column(rows.column(name), name) for name in self._fields}
+        columns = {name: stored_values(rows.column(name), name, self._fields.type_of(name)) for name in self._fields}
         columns[DELETED] = rows.column(DELETED).to_pylist()
         if UNCHANGED in rows.column_names:
             columns[UNCHANGED] = rows.column(UNCHANGED).to_pylist()
@@ -155,13 +155,6 @@ class ReferenceUpserts(ArrowBolt, Committer):
         for values in zip(*columns.values(), strict=True):
             change = dict(zip(columns, values, strict=True))
             yield form(tuple(change[name] for name in self._changes.key)), change
-
-    def _column(self, column: pa.ChunkedArray, name: str) -> list[Any]:
-        values = python_values(column, name)
-        if pa.types.is_nested(self._fields.type_of(name)):
-            encode = json_writer(self._fields.type_of(name))
-            return [None if each is None else json_form(encode(each)) for each in values]
-        return values
 
     def _applied(self, key: Key, held: _Held, change: Mapping[str, Any]) -> _Held:
         """What a key holds after a change; ``held`` itself, where the change is older."""

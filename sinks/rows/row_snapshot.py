@@ -41,6 +41,8 @@ class RowSnapshot:
     def __init__(self, table: RowTable, connection: Any, header: Header) -> None:
         self._table, self.connection, self.header = table, connection, header
         self._opened = header.open.txid if header.open is not None else 0
+        #: The table, as it is read at this moment.
+        self.table = table
         self._columns = {each.name for each in table._held_columns(connection, table._table)}
         self._stamp = table._stamp
 

@@ -241,6 +241,18 @@ class RowTable(TableDefinition):
         ended it."""
         write()
 
+    @contextmanager
+    def named(self, what: str) -> Iterator[None]:
+        """Let errors of what is done with a connection of another table name this one, and
+        ``what`` it is, those that a person must mend."""
+        try:
+            with self._named_errors():
+                yield
+        except BadRecordError as error:
+            raise BadRecordError(f"{what}: {error}", error.about, error.advice) from error
+        except ConfigError as error:
+            raise ConfigError(f"{what}: {error}") from error
+
     def in_schema_of(self, owner: RowTable) -> RowTable:
         """This table, in the schema of the table that owns the header."""
         self._home = owner._home

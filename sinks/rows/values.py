@@ -99,3 +99,12 @@ def _unless_null(encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _key(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def stored_values(column: pa.ChunkedArray, name: str, declared: pa.DataType) -> list[Any]:
+    """The values of a column as a table stores them: nested ones as JSON text."""
+    values = python_values(column, name)
+    if is_nested(declared):
+        encode = json_writer(declared)
+        return [None if each is None else json_form(encode(each)) for each in values]
+    return values

@@ -292,10 +292,8 @@ class PostgresStore(SqlStore):
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         if self._pinned is not None:
-            try:
+            with self._named_errors():
                 yield self._pinned
-            except psycopg.Error as error:
-                raise self._named(error) from error
             return
         connection: psycopg.Connection[Any] | None = None
         try:
@@ -312,6 +310,13 @@ class PostgresStore(SqlStore):
         finally:
             if connection is not None:
                 _connections.give_back(self._dsn, connection)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._named(error) from error
 
     def _settle(self, connection: psycopg.Connection[Any]) -> None:
         """Find out in which schema the tables are."""

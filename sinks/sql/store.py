@@ -48,6 +48,10 @@ class SqlStore(StoreIdentity):
         the commit gets no answer."""
 
     @abstractmethod
+    def _named_errors(self) -> AbstractContextManager[None]:
+        """Converts the database's errors to Ratchet's, which name this table."""
+
+    @abstractmethod
     def _store(self, connection: Any) -> str:
         """A SQL expression for the identity of this store. It differs if a store with older data
         replaces this one (C27)."""

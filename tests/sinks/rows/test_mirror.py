@@ -367,6 +367,15 @@ def test_infinite_moments_are_copied_as_such(database: Database) -> None:
             writer.commit(1, records)
 
 
+def test_a_refused_row_names_its_table_and_that_of_the_source(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann"), put("things", 1, "pen")])
+    column = "name(20)" if isinstance(database, MySqlDatabase) else "name"
+    database.run(f"CREATE UNIQUE INDEX one_name ON people ({column})")
+    with pytest.raises(BadRecordError, match=r"^copy of shop\.public\.people: table '(\w+\.)?people' of "):
+        writer.begin(2, [put("things", 2, "ink"), put("people", 2, "ann")])
+
+
 def test_messages_of_the_source_are_left_out() -> None:
     fields = [{"type": "string", "field": "op"}, {"type": "struct", "field": "message", "fields": []}]
     payload = {"op": "m", "source": {"db": "shop", "schema": "", "table": ""}, "message": {"prefix": "a"}}

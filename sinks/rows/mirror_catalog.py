@@ -1,0 +1,170 @@
+"""The catalog of a mirror: the table that owns the header of all tables of a copy, and has a row
+for each of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from framework.errors import ConfigError
+from framework.topology import Fields, TransactionAttempt
+from framework.topology.mirror_changes import DEFAULT
+from sinks.rows.reduction import DELETED, reduced
+from sinks.rows.table import Members, RowTable
+from sinks.rows.table_definition import Changes
+
+#: The table with a row for each table of the copy.
+CATALOG = "ratchet_mirror"
+NAME, SOURCE, KEY, COLUMNS, CHANGED_IN = "table_name", "source_name", "key_columns", "columns", "changed_in"
+CATALOG_FIELDS = Fields.of(dict.fromkeys((NAME, SOURCE, KEY, COLUMNS), pa.string()) | {CHANGED_IN: pa.int64()})
+#: What the names of tables beside a table end with.
+_BESIDE = ("_before", "_deleted")
+
+
+class Part(NamedTuple):
+    """Changes of a table with one set of columns. ``rounds``: as ``RowTable.change`` takes them;
+    None: all rows are removed."""
+
+    name: str
+    source: str
+    key: tuple[str, ...]
+    columns: pa.Schema | None
+    rounds: Sequence[pa.Table] | None
+
+
+class _Entry(NamedTuple):
+    """What the catalog has of a table."""
+
+    source: str
+    key: tuple[str, ...]
+    columns: str
+
+
+class Catalog(Members):
+    """The tables of a copy, as the catalog has them: the table that owns the header."""
+
+    def __init__(self, own: RowTable, into: Callable[[str], RowTable]) -> None:
+        self._own, self._into = own, into
+
+    def changed_last(self, connection: Any) -> Iterator[RowTable]:
+        return self._held(connection, f"{CHANGED_IN} = (SELECT MAX({CHANGED_IN}) FROM {{table}})")
+
+    def every(self, connection: Any) -> Iterator[RowTable]:
+        return self._held(connection, f"{NAME} IS NOT NULL")
+
+    def _held(self, connection: Any, condition: str) -> Iterator[RowTable]:
+        for name, key in self._own.rows_where(connection, [NAME, KEY], condition):
+            yield self._table(name, tuple(json.loads(key)))
+
+    def _table(self, name: str, key: tuple[str, ...], columns: pa.Schema | None = None) -> RowTable:
+        """``columns``: without them, the table can be emptied and taken back."""
+        table = self._into(name).in_schema_of(self._own)
+        fields = Fields.of_schema(columns) if columns is not None else Fields.of(dict.fromkeys(key, pa.string()))
+        metadata = {each.name: each.metadata or {} for each in columns or ()}
+        defaults = [(name, json.loads(each[DEFAULT])) for name, each in metadata.items() if DEFAULT in each]
+        table.bind_changes(fields, Changes(key, on_new_column="add", defaults=tuple(defaults)))
+        return table
+
+    def change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
+        """Write the changes of all tables, and which tables they are, in one sql_txn."""
+        own = self._own
+        if parts and not own.makes_in_sql_txn:
+            with own.connected() as connection:
+                self._make(connection, parts, attempt)
+        with own.committing(attempt) as (connection, first):
+            if not first or not parts:
+                return
+            if own.makes_in_sql_txn:
+                known = self._make(connection, parts, attempt)
+            else:
+                known = self._known(self._entries(connection, parts), parts)
+            for each in parts:
+                if each.columns is not None and each.rounds is not None:
+                    table = self._table(each.name, each.key, each.columns)
+                    with table.named(_copy_of(each)):
+                        table.apply(connection, each.rounds, attempt.txid)
+                elif each.name in known:
+                    table = self._table(each.name, known[each.name].key)
+                    with table.named(_copy_of(each)):
+                        table.empty(connection, attempt.txid)
+            own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
+
+    def _known(self, held: Mapping[str, _Entry], parts: Sequence[Part]) -> dict[str, _Entry]:
+        """The entries of the catalog after the changes. ``held``: those that it has."""
+        known = dict(held)
+        for each in parts:
+            if (entry := known.get(each.name)) is not None and entry.source != each.source:
+                raise ConfigError(
+                    f"{self._own.location}: tables {entry.source} and {each.source} would both be table {each.name!r}: give them "
+                    "different names, Mirror(name=lambda table: '_'.join(table)), or each connector a mirror of its own in "
+                    "another schema"
+                )
+            if each.columns is not None:
+                known[each.name] = _Entry(each.source, each.key, _shown(each.columns))
+        return known
+
+    def _entries(self, connection: Any, parts: Sequence[Part]) -> dict[str, _Entry]:
+        names = list(dict.fromkeys(each.name for each in parts))
+        marks = ", ".join("?" * len(names))
+        rows = self._own.rows_where(connection, [NAME, SOURCE, KEY, COLUMNS], f"{NAME} IN ({marks})", *names)
+        return {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
+
+    def _make(self, connection: Any, parts: Sequence[Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
+        """Create the tables that are missing, and add what others lack."""
+        held = self._entries(connection, parts)
+        known = self._known(held, parts)
+        for each in parts:
+            if each.columns is None:
+                continue
+            wanted, before = _Entry(each.source, each.key, _shown(each.columns)), held.get(each.name)
+            table = self._table(each.name, each.key, each.columns)
+            if before == wanted and table.keeps_all(connection):
+                continue
+            if before is None:
+                names = self._own.rows_where(connection, [NAME], f"{NAME} IS NOT NULL")
+                self._check_name(each, {*held, *(name for (name,) in names)})
+                topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
+                table.claim(connection, f"{topology_id} ({self._own.name})")
+            types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
+            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
+            with table.named(_copy_of(each)):
+                table.make(connection, changed, attempt.txid)
+            held[each.name] = wanted
+        return known
+
+    def _check_name(self, part: Part, held: Collection[str]) -> None:
+        name = part.name.casefold()  # some databases tell names apart by it, some do not
+        others = {each.casefold() for each in held}
+        beside = {f"{each}{end}" for each in (*others, name, self._own.name.casefold()) for end in _BESIDE}
+        taken = name in others or name in beside or any(f"{name}{end}" in others for end in _BESIDE)
+        if taken or name == self._own.name.casefold() or name.startswith("_ratchet_"):
+            raise ConfigError(
+                f"{self._own.location}: table {part.source} cannot be called {part.name!r}, which is the name of another table, "
+                "or of one beside it: give it another name, with Mirror(name=...)"
+            )
+
+
+def _copy_of(part: Part) -> str:
+    return f"copy of {part.source}"
+
+
+def _shown(columns: pa.Schema) -> str:
+    return json.dumps([[each.name, str(each.type)] for each in columns])
+
+
+def _entries(known: Mapping[str, _Entry], parts: Sequence[Part], txid: int) -> pa.Table:
+    names = [each for each in dict.fromkeys(part.name for part in parts) if each in known]
+    entries = [known[name] for name in names]
+    columns = {
+        NAME: names,
+        SOURCE: [each.source for each in entries],
+        KEY: [json.dumps(each.key) for each in entries],
+        COLUMNS: [each.columns for each in entries],
+        CHANGED_IN: [txid] * len(names),
+    }
+    schema = CATALOG_FIELDS.schema()
+    rows = pa.table({name: pa.array(values, CATALOG_FIELDS.type_of(name)) for name, values in columns.items()}, schema)
+    return rows.append_column(DELETED, pa.array([False] * len(names)))
