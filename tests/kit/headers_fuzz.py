@@ -14,11 +14,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from integration.folders import open_folder
-
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers
+from integration.server_folders import open_folder
 from sinks import DeadLetterTopic, Headers, KafkaSink
 from sinks.kafka.dead_letters import HEADER as PREFIX
 from sinks.kafka.record_size import _HEADER_BYTES
