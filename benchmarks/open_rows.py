@@ -1,0 +1,305 @@
+"""``python -m benchmarks.open_rows``: the cost of many open windows, waiting records and remembered
+ids, as JSON lines.
+
+Each operator keeps ``--rows`` rows open in PostgreSQL or Redis, and each transaction then opens and
+closes as many as it has records. In the same process are the driver and all tasks, so its memory is
+the memory of both. For comparison, the same runs with a hundredth of the rows. A run whose results
+are not exact fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import itertools
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import redis
+
+from framework import (
+    CLOCK_STREAM,
+    ArrowBolt,
+    Fields,
+    OpaquePartitionedTransactionalSpout,
+    OutputFieldsDeclarer,
+    PartitionPlanner,
+    PartitionReader,
+    Topology,
+    TopologyContext,
+    TransactionalTopologyBuilder,
+    TransactionAttempt,
+    submit,
+    tumbling,
+)
+from framework.execution.local import LocalExecutor
+from framework.execution.plan import plan_execution
+from framework.observe import configure_logging
+from framework.topology.spouts import Meta
+from framework.transactions import MemoryStore
+from integration import PostgresServer, RedisServer
+from integration.server_folders import open_folder
+from sinks import (
+    Count,
+    DeduplicatingCommitter,
+    JoiningCommitter,
+    MapState,
+    MemoryBackend,
+    OpaqueMapState,
+    PostgresBackend,
+    RedisBackend,
+    SessionCommitter,
+    StateCommitter,
+    WatermarkCommitter,
+    WindowedCommitter,
+)
+
+#: Each operator, and the column by which its rows are due.
+OPERATORS = {"deduplicate": "until", "windows": "window_end", "sessions": "due_at", "join": "due_at"}
+STORES = ["postgres", "redis"]
+#: The last of so many records repeats the id of the fifth before it.
+REPEATS = 10
+#: Transactions after all rows are open.
+STEADY = 20
+#: At least so many transactions open the rows.
+FILLING = 5
+LEFT = Fields(id=int, at=int, one=int)
+WINDOW = 1_000
+POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+
+
+def ids_of(at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The id of the record of each microsecond."""
+    return np.where(at % REPEATS == REPEATS - 1, at - 5, at)
+
+
+class Numbers(OpaquePartitionedTransactionalSpout):
+    """``total`` records, one per microsecond of event time, ``take`` per batch."""
+
+    def __init__(self, total: int, take: int) -> None:
+        self.total, self.take = total, take
+
+    def output_fields(self) -> Fields:
+        return LEFT
+
+    def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
+        return NumbersPlanner(self.total, self.take)
+
+    def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
+        return NumbersReader()
+
+
+class NumbersPlanner(PartitionPlanner):
+    def __init__(self, total: int, take: int) -> None:
+        self._total, self._take = total, take
+
+    def partitions(self) -> list[str]:
+        return ["0"]
+
+    def plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta] | None:
+        first = self._next(previous)
+        last = min(first + self._take, self._total)
+        return {"0": {"first": first, "next": last}} if last > first else None
+
+    def empty_plan(self, previous: Mapping[str, Meta | None]) -> Mapping[str, Meta]:
+        return {"0": {"first": self._next(previous), "next": self._next(previous)}}
+
+    def lag(self, previous: Mapping[str, Meta | None]) -> int:
+        return self._total - self._next(previous)
+
+    def _next(self, previous: Mapping[str, Meta | None]) -> int:
+        return int((previous.get("0") or {"next": 0})["next"])
+
+
+class NumbersReader(PartitionReader):
+    def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[pa.RecordBatch]:
+        at = np.arange(meta["first"], meta["next"], dtype=np.int64)
+        yield pa.RecordBatch.from_arrays([ids_of(at), at, np.zeros(len(at), np.int64)], names=list(LEFT))
+
+
+class NoPayments(ArrowBolt):
+    """An empty right side: all records of the left one wait until the bound has passed."""
+
+    deterministic = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays([batch.column(0)[:0], batch.column(1)[:0]], names=["id", "paid_at"])
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(Fields(id=int, paid_at=int))
+
+
+def topology(operator: str, state: MapState, rows: int, total: int, take: int) -> Topology:
+    """``rows``: how many microseconds a row stays open. ``sent`` counts what the operator sends."""
+    builder = TransactionalTopologyBuilder("open-rows", "numbers", Numbers(total, take))
+    open_for, none = datetime.timedelta(microseconds=rows), datetime.timedelta()
+    lag = open_for if operator == "windows" else none  # the others stay open by a bound of their own
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", out_of_orderness=lag, unit="us")
+    builder.set_bolt("watermark", watermark).global_grouping("numbers").global_grouping("numbers", CLOCK_STREAM)
+    one: dict[str, Any] = {"on": "at", "key": ["id"], "unit": "us"}
+    both: dict[str, Any] = {"key": ["id"], "left": "at", "right": "paid_at", "unit": "us"}
+    count, window = {"n": Count()}, tumbling(datetime.timedelta(microseconds=WINDOW))
+    makers: dict[str, Any] = {
+        "deduplicate": lambda: DeduplicatingCommitter(state, within=open_for, **one),
+        "windows": lambda: WindowedCommitter(state, window, aggregates=count, **one),
+        "sessions": lambda: SessionCommitter(state, open_for, aggregates=count, **one),
+        "join": lambda: JoiningCommitter(state, within=open_for, how="left", **both),
+    }
+    bolt = builder.set_bolt("operator", makers[operator](), 2).all_grouping("watermark")
+    bolt.fields_grouping("numbers", Fields("id"))
+    if operator == "join":
+        builder.set_bolt("payments", NoPayments()).shuffle_grouping("numbers")
+        bolt.fields_grouping("payments", Fields("id"))
+    by = "n" if operator in ("windows", "sessions") else "one"
+    sent = StateCommitter(OpaqueMapState(MemoryBackend("sent")), [by], {"rows": Count()})
+    builder.set_bolt("sent", sent).global_grouping("operator")
+    return builder.build()
+
+
+def expected(operator: str, rows: int, total: int) -> int:
+    """The number of rows that the operator sends."""
+    at = np.arange(total, dtype=np.int64)
+    ids, watermark = ids_of(at), total - 1
+    if operator == "deduplicate":
+        return len(np.unique(ids))
+    if operator == "windows":
+        closed = (at // WINDOW + 1) * WINDOW <= watermark - rows
+        return len(np.unique(ids[closed] * 2 + (at[closed] // WINDOW - ids[closed] // WINDOW)))
+    if operator == "sessions":
+        last = at.copy()
+        np.maximum.at(last, ids, at)
+        return int(np.count_nonzero(last[np.unique(ids)] + rows <= watermark))
+    return int(np.count_nonzero(at + rows < watermark))
+
+
+class Memory:
+    """Samples the resident memory of this process, in megabytes, until the block ends."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, float]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(0.25):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.samples.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
+
+    def between(self, first_s: float, last_s: float) -> int:
+        """The most in a stretch of time."""
+        return round(max((each for at, each in self.samples if first_s <= at <= last_s), default=0))
+
+
+def measure(store: str, address: str, operator: str, rows: int, take: int) -> dict[str, Any]:
+    """Raises ``RuntimeError`` if the number of sent rows is wrong."""
+    backend = (RedisBackend if store == "redis" else PostgresBackend)(address, "open_rows")
+    total = rows + STEADY * take
+    built = topology(operator, OpaqueMapState(backend), rows, total, take)
+    executor = LocalExecutor(plan_execution(built), {})
+    committed: dict[int, float] = {}
+    begun_s = time.monotonic()
+    with Memory() as memory, submit(built, {}, store=MemoryStore(), executor=executor) as run:
+        wanted = -(-total // take)
+        while len(committed) < wanted:
+            with contextlib.suppress(TimeoutError):
+                run.wait_for_commit(wanted, 1)
+            # The run keeps its last events only.
+            committed.update((each.txid, each.at_s) for each in run.events() if each.kind == "committed")
+        sent = built["sent"].states[0]
+        if not isinstance(sent, MapState):
+            raise TypeError(type(sent).__name__)
+        found = sum(row.value[0] for _, row in sent.backend.scan() if row.value is not None)
+        kept = looked_up(store, address, OPERATORS[operator], total)
+    if found != expected(operator, rows, total):
+        raise RuntimeError(
+            f"{operator}: {found:,} rows were sent, and {expected(operator, rows, total):,} are expected"
+        )
+    times = [committed[txid] for txid in sorted(committed)]
+    took = [after - before for before, after in itertools.pairwise(times)]
+    filling, steady = took[:-STEADY], took[-STEADY:]
+    fifth = max(len(filling) // 5, 1)
+    middle = begun_s + (times[-1] - begun_s) / 2
+    return {
+        "rows_open": rows,
+        "records_per_batch": take,
+        "batches": len(times),
+        "filling_s_per_batch": round(statistics.median(filling), 3),
+        "filling_last_to_first": round(statistics.median(filling[-fifth:]) / statistics.median(filling[:fifth]), 2),
+        "steady_s_per_batch": round(statistics.median(steady), 3),
+        "steady_last_to_first": round(
+            statistics.median(steady[-STEADY // 2 :]) / statistics.median(steady[: STEADY // 2]), 2
+        ),
+        "memory_mb": {
+            "after_three_batches": memory.between(begun_s, times[2]),
+            "first_half": memory.between(begun_s, middle),
+            "second_half": memory.between(middle, times[-1]),
+        },
+        "records_per_s": round(total / (times[-1] - begun_s)),
+        **kept,
+        "exact": True,
+    }
+
+
+def looked_up(store: str, address: str, column: str, upto: int) -> dict[str, Any]:
+    """How the store finds the rows that are due next."""
+    if store == "redis":
+        with redis.Redis.from_url(address) as client:
+            key = "{open_rows}:due"
+            return {"rows_held": client.zcard(key), "found_by": f"{client.type(key).decode()} {key}"}
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("ANALYZE open_rows")
+        held = connection.execute("SELECT count(*) FROM open_rows WHERE NOT _deleted").fetchone()
+        query = (
+            f"EXPLAIN SELECT * FROM open_rows WHERE {column} > {upto} AND {column} <= {upto + WINDOW} AND NOT _deleted"
+        )
+        plan = connection.execute(query.encode()).fetchall()
+    return {"rows_held": held[0] if held else 0, "found_by": [line.strip() for (line,) in plan[:2]]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.open_rows", description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000, help="open rows; a hundredth is measured for comparison")
+    parser.add_argument("--batch-records", type=int, default=5_000)
+    parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
+    parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
+    arguments = parser.parse_args()
+    take = arguments.batch_records
+    configure_logging(level="warning")
+    for store in arguments.stores:
+        for operator in arguments.operators:
+            for rows in (max(arguments.rows // 100, FILLING * take), max(arguments.rows, FILLING * take)):
+                with open_folder() as folder:
+                    found = _measured(store, operator, rows, take, folder)
+                print(json.dumps({"store": store, "operator": operator, **found}), flush=True)
+    return 0
+
+
+def _measured(store: str, operator: str, rows: int, take: int, folder: Path) -> dict[str, Any]:
+    if store == "redis":
+        with RedisServer(folder / "redis") as cache:
+            return measure(store, cache.url, operator, rows, take)
+    with PostgresServer(folder / "postgres", settings=POSTGRES) as server:
+        return measure(store, server.dsn, operator, rows, take)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
