@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,9 @@ import pyarrow.csv as pa_csv
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import READ_ROWS
-from sinks.rows.table_definition import Column
+from sinks.rows.table import READ_ROWS, REPLACE
+from sinks.rows.table_definition import ACTION, ROW_NEEDED, TXID, Column
+from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_rows import first_nul
 from sinks.sql.postgres_store import PostgresStore
 from sinks.sql.schema import qualified
@@ -33,6 +35,21 @@ _REFERENCES = """
 SELECT conname, conrelid::regclass::text FROM pg_constraint WHERE confrelid = to_regclass(%s) AND contype = 'f'
     AND conrelid <> confrelid ORDER BY conname
 """
+#: A row if the user owns a table, and no index begins with this column. Parameters: column, table.
+_LACKS_INDEX = """
+SELECT 1 FROM pg_class AS held WHERE pg_has_role(relowner, 'USAGE') AND NOT EXISTS (
+    SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+    WHERE indrelid = held.oid AND attname = %s
+) AND oid = to_regclass(%s)
+"""
+#: The columns of a table: the type without digits or length, and whether an assignment rounds to
+#: the digits of the column. Parameter: table.
+_KINDS = """
+SELECT attname, format_type(atttypid, -1), atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype)
+FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+#: The name of rows that are parameters, and the most rows and bytes of them.
+_GIVEN, _GIVEN_ROWS, _GIVEN_BYTES = "_ratchet_given", 1_000, 2**20
 _INFINITIES = (2**63 - 1, -(2**63))
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
@@ -107,14 +124,9 @@ class PostgresTable(PostgresStore, RebuildableTable):
 
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
         statement = f"COPY {into} ({self._list(rows.column_names)}) FROM STDIN (FORMAT csv)"
-        for number, field in enumerate(rows.schema):
-            if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-                texts = [None if each is None else f"\\x{each.hex()}" for each in rows.column(number).to_pylist()]
-                rows = rows.set_column(number, field.name, pa.chunked_array([pa.array(texts, pa.string())]))
-            elif pa.types.is_timestamp(field.type):
-                rows = rows.set_column(number, field.name, _with_infinities(rows.column(number)))
+        readable = pa.table([_readable(each) for each in rows.columns], rows.column_names)
         sink = pa.BufferOutputStream()
-        pa_csv.write_csv(rows, sink, pa_csv.WriteOptions(include_header=False))
+        pa_csv.write_csv(readable, sink, pa_csv.WriteOptions(include_header=False))
         with connection.cursor().copy(statement.replace("%%", "%")) as copy:
             copy.write(memoryview(sink.getvalue()))
 
@@ -127,8 +139,44 @@ class PostgresTable(PostgresStore, RebuildableTable):
         )
         return staged
 
+    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
+        """A small batch is a parameter of each statement: to create a temporary table would cost
+        more than all of them."""
+        kinds = self._given_kinds(connection, rows, names)
+        if kinds is None:
+            super()._apply(connection, rows, names, copied, txid)
+            return
+        selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
+        given = f"SELECT {selected}"
+        if self._by_key().sequence is not None:
+            given = f"SELECT * FROM ({given}) AS {_GIVEN} WHERE NOT ({' OR '.join(self._newer(_GIVEN))})"
+        arrays = [array_of(_readable(rows.column(name)).cast(pa.string()).to_pylist()) for name in kinds]
+        with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+            self._apply_staged(_Given(connection, given, arrays), _GIVEN, names, copied, txid)
+
+    def _given_kinds(self, connection: Any, rows: pa.Table, names: Sequence[str]) -> dict[str, str] | None:
+        """The types of the columns, if the rows can be parameters. A cast to an array does not
+        round to a column's digits as an assignment does, so a rounded key would be another one."""
+        changes = self._by_key()
+        replaces = changes.sequence is not None and pc.any(pc.equal(rows.column(ACTION), REPLACE)).as_py()
+        if rows.num_rows > _GIVEN_ROWS or rows.nbytes > _GIVEN_BYTES or ROW_NEEDED in rows.column_names or replaces:
+            return None
+        found = connection.execute(_KINDS, (qualified(self._home, self._table),)).fetchall()
+        kinds = {name: kind.replace("%", "%%") for name, kind, _ in found if not kind.endswith("[]")}
+        rounding = {name for name, _, rounds in found if rounds}
+        if not kinds.keys() >= set(names) or rounding.intersection((*changes.key, changes.sequence)):
+            return None
+        return {**{name: kinds[name] for name in names}, ACTION: self.dialect.integer}
+
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]
+
+    def _index_before(self, connection: Any) -> None:
+        """Every transaction deletes all rows, and the table keeps their space until it is vacuumed:
+        without an index, the next transaction would read through it."""
+        before = f"{self._table}_before"
+        if connection.execute(_LACKS_INDEX, (TXID, qualified(self._home, before))).fetchone() is not None:
+            self._run(connection, f"CREATE INDEX ON {self._at(before)} ({TXID})")
 
     def _triggers(self, connection: Any) -> list[str]:
         return [name for (name,) in connection.execute(_TRIGGERS, (qualified(self._home, self._table),))]
@@ -173,6 +221,25 @@ class PostgresTable(PostgresStore, RebuildableTable):
         if isinstance(found, ConfigError) and error.sqlstate == "428C9":
             return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
         return found
+
+
+class _Given:
+    """A connection whose statements see given rows as a table. ``rows``: the query that selects
+    them. ``arrays``: its parameters."""
+
+    def __init__(self, connection: Any, rows: str, arrays: Sequence[str]) -> None:
+        self._connection, self._rows, self._arrays = connection, rows, arrays
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(f"WITH {_GIVEN} AS ({self._rows}) {statement}", (*self._arrays, *parameters))
+
+
+def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column with values whose text form PostgreSQL reads."""
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        texts = [None if each is None else f"\\x{each.hex()}" for each in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    return _with_infinities(column) if pa.types.is_timestamp(column.type) else column
 
 
 def _with_infinities(moments: pa.ChunkedArray) -> pa.ChunkedArray:

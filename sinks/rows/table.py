@@ -14,7 +14,8 @@ Invariants:
 2. The header is never open for another attempt while rows of an earlier attempt at the same txid
    are there: the sql_txn that opens the attempt removes them, or puts the rows from before back.
 3. What a transaction changes is copied to ``<table>_before`` in the sql_txn that changes it. It
-   stays there until a later transaction is opened.
+   stays there until a later transaction is opened. So all rows there are of the txid for which the
+   header is open.
 """
 
 from __future__ import annotations
@@ -142,8 +143,10 @@ class RowTable(TableDefinition):
         """Invariants 2 and 3."""
         if new.open is None or expected.same_attempt(new):
             return
-        if expected.open is None or expected.open.txid != new.open.txid:
+        if expected.open is None:
             self._forget(connection)
+        elif expected.open.txid != new.open.txid:
+            self._forget(connection, expected.open.txid)
         elif new.done < new.open.txid and self.can_undo:
             self._take_back(connection, new.open.txid)
 
@@ -184,16 +187,18 @@ class RowTable(TableDefinition):
             self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {TXID} = {txid:d}")
         return count
 
-    def _forget(self, connection: Any) -> None:
+    def _forget(self, connection: Any, txid: int | None = None) -> None:
+        """``txid``: the only one that rows from before are of (invariant 3); None: any."""
         self._run(
             connection, f"DELETE FROM {self._at(WRITTEN_TABLE)} WHERE state = {self.dialect.mark}", (self._table,)
         )
         if self._changes is not None:
             for each in (*self._changed_last(connection), self):
-                each._forget_before(connection)
+                each._forget_before(connection, txid)
 
-    def _forget_before(self, connection: Any) -> None:
-        self._run(connection, f"DELETE FROM {self._at(f'{self._table}_before')}")
+    def _forget_before(self, connection: Any, txid: int | None = None) -> None:
+        where = f" WHERE {TXID} = {txid:d}" if txid is not None else ""
+        self._run(connection, f"DELETE FROM {self._at(f'{self._table}_before')}{where}")
 
     def _changed_last(self, connection: Any) -> list[RowTable]:
         return list(self.members.changed_last(connection)) if self.members is not None else []
@@ -330,8 +335,7 @@ class RowTable(TableDefinition):
 
     def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
         """Copy what the rows change, and change it. ``copied``: the columns to copy."""
-        changes = self._by_key()
-        key, sequence = self._list(changes.key), changes.sequence
+        sequence = self._by_key().sequence
         own = [f"{self.dialect.null_integer} AS {ACTION}"]
         if sequence is not None:
             own.append(f"{self._q(sequence)} AS {DELETED_AT}")
@@ -341,12 +345,20 @@ class RowTable(TableDefinition):
         staged = self._stage(connection, ", ".join([self._list(names), *own]))
         loaded = [*names, ACTION, *([DELETED_AT] if sequence is not None else []), *marks]
         self._load(connection, staged, rows.select(loaded))
-        table, before = self._at(self._table), self._at(f"{self._table}_before")
-        same = self._same(table, staged)
         if sequence is not None:
             self._leave_out_older(connection, staged)
         if ROW_NEEDED in marks:
             self._keep_unchanged(connection, staged, marks)
+        self._apply_staged(connection, staged, names, copied, txid)
+
+    def _apply_staged(
+        self, connection: Any, staged: str, names: Sequence[str], copied: Sequence[str], txid: int
+    ) -> None:
+        """Apply the rows of a table that this connection sees under the name ``staged``."""
+        changes = self._by_key()
+        key, sequence = self._list(changes.key), changes.sequence
+        table, before = self._at(self._table), self._at(f"{self._table}_before")
+        same = self._same(table, staged)
         nothing = self._or_nothing(changes.key[0])
         of_table = ", ".join(f"{table}.{self._q(each)}" for each in copied)
         self._run(
@@ -403,19 +415,25 @@ class RowTable(TableDefinition):
     def _leave_out_older(self, connection: Any, staged: str) -> None:
         changes = self._by_key()
         name = changes.sequence or ""
-        table, deleted, at = self._at(self._table), self._at(f"{self._table}_deleted"), self._q(name)
-        for held in (table, deleted):
-            newer = f"{self._compared(f'{held}.{at}')} > {self._compared(f'{staged}.{at}')}"
-            self._run(
-                connection,
-                f"DELETE FROM {staged} WHERE EXISTS (SELECT 1 FROM {held} WHERE {self._same(held, staged)} AND {newer})",
-            )
+        table, at = self._at(self._table), self._q(name)
+        for newer in self._newer(staged):
+            self._run(connection, f"DELETE FROM {staged} WHERE {newer}")
         newer = f"{self._compared(f'{table}.{at}')} > {self._compared(f'{staged}.{DELETED_AT}')}"
         self._run(
             connection,
             f"UPDATE {staged} SET {ACTION} = {UPSERT} WHERE {ACTION} = {REPLACE} AND EXISTS (SELECT 1 FROM {table} "
             f"WHERE {self._same(table, staged)} AND {newer})",
         )
+
+    def _newer(self, staged: str) -> list[str]:
+        """Conditions that are true of a staged row if there is a change of its key with a higher
+        sequence."""
+        at = self._q(self._by_key().sequence or "")
+        return [
+            f"EXISTS (SELECT 1 FROM {held} WHERE {self._same(held, staged)} "
+            f"AND {self._compared(f'{held}.{at}')} > {self._compared(f'{staged}.{at}')})"
+            for held in (self._at(self._table), self._at(f"{self._table}_deleted"))
+        ]
 
     # --- as the database returns them -------------------------------------------------------------
 

@@ -106,6 +106,10 @@ class TableDefinition(SqlStore, Table):
     def _stamp_index(self, connection: Any) -> list[str]:
         """The statements that create a cheap index of the stamp column, if there is none."""
 
+    def _index_before(self, connection: Any) -> None:
+        """Create an index of the txid of ``<table>_before``, where the database finds the rows of
+        the last transaction faster with one."""
+
     @contextmanager
     def _altering(self) -> Iterator[Any]:
         """A connection that may create and alter tables."""
@@ -442,6 +446,7 @@ class TableDefinition(SqlStore, Table):
             for each in columns:
                 if each.name not in found:
                     self._run(connection, f"ALTER TABLE {self._at(before)} ADD COLUMN {self._q(each.name)} {each.kind}")
+        self._index_before(connection)
         if changes.sequence is not None:
             kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns)
             named = ", ".join(f"{self._q(name)} {kinds_of[name]} NOT NULL" for name in (*changes.key, changes.sequence))

@@ -11,7 +11,7 @@ tables and no prepared statements, and locks end with the sql_txn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from framework.errors import (
     BadRecordError,
@@ -30,6 +29,7 @@ from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
 from sinks.refusals import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
+from sinks.sql.postgres_arrays import array_of, array_text
 from sinks.sql.postgres_rows import first_nul, long_keys
 from sinks.sql.postgres_store import SIZE, PostgresStore
 from sinks.sql.schema import qualified
@@ -308,7 +308,7 @@ class PostgresBackend(PostgresStore, SqlBackend):
         query = f"{self.shape.select()} WHERE ({names}) IN (SELECT * FROM unnest({arrays}))"
         rows = SIZE.rows(self._dsn)
         for start in range(0, len(keys), rows):
-            columns = [_array_of(column) for column in zip(*keys[start : start + rows], strict=True)]
+            columns = [array_of(column) for column in zip(*keys[start : start + rows], strict=True)]
             yield from self._fetched(connection, query, columns)
 
     def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -333,45 +333,6 @@ class PostgresBackend(PostgresStore, SqlBackend):
         """The column as the text of an array. Arrow makes the text for large batches, Python for
         small ones."""
         if len(column) >= self._columnar_from_rows:
-            return _array_text(column)
+            return array_text(column)
         values = python_values(column, name)
-        return _array_of(None if value is None else self._stored(value, column.type) for value in values)
-
-
-def _array_of(values: Iterable[Any]) -> str:
-    """The text of an array."""
-    return f"{{{','.join('NULL' if value is None else _element(value) for value in values)}}}"
-
-
-def _element(value: Any) -> str:
-    """A value as an element of the text of an array."""
-    if isinstance(value, bytes):
-        text = f"\\x{value.hex()}"
-    else:
-        text = value.isoformat() if hasattr(value, "isoformat") else str(value)
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _texted(kind: pa.DataType) -> pa.DataType:
-    """The type whose text form PostgreSQL reads as the same values. A zone's offset in hours and
-    minutes would lose the seconds that it has in early years."""
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
-
-
-def _array_text(column: pa.ChunkedArray) -> str:
-    types, kind = pa.types, column.type
-    if types.is_binary(kind) or types.is_large_binary(kind):
-        texts = [None if value is None else _element(value) for value in column.to_pylist()]
-        column = pa.chunked_array([texts], pa.string())
-    elif types.is_string(kind) or types.is_large_string(kind):
-        escaped = pc.replace_substring(pc.replace_substring(column, "\\", "\\\\"), '"', '\\"')
-        column = pc.binary_join_element_wise('"', escaped, '"', "")
-    else:
-        column = column.cast(_texted(kind)).cast(pa.string())
-    elements = pa.concat_arrays(pc.fill_null(column, "NULL").chunks)
-    whole = pa.LargeListArray.from_arrays(pa.array([0, len(elements)], pa.int64()), elements)
-    return f"{{{pc.binary_join(whole, ',')[0].as_py()}}}"
+        return array_of(None if value is None else self._stored(value, column.type) for value in values)

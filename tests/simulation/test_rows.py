@@ -62,7 +62,7 @@ def a_doubled_task_writes_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_from_before_an_earlier_transaction_are_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RowTable, "_forget_before", lambda self, connection: None)
+    patch.setattr(RowTable, "_forget_before", lambda self, connection, txid=None: None)
 
 
 def a_deletion_outlives_its_roll_back(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,162 @@
+"""Small and large batches of changes have the same effect on a table of PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import sinks.rows.postgres as module
+from framework import Fields
+from framework.errors import BadRecordError, ConfigError
+from framework.topology import Input
+from framework.topology.groupings import ShuffleGrouping
+from sinks import UpsertCommitter
+from sinks.rows.table import RowTable
+from tests.kit.file_tables import granted, opened
+from tests.kit.row_tables import PostgresDatabase
+
+pytestmark = pytest.mark.rule("C41")
+SMALL, LARGE = 1_000, 0
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> PostgresDatabase:
+    return PostgresDatabase(request.getfixturevalue("postgres").dsn, f"s_{id(request):x}")
+
+
+@pytest.fixture(params=[SMALL, LARGE], ids=["small", "large"])
+def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are parameters of the statements, and batches that are copied to a table."""
+    monkeypatch.setattr(module, "_GIVEN_ROWS", request.param)
+
+
+class Writer:
+    def __init__(self, table: RowTable, fields: Fields, key: list[str], **options: Any) -> None:
+        self.committer = UpsertCommitter(table, key, delete_when="gone", **options)
+        self.fields, self.table = fields, table
+        self.committer.bind("rows", [Input("spout", "default", fields, ShuffleGrouping())], 1)
+        self.table.prepare("topology")
+
+    def begin(self, txid: int, *rows: dict[str, Any], attempt: int = 1) -> Any:
+        header = opened(self.table, txid, attempt)
+        self.committer.prepare({}, None, None, granted(header))  # type: ignore[arg-type]
+        self.committer.execute_arrow(
+            pa.RecordBatch.from_pylist([{"gone": False, **each} for each in rows], schema=self.fields.schema())
+        )
+        self.committer.finish_batch()
+        return header
+
+    def commit(self, txid: int, *rows: dict[str, Any], attempt: int = 1) -> None:
+        header = self.begin(txid, *rows, attempt=attempt)
+        self.table.raise_header(header, header.finished(txid))
+
+
+@pytest.mark.usefixtures("batches")
+def test_values_of_every_type_arrive_and_are_put_back(database: PostgresDatabase) -> None:
+    fields = Fields.of(
+        {
+            "id": pa.int64(),
+            "text": pa.string(),
+            "blob": pa.binary(),
+            "flag": pa.bool_(),
+            "single": pa.float32(),
+            "double": pa.float64(),
+            "price": pa.decimal128(12, 3),
+            "day": pa.date32(),
+            "at": pa.timestamp("us", "UTC"),
+            "local": pa.timestamp("us"),
+            "clock": pa.time64("us"),
+            "parts": pa.list_(pa.string()),
+            "gone": pa.bool_(),
+        }
+    )
+    writer = Writer(database.table(), fields, ["id"], columns=fields.names[:-1])
+    first = {
+        "text": 'a "b" \\ {c}, NULL\n\t%s',
+        "blob": b"\x00\xff\\",
+        "flag": True,
+        "single": 0.1,
+        "double": float("nan"),
+        "price": decimal.Decimal("-12.345"),
+        "day": datetime.date(1, 1, 1),
+        "at": datetime.datetime(2026, 1, 1, 1, 2, 3, 456789, datetime.UTC),
+        "local": datetime.datetime(1700, 1, 1),
+        "clock": datetime.time(23, 59, 59, 999999),
+        "parts": ['x"y', None, "\\"],
+    }
+    writer.commit(1, {"id": 1, **first}, {"id": 2, "text": ""}, {"id": 3, "text": "NULL"})
+    stored = database.run(
+        "SELECT text, blob, flag, single, double::text, price, day, at, local, clock, parts FROM events ORDER BY id"
+    )
+    assert stored[0] == (*list(first.values())[:3], stored[0][3], "NaN", *list(first.values())[5:])
+    assert stored[0][3] == pytest.approx(0.1)
+    assert [row[0] for row in stored[1:]] == ["", "NULL"]
+    rows = database.run("SELECT * FROM events ORDER BY id")
+    writer.begin(2, {"id": 1, "text": "other"}, {"id": 2, "gone": True}, {"id": 4})
+    opened(writer.table, 2, 2)
+    assert str(database.run("SELECT * FROM events ORDER BY id")) == str(rows)
+
+
+@pytest.mark.usefixtures("batches")
+def test_types_of_a_table_made_by_hand_decide(database: PostgresDatabase) -> None:
+    """A key that the column rounds is one key, and a text that is too long is refused, not cut."""
+    database.run("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+    database.run(
+        "CREATE TABLE events (id numeric(10,1), code char(4), at timestamp(0), mood mood, name varchar(3), email text UNIQUE, "
+        "twice numeric GENERATED ALWAYS AS (id * 2) STORED, made text DEFAULT 'by default', PRIMARY KEY (id, code, at))"
+    )
+    kinds = {"id": pa.decimal128(10, 3), "code": pa.string(), "at": pa.timestamp("us"), "mood": pa.string()}
+    fields = Fields.of({**kinds, "name": pa.string(), "email": pa.string(), "gone": pa.bool_()})
+    writer = Writer(database.table(stamp=None), fields, ["id", "code", "at"], columns=fields.names[:-1])
+    moment = datetime.datetime(2026, 1, 1, 0, 0, 0, 600_000)
+    key = {"id": decimal.Decimal("1.250"), "code": "ab", "at": moment}
+    writer.commit(1, {**key, "mood": "sad", "name": "abc", "email": "a"})
+    assert database.run("SELECT id, mood::text, name, twice, made FROM events") == [
+        (decimal.Decimal("1.3"), "sad", "abc", decimal.Decimal("2.6"), "by default")
+    ]
+    writer.commit(2, {**key, "gone": True}, {**key, "code": "cd", "mood": "glad", "email": "a"})
+    assert database.run("SELECT code, mood::text FROM events") == [("cd  ", "glad")]
+    writer.begin(3, {**key, "code": "cd", "mood": "sad"})
+    opened(writer.table, 3, 2)
+    assert database.run("SELECT code, mood::text, email FROM events") == [("cd  ", "glad", "a")]
+    for wrong in ({"name": "abcd"}, {"mood": "angry"}, {"code": "abcde"}):
+        with pytest.raises(BadRecordError):
+            writer.begin(3, {**key, **wrong}, attempt=3)
+    assert database.run("SELECT code, mood::text, email FROM events") == [("cd  ", "glad", "a")]
+
+
+@pytest.mark.usefixtures("batches")
+def test_a_column_that_was_dropped_stops_the_topology_with_its_name(database: PostgresDatabase) -> None:
+    fields = Fields.of({"id": pa.int64(), "name": pa.string(), "gone": pa.bool_()})
+    writer = Writer(database.table(), fields, ["id"], columns=["id", "name"])
+    database.run("ALTER TABLE events DROP COLUMN name")
+    with pytest.raises(ConfigError, match="name"):
+        writer.begin(1, {"id": 1, "name": "a"})
+
+
+@pytest.mark.usefixtures("batches")
+def test_an_older_change_is_left_out_also_after_a_replacement(database: PostgresDatabase) -> None:
+    fields = Fields.of({"id": pa.int64(), "lsn": pa.int64(), "name": pa.string(), "gone": pa.bool_()})
+    table = database.table(stamp=None)
+    writer = Writer(table, fields, ["id"], columns=["id", "lsn", "name"], sequence_by="lsn")
+    writer.commit(1, {"id": 1, "lsn": 5, "name": "a"}, {"id": 2, "lsn": 5, "gone": True}, {"id": 3, "lsn": 5})
+    older = [{"id": 1, "lsn": 4, "gone": True}, {"id": 2, "lsn": 4, "name": "no"}, {"id": 3, "lsn": 6, "name": "yes"}]
+    writer.commit(2, *older)
+    assert database.rows(columns="id, lsn, name") == [(1, 5, "a"), (3, 6, "yes")]
+    writer.commit(3, {"id": 3, "lsn": 7, "gone": True}, {"id": 3, "lsn": 8, "name": "again"}, {"id": 2, "lsn": 6})
+    assert database.rows(columns="id, lsn, name") == [(1, 5, "a"), (2, 6, None), (3, 8, "again")]
+
+
+def test_rows_from_before_are_found_by_an_index_also_in_an_older_table(database: PostgresDatabase) -> None:
+    fields = Fields.of({"id": pa.int64(), "gone": pa.bool_()})
+    writer = Writer(database.table(), fields, ["id"], columns=["id"])
+    query = "SELECT indexdef FROM pg_indexes WHERE tablename = 'events_before' AND indexdef LIKE '%(_ratchet_txid)'"
+    (found,) = database.run(f"{query} AND schemaname = current_schema()")
+    database.run("DROP INDEX events_before__ratchet_txid_idx")
+    for _ in range(2):
+        writer.table.prepare("topology")
+    assert database.run(f"{query} AND schemaname = current_schema()") == [found]
