@@ -9,11 +9,14 @@ from typing import Any, Literal
 import polars as pl
 import pyarrow as pa
 
-from framework.errors import BadRecordError
+from framework.errors import BadRecordError, TopologyError
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
-from framework.streams.steps import Columns, Step
+from framework.streams.steps import MARK, Columns, Step
 from framework.topology.columns import column_of
+
+#: A column of numbers that rise where tombstones begin or end.
+_RUN = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,11 @@ class FunctionFilter(Step):
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         kept = [bool(self.function(row)) for row in frame.iter_rows(named=True)]
+        return frame.filter(pl.Series(kept, dtype=pl.Boolean))
+
+    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+        rows = zip(frame.drop(MARK).iter_rows(named=True), frame.get_column(MARK), strict=True)
+        kept = [is_tombstone is True or bool(self.function(row)) for row, is_tombstone in rows]
         return frame.filter(pl.Series(kept, dtype=pl.Boolean))
 
     def needs(self, wanted: Columns) -> Columns:
@@ -54,11 +62,41 @@ class CallingStep(Step):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionMap(CallingStep):
+class RemakingStep(CallingStep):
+    """A step whose function makes all columns of its rows. A tombstone passes by the function: it
+    keeps the columns that the rows have before and after the step, and has nulls in the others.
+    So the function must not change the columns that say whose row a tombstone deletes."""
+
+    before: Columns
+
+    def needs(self, wanted: Columns) -> Columns:
+        return self.before
+
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        return frozenset(
+            each.name for each in self.schema if each.name in known and each.type == above.field(each.name).type
+        )
+
+    def tombstone_needs(self, wanted: Columns) -> Columns:
+        return wanted
+
+    def _passed(self, row: Mapping[str, Any], known: Columns) -> tuple[Any, ...]:
+        """A tombstone after the step."""
+        return tuple(row[name] if name in known else None for name in self.schema.names)
+
+    def _changes(self, names: Iterable[str]) -> TopologyError:
+        """The mistake of a function that changes such a column."""
+        return self.call.mistake(
+            f"the function changes {', '.join(map(repr, sorted(names)))}, which says whose row a tombstone deletes: give the "
+            "other value another name, or ask read_kafka for metadata=['tombstone'] and return that column, too"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionMap(RemakingStep):
     """Rows by a function: one per row, or any number (``many``)."""
 
     many: bool
-    before: Columns
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         rows: list[tuple[Any, ...]] = []
@@ -66,16 +104,35 @@ class FunctionMap(CallingStep):
             rows += [values_of(self.call, self.schema, each) for each in (given if self.many else [given])]
         return frame_of_values(self.call, self.schema, rows)
 
-    def needs(self, wanted: Columns) -> Columns:
-        return self.before
+    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+        marks, given = frame.get_column(MARK).to_list(), frame.drop(MARK)
+        live = given.filter(~frame.get_column(MARK).fill_null(False))
+        results = iter(self.calls.results(live.iter_rows(named=True)))
+        places = [(name, self.schema.names.index(name)) for name in sorted(checked)]
+        rows: list[tuple[Any, ...]] = []
+        made_marks: list[bool | None] = []
+        for row, mark in zip(given.iter_rows(named=True), marks, strict=True):
+            if mark:
+                made = [self._passed(row, known)]
+            else:
+                result = next(results)
+                made = [values_of(self.call, self.schema, each) for each in (result if self.many else [result])]
+                changed = [
+                    name for name, place in places if mark is None and any(each[place] != row[name] for each in made)
+                ]
+                if changed:
+                    raise self._changes(changed)
+            rows += made
+            made_marks += [mark] * len(made)
+        marked = pl.Series(MARK, made_marks, dtype=pl.Boolean)
+        return frame_of_values(self.call, self.schema, rows).with_columns(marked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchMap(CallingStep):
+class BatchMap(RemakingStep):
     """Tables by a function. ``batch_size``: rows of a table at most; None: as they come."""
 
     kind: Literal["arrow", "polars", "pandas"]
-    before: Columns
     batch_size: int | None = None
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -114,8 +171,24 @@ class BatchMap(CallingStep):
             f"it returned a {type(returned).__name__}: return a table or a record batch of Arrow, or a frame of polars or pandas"
         )
 
-    def needs(self, wanted: Columns) -> Columns:
-        return self.before
+    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+        """Tombstones part the rows into tables, so that each stays between the rows that came
+        before it and those after it."""
+        made = []
+        runs = frame.with_columns(pl.col(MARK).rle_id().alias(_RUN)).partition_by(_RUN, include_key=False)
+        for run in runs or [frame]:
+            mark = run.get_column(MARK)[0] if run.height else None
+            given = run.drop(MARK)
+            if mark:
+                rows = [self._passed(row, known) for row in given.iter_rows(named=True)]
+                its = frame_of_values(self.call, self.schema, rows)
+            else:
+                its = self.apply(given)
+                names = sorted(checked)
+                if mark is None and names and its.join(given, on=names, how="anti", nulls_equal=True).height:
+                    raise self._changes(names)
+            made.append(its.with_columns(pl.lit(mark, pl.Boolean).alias(MARK)))
+        return pl.concat(made)
 
 
 def values_of(call: Call, schema: pa.Schema, given: Any) -> tuple[Any, ...]:

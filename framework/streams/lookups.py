@@ -39,7 +39,7 @@ class Lookup(CallingStep):
     cache_s: float | None = None
     cache_size: int = CACHE_SIZE
     #: The answers of this batch and task. Each has a copy of the step.
-    known: dict[Key, Answer] = field(default_factory=dict, compare=False)
+    answered: dict[Key, Answer] = field(default_factory=dict, compare=False)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         names = list(self.on)
@@ -50,8 +50,11 @@ class Lookup(CallingStep):
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - set(self.answers.names)) | set(self.on)
 
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        return known | (set(self.answers.names) if set(self.on) <= known else set())
+
     def _answers(self, keys: Sequence[Key]) -> list[Answer]:
-        found = [self.known.get(key) for key in keys]
+        found = [self.answered.get(key) for key in keys]
         unknown = [place for place, answer in enumerate(found) if answer is None]
         if self.cache_s is not None:
             cache = self._cache(self.cache_s)
@@ -62,7 +65,7 @@ class Lookup(CallingStep):
         for place, answer in zip(unknown, self._asked([keys[place] for place in unknown]), strict=True):
             found[place] = answer
         answers = [answer for answer in found if answer is not None]
-        self.known.update(zip(keys, answers, strict=True))
+        self.answered.update(zip(keys, answers, strict=True))
         if self.cache_s is not None:
             with _caches_lock:
                 cache.update({keys[place]: answers[place] for place in unknown})

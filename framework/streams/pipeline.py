@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -12,11 +12,12 @@ from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
-from framework.streams.plan import Joined, Node, Placed, Read, builder_of, name_of, ways_to
+from framework.streams.plan import Node, Placed, Read, builder_of, carries_tombstones, name_of, sides_of, ways_to
 from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
 from framework.topology import (
     DEFAULT_STREAM,
+    TOMBSTONE,
     Bolt,
     Fields,
     Input,
@@ -138,17 +139,16 @@ class Pipeline(TopologyMaker):
         taken = next((each for each in self._placed if each.id == placed.id), None)
         if taken is not None:
             raise placed.call.mistake(f"the name {placed.id!r} is that of {taken.call} already: give another name=")
-        above = placed.above
         declarer = OutputFieldsDeclarer(placed.id)
         try:
             inputs = [
                 Input(
                     ", ".join(dict.fromkeys(name_of(way[0]) for way in ways_to(each))),
                     DEFAULT_STREAM,
-                    Fields.of_schema(each.schema),
+                    Fields.of_schema(_with_tombstones(each.schema) if each is placed.deletes else each.schema),
                     placed.grouping,
                 )
-                for each in (above.sides if isinstance(above, Joined) else (above,))
+                for each in sides_of(placed.above)
             ]
             placed.bolt.bind(placed.id, [*inputs, *self._hidden_inputs(placed)], placed.parallelism)
             placed.bolt.declare_output_fields(declarer)
@@ -158,6 +158,10 @@ class Pipeline(TopologyMaker):
         complete = replace(placed, schema=schemas.pop(DEFAULT_STREAM, pa.schema([])), side_schemas=schemas)
         self._placed.append(complete)
         return complete
+
+    def carries_tombstones(self, call: Call, node: Node, keys: Iterable[str]) -> bool:
+        """Whether a table of these rows deletes the one of a tombstone's keys."""
+        return self._reading is not None and carries_tombstones(call, self._reading, node, frozenset(keys))
 
     def stateful_steps(self, call: Call) -> StatefulSteps:
         """The committers that keep a state of their own."""
@@ -239,3 +243,7 @@ class Pipeline(TopologyMaker):
                 f"pipeline {self.name!r} writes nothing: end a stream with append_into(...), upsert_into(...) or into(...)"
             )
         return builder_of(self.name, self._reading, self._placed, self._sources, prune=prune)
+
+
+def _with_tombstones(schema: pa.Schema) -> pa.Schema:
+    return schema if TOMBSTONE in schema.names else schema.append(pa.field(TOMBSTONE, pa.bool_()))

@@ -14,7 +14,8 @@ Invariants:
 1. Ids of components follow the names that the user gave, never positions.
 2. A column that no component below needs is neither computed nor read.
 3. Rows reach a component once per way from its inputs to it.
-4. A row that the filters at the beginning of all ways leave out by its key, its headers or its
+4. Tombstones come to the bolts that delete rows for them, and to no other.
+5. A row that the filters at the beginning of all ways leave out by its key, its headers or its
    metadata is not decoded.
 """
 
@@ -32,7 +33,7 @@ from framework.streams.call_site import Call
 from framework.streams.ports import EarlyFilter, Reading
 from framework.streams.steps import Columns, Filter, Step
 from framework.streams.steps_bolt import Branch, StepsBolt
-from framework.topology import DEFAULT_STREAM, Bolt, Grouping, TransactionalTopologyBuilder
+from framework.topology import DEFAULT_STREAM, TOMBSTONE, Bolt, Grouping, TransactionalTopologyBuilder
 from framework.topology.clock_stream import CLOCK_STREAM
 
 
@@ -96,6 +97,10 @@ class Placed:
     #: Whether it gets the planning times of the spout, and whose watermark it gets.
     takes_clock: bool = False
     watermark: Placed | None = None
+    #: The rows above of which the bolt deletes those that tombstones name by their ``keys``. They
+    #: come with a column ``TOMBSTONE``.
+    deletes: Node | None = None
+    keys: Columns = frozenset()
 
     @property
     def needs(self) -> Columns:
@@ -128,6 +133,12 @@ class _Output:
     ways: tuple[_Steps, ...]
     takers: list[Placed]
     stream: str = DEFAULT_STREAM
+    #: Whether it leads to tables that tombstones delete rows of.
+    tombstones: bool = False
+
+    def keys(self) -> Columns:
+        """What a tombstone needs at its end."""
+        return frozenset().union(*(each.keys for each in self.takers))
 
     def needs(self) -> Columns:
         return frozenset().union(*(each.needs for each in self.takers))
@@ -146,30 +157,45 @@ class _Compilation:
         self._placed = placed
         self._sources = sources
         self._prune = prune
-        self._inputs = {each: _inputs_of(each.above) for each in placed}
+        self._inputs = {each: _inputs_of(each) for each in placed}
+        every_input = [each for its in self._inputs.values() for each in its]
         self._side_outputs = list(
-            dict.fromkeys(each for its in self._inputs.values() for each, _ in its if isinstance(each, SideOutput))
+            dict.fromkeys(each.component for each in every_input if isinstance(each.component, SideOutput))
         )
+        telling = {each.component for each in every_input if each.tombstones and isinstance(each.component, Read)}
+        #: The sources of which some bolts take the tombstones, and others do not.
+        self._mixed = {
+            each.component
+            for each in every_input
+            if each.component in telling and not (each.tombstones and each.is_direct)
+        }
         every: list[Component] = [*sources, *placed, *self._side_outputs]
         self._outputs: dict[Component, list[_Output]] = {each: [] for each in every}
         self._direct: dict[Component, list[Placed]] = {each: [] for each in every}
         for each in placed:
-            for component, ways in self._inputs[each]:
-                self._connect(component, ways, each)
+            for its in self._inputs[each]:
+                self._connect(its, each)
 
-    def _connect(self, component: Component, ways: tuple[_Steps, ...], taker: Placed) -> None:
-        if ways == ((),):
-            self._direct[component].append(taker)
+    def _connect(self, its: _Input, taker: Placed) -> None:
+        # The spout itself tells tombstones where all that read it ask for them.
+        is_told = its.tombstones and not isinstance(its.component, Read)
+        if its.is_direct and not is_told and its.component not in self._mixed:
+            self._direct[its.component].append(taker)
             return
-        outputs = self._outputs[component]
-        for output in outputs:
-            if output.ways == ways:
-                output.takers.append(taker)
-                return
+        outputs = self._outputs[its.component]
+        output = self._output(its)
+        if output is not None:
+            output.takers.append(taker)
+            return
         stream = taker.id if outputs else DEFAULT_STREAM
         while any(each.stream == stream for each in outputs):  # the other side of a join
             stream += "-2"
-        outputs.append(_Output(ways, [taker], stream))
+        outputs.append(_Output(its.ways, [taker], stream, its.tombstones))
+
+    def _output(self, its: _Input) -> _Output | None:
+        """The stream of steps that these rows come on; None: they come from the component."""
+        found = (each.ways == its.ways and each.tombstones == its.tombstones for each in self._outputs[its.component])
+        return next((each for each, is_it in zip(self._outputs[its.component], found, strict=True) if is_it), None)
 
     def builder(self, pipeline_id: str) -> TransactionalTopologyBuilder:
         used = {each.source: self._used(each) for each in self._sources}
@@ -181,11 +207,10 @@ class _Compilation:
             self._add_steps(builder, source)
         for each in self._placed:
             declarer = builder.set_bolt(each.id, each.bolt, each.parallelism)
-            for component, ways in self._inputs[each]:
-                upstream, stream = self._place(component)
-                if ways != ((),):
-                    stream = next(output.stream for output in self._outputs[component] if output.ways == ways)
-                    upstream = self._steps_id(component)
+            for its in self._inputs[each]:
+                upstream, stream = self._place(its.component)
+                if (output := self._output(its)) is not None:
+                    upstream, stream = self._steps_id(its.component), output.stream
                 declarer.grouping(upstream, each.grouping, stream)
             if each.takes_clock:
                 declarer.global_grouping(reading.spout_id, CLOCK_STREAM)
@@ -199,13 +224,15 @@ class _Compilation:
 
     def _used(self, source: Read) -> tuple[str, ...]:
         """The columns of a source that are used, in their order."""
+        hidden = (TOMBSTONE,) if any(each.tombstones for each in self._outputs[source]) else ()
         if not self._prune:
-            return tuple(source.schema.names)
+            return (*source.schema.names, *hidden)
         needed: set[str] = set().union(*(each.needs for each in self._direct[source]))
         for output in self._outputs[source]:
             for way in output.ways:
                 needed |= _needed(way, output.needs())
-        return tuple(name for name in source.schema.names if name in needed) or (source.schema.names[0],)
+        used = tuple(name for name in source.schema.names if name in needed) or (source.schema.names[0],)
+        return (*used, *hidden)
 
     def _early_filter(self, source: Read) -> EarlyFilter | None:
         """The condition that every row fulfils that a component takes, in columns that are known
@@ -231,32 +258,49 @@ class _Compilation:
         if not outputs:
             return
         upstream, stream = self._place(component)
-        bolt = StepsBolt(self._tree(outputs), {each.stream: self._columns(each) for each in outputs})
+        bolt = StepsBolt(
+            self._tree(component, outputs),
+            {each.stream: self._columns(component, each) for each in outputs},
+            [each.stream for each in outputs if each.tombstones],
+        )
         parallelism = self._reading.parallelism if isinstance(component, Read) else emitter_of(component).parallelism
         builder.set_bolt(self._steps_id(component), bolt, parallelism).local_or_shuffle_grouping(upstream, stream)
 
-    def _columns(self, output: _Output) -> pa.Schema:
-        schema = next(way[-1].schema for way in output.ways if way)
+    def _columns(self, component: Component, output: _Output) -> pa.Schema:
+        schema = next((way[-1].schema for way in output.ways if way), component.schema)
         needed = output.needs() if self._prune else frozenset(schema.names)
-        return pa.schema([each for each in schema if each.name in needed])
+        columns = [each for each in schema if each.name in needed]
+        told = output.tombstones and TOMBSTONE not in schema.names
+        return pa.schema([*columns, *([pa.field(TOMBSTONE, pa.bool_())] if told else [])])
 
-    def _tree(self, outputs: Sequence[_Output]) -> Branch:
+    def _tree(self, component: Component, outputs: Sequence[_Output]) -> Branch:
         """The steps as a tree: what several ways begin with is there once."""
-        return self._branch(None, [(way, output) for output in outputs for way in output.ways], 0)
+        known = self._reading.tombstones(component.source) if isinstance(component, Read) else frozenset[str]()
+        return self._branch(None, [(way, output) for output in outputs for way in output.ways], 0, known)
 
-    def _branch(self, at: Stepped | None, ways: Sequence[tuple[_Steps, _Output]], depth: int) -> Branch:
+    def _branch(self, at: Stepped | None, ways: Sequence[tuple[_Steps, _Output]], depth: int, known: Columns) -> Branch:
+        """The step ``at`` and those after it. ``known``: the columns in which a tombstone has
+        values before it."""
         below: dict[Stepped, list[tuple[_Steps, _Output]]] = {}
         for way, output in ways:
             if len(way) > depth:
                 below.setdefault(way[depth], []).append((way, output))
-        wanted: set[str] = set()
+        wanted, checked = set[str](), set[str]()
         for way, output in ways:
             wanted |= _needed(way[depth:], output.needs())
+            if output.tombstones:
+                checked |= _needed_of_tombstones(way[depth:], output.keys())
         step = at.step if at is not None else None
+        if at is not None:
+            known = at.step.known(known, at.above.schema)
         return Branch(
             step.narrowed(frozenset(wanted)) if step is not None and self._prune else step,
             [output.stream for way, output in ways if len(way) == depth],
-            [self._branch(each, its, depth + 1) for each, its in below.items()],
+            [self._branch(each, its, depth + 1, known) for each, its in below.items()],
+            to_tables=any(output.tombstones for _, output in ways),
+            to_others=not all(output.tombstones for _, output in ways),
+            known=known,
+            checked=known & checked,
         )
 
     def _place(self, component: Component) -> tuple[str, str]:
@@ -291,10 +335,53 @@ def ways_to(node: Node) -> list[_Way]:
     return [(node, ())]
 
 
-def _inputs_of(node: Node) -> list[tuple[Component, tuple[_Steps, ...]]]:
-    """The inputs of a component above which this node is: each from a component, by these ways."""
-    sides = node.sides if isinstance(node, Joined) else (node,)
-    return [found for each in sides for found in _by_component(ways_to(each)).items()]
+def sides_of(node: Node) -> tuple[Node, ...]:
+    """Both sides of a join, or the node itself."""
+    return node.sides if isinstance(node, Joined) else (node,)
+
+
+def carries_tombstones(call: Call, reading: Reading, node: Node, keys: Columns) -> bool:
+    """Whether the steps to a table carry tombstones that have these keys. Raises ``TopologyError``
+    naming the step that makes a key anew."""
+    found = []
+    for component, steps in ways_to(node):
+        known = reading.tombstones(component.source) if isinstance(component, Read) else frozenset[str]()
+        if not known:
+            continue
+        had = keys <= known
+        for each in steps:
+            known = each.step.known(known, each.above.schema)
+            lost = next((name for name in sorted(keys) if name not in known), None)
+            if had and lost is not None and lost in each.schema.names and each is steps[-1]:
+                raise call.mistake(
+                    f"{each.step.call} gives {lost!r} a value that a tombstone does not have, so that it could not delete its row: "
+                    f"give the other value another name, or ask read_kafka for metadata=[{TOMBSTONE!r}], and keep the column or "
+                    "filter by it"
+                )
+        found.append(keys <= known)
+    return bool(found) and all(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What a bolt takes from a component: rows that come by these ways, and whether tombstones
+    come with them."""
+
+    component: Component
+    ways: tuple[_Steps, ...]
+    tombstones: bool
+
+    @property
+    def is_direct(self) -> bool:
+        return self.ways == ((),)
+
+
+def _inputs_of(placed: Placed) -> list[_Input]:
+    return [
+        _Input(component, ways, each is placed.deletes)
+        for each in sides_of(placed.above)
+        for component, ways in _by_component(ways_to(each)).items()
+    ]
 
 
 def check_once(call: Call, node: Node) -> None:
@@ -309,6 +396,12 @@ def _by_component(ways: Sequence[_Way]) -> Mapping[Component, tuple[_Steps, ...]
     for component, steps in ways:
         found[component] = (*found.get(component, ()), steps)
     return found
+
+
+def _needed_of_tombstones(way: _Steps, wanted: Columns) -> Columns:
+    for each in reversed(way):
+        wanted = each.step.tombstone_needs(wanted)
+    return wanted
 
 
 def _needed(way: _Steps, wanted: Columns) -> Columns:

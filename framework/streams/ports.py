@@ -46,6 +46,11 @@ class Reading(ABC):
         """The columns of a source that are known before the others are decoded."""
         return frozenset()
 
+    def tombstones(self, source: str) -> Columns:
+        """The columns in which a tombstone of a source has values, if the rows have the record's
+        key. The source then gives the column ``TOMBSTONE`` where it is among those used."""
+        return frozenset()
+
     def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
         """The spout without rows that no component takes. ``filters``: source -> what it needs of
         the columns that are known early."""

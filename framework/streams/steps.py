@@ -24,6 +24,8 @@ from framework.streams.call_site import Call
 from framework.streams.polars_frames import frame_of
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
+#: A column of frames with tombstones, as ``framework.streams.tombstones`` says.
+MARK = "is it a tombstone?"
 MOMENT = pa.timestamp("us", "UTC")
 
 Columns = frozenset[str]
@@ -57,6 +59,23 @@ class Step(ABC):
         """The step without outputs that are not wanted."""
         return self
 
+    # --- tombstones: see framework.streams.tombstones ---------------------------------------------
+
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        """The columns in which a tombstone has its values after the step. ``known``: those before
+        it. ``above``: the columns before the step."""
+        return known
+
+    def tombstone_needs(self, wanted: Columns) -> Columns:
+        """The columns that a tombstone must bring where these are wanted."""
+        return self.needs(wanted)
+
+    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+        """The same as ``apply`` for a frame with the column ``MARK``, which stays. ``known``: the
+        columns in which tombstones have values after the step. ``checked``: those that a function
+        must leave as they are."""
+        return self.apply(frame)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter(Step):
@@ -67,6 +86,12 @@ class Filter(Step):
 
     def needs(self, wanted: Columns) -> Columns:
         return wanted | set(self.condition.meta.root_names())
+
+    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+        if self.needs(frozenset()) <= known:
+            return self.apply(frame)
+        passes = self.condition | pl.col(MARK).fill_null(False)
+        return _computed(self.call, lambda: frame.filter(passes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +108,7 @@ class Compute(Step):
             return _computed(self.call, lambda: frame.with_columns(named))
         # Where all columns are literals, select alone would give one row.
         made = _computed(self.call, lambda: frame.with_columns(named))
-        return made.select(list(self.columns))
+        return made.select([*self.columns, *([MARK] if MARK in frame.columns else [])])
 
     def needs(self, wanted: Columns) -> Columns:
         roots = {root for name in wanted & set(self.columns) for root in self.columns[name].meta.root_names()}
@@ -91,6 +116,10 @@ class Compute(Step):
 
     def narrowed(self, wanted: Columns) -> Step:
         return replace(self, columns={name: each for name, each in self.columns.items() if name in wanted})
+
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        made = {name for name, each in self.columns.items() if set(each.meta.root_names()) <= known}
+        return frozenset(made | (known - set(self.columns) if self.keeps else set()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +131,14 @@ class Explode(Step):
 
     def needs(self, wanted: Columns) -> Columns:
         return wanted | {self.column}
+
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        return known - {self.column}
+
+    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+        items, is_tombstone = pl.col(self.column), pl.col(MARK).fill_null(False)
+        frame = frame.with_columns(pl.when(~is_tombstone).then(items))
+        return frame.filter((items.list.len() > 0) | is_tombstone).explode(self.column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +163,10 @@ class Windows(Step):
 
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - {WINDOW_START, WINDOW_END}) | {self.on}
+
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        """None: a tombstone has no time."""
+        return frozenset()
 
 
 def _computed(call: Call, compute: Callable[[], pl.DataFrame]) -> pl.DataFrame:

@@ -7,7 +7,7 @@ the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import polars as pl
@@ -16,7 +16,8 @@ import pyarrow as pa
 from framework.streams.function_calls import check_alive
 from framework.streams.lookups import Lookup
 from framework.streams.polars_frames import batches_of, frame_of
-from framework.streams.steps import Step
+from framework.streams.steps import Columns, Step
+from framework.streams.tombstones import chosen, for_table, marked
 from framework.topology import (
     DEFAULT_STREAM,
     ArrowBolt,
@@ -30,11 +31,17 @@ from framework.topology import (
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A step and what follows it. ``streams``: where its rows are emitted. ``step`` is None at the
-    root."""
+    root. ``to_tables``, ``to_others``: whether it leads to tables that tombstones delete rows of,
+    and to other streams. ``known``, ``checked``: as of ``Step.carry``."""
 
     step: Step | None
     streams: Sequence[str]
     below: Sequence[Branch]
+    _: KW_ONLY
+    to_tables: bool = False
+    to_others: bool = True
+    known: Columns = frozenset()
+    checked: Columns = frozenset()
 
     def steps(self) -> Iterable[Step]:
         """All steps, each once."""
@@ -45,11 +52,13 @@ class Branch:
 
 
 class StepsBolt(ArrowBolt):
-    """Runs a tree of steps over each batch. ``outputs``: stream -> its columns."""
+    """Runs a tree of steps over each batch. ``outputs``: stream -> its columns. ``tables``: the
+    streams to tables that tombstones delete rows of."""
 
-    def __init__(self, root: Branch, outputs: Mapping[str, pa.Schema]) -> None:
+    def __init__(self, root: Branch, outputs: Mapping[str, pa.Schema], tables: Iterable[str] = ()) -> None:
         self._root = root
         self._outputs = dict(outputs)
+        self._tables = frozenset(tables)
         self.deterministic = all(step.deterministic for step in root.steps())
         self.commits_on_driver = self.deterministic
         #: Those of the user, whose files tell in the history which code made a transaction.
@@ -75,21 +84,30 @@ class StepsBolt(ArrowBolt):
         if batch.num_rows:
             outer = check_alive.set(getattr(self._collector, "check_alive", check_alive.get()))
             try:
-                self._run(self._root, frame_of(batch))
+                frame, root = frame_of(batch), self._root
+                self._run(root, marked(frame, tables=True, others=root.to_others) if self._tables else frame)
             finally:
                 check_alive.reset(outer)
         return None
 
     def _run(self, branch: Branch, frame: pl.DataFrame) -> None:
-        if branch.step is not None:
+        if branch.step is not None and self._tables:
+            frame = chosen(frame, tables=branch.to_tables, others=branch.to_others)
+            frame = branch.step.carry(frame, branch.known, branch.checked)
+        elif branch.step is not None:
             frame = branch.step.apply(frame)
         if not frame.height or self._collector is None:
             return
         for stream in branch.streams:
-            for batch in batches_of(frame, self._outputs[stream]):
+            for batch in batches_of(self._rows_of(stream, frame), self._outputs[stream]):
                 self._collector.emit_arrow(batch, stream)
         for each in branch.below:
             self._run(each, frame)
+
+    def _rows_of(self, stream: str, frame: pl.DataFrame) -> pl.DataFrame:
+        if stream in self._tables:
+            return for_table(frame)
+        return chosen(frame, tables=False, others=True) if self._tables else frame
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         for stream, schema in self._outputs.items():

@@ -389,14 +389,16 @@ class Stream:
         check_names(call, [*key, *([sequence_by] if sequence_by is not None else [])], self.schema)
         stream = self
         if delete_when is not None:
-            if TOMBSTONE in self.schema.names:
+            told = TOMBSTONE in self.schema.names
+            if told and self.schema.field(TOMBSTONE).type != pa.bool_():
                 raise call.mistake(f"there is a column {TOMBSTONE!r} already: rename it, or leave delete_when out")
             condition = parsed(call, delete_when, self.schema)
             kind = checked_types(call, {TOMBSTONE: condition}, self.schema).field(0).type
             if kind != pa.bool_():
                 raise call.mistake(f"a condition is true or false, and this is {kind}")
-            stream = self._with(call, {TOMBSTONE: condition.fill_null(False)})
-        return NewestTable(stream, key, sequence_by, deletes=delete_when is not None)
+            deleted = condition.fill_null(False)
+            stream = self._with(call, {TOMBSTONE: deleted | pl.col(TOMBSTONE).fill_null(False) if told else deleted})
+        return NewestTable(stream, key, sequence_by)
 
     def deduplicate(
         self,
@@ -479,10 +481,17 @@ class Stream:
             call, {each: names[each] for each in other.schema.names if each not in place or each in keys}
         )
         committers, watermark = self._pipeline.stateful_steps(call), None
+        deletes: Node | None = None
+        deletes_by = frozenset[str]()
         if table is not None and times is None:
             if within is not None or late:
                 raise call.mistake("without times= there is no time to compare: leave within and late out")
-            bolt = self._bolt(call, lambda: table.joining(committers, name, names, how))
+            table_keys = [names[each] for each in table.tombstone_keys()]
+            tombstones = self._pipeline.carries_tombstones(call, theirs._node, table_keys)
+            if tombstones and TOMBSTONE in taken:
+                raise call.mistake(f"there would be two columns {TOMBSTONE!r}: rename one")
+            deletes, deletes_by = (theirs._node, frozenset(table_keys)) if tombstones else (None, frozenset())
+            bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
         else:
             left, right = (times, times) if isinstance(times, str) else times or ("", "")
             both, own_times = self._moments(call, other, left, right), (left, names.get(right, right))
@@ -496,8 +505,17 @@ class Stream:
             )
             watermark = self._pipeline.watermark(call, name, both, _EVENT_TIME, late)
         joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
-        return joined._placed(
-            call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
+        return joined._of(
+            joined._component(
+                call,
+                bolt,
+                name,
+                FieldsGrouping(Fields(*keys)),
+                parallelism=parallelism,
+                watermark=watermark,
+                deletes=deletes,
+                keys=deletes_by,
+            )
         )
 
     def _bolt(self, call: Call, make: Callable[[], Bolt]) -> Bolt:
@@ -610,7 +628,14 @@ class Stream:
         call = called("into", type(committer).__name__, name=name)
         if not hasattr(committer, "finish_batch"):
             raise call.mistake(f"a {type(committer).__name__} is no committer: use through(...)")
-        return self._placed(call, committer, name, self._grouping(call, grouping), parallelism=parallelism)
+        return self._placed(
+            call,
+            committer,
+            name,
+            self._grouping(call, grouping),
+            parallelism=parallelism,
+            keys=committer.tombstone_keys,
+        )
 
     # --- parts ------------------------------------------------------------------------------------
 
@@ -721,37 +746,19 @@ class Stream:
         name: str,
         grouping: Grouping,
         *,
-        parallelism: int,
-        uses: tuple[str, ...] | None = None,
-        watermark: Placed | None = None,
+        keys: Sequence[str] = (),
+        **options: Any,
     ) -> Stream:
-        return self._of(
-            self._component(call, bolt, name, grouping, parallelism=parallelism, uses=uses, watermark=watermark)
-        )
+        """Give the rows to a bolt. ``keys``: those that a tombstone needs to delete its row."""
+        if keys and self._pipeline.carries_tombstones(call, self._node, keys):
+            options |= {"deletes": self._node, "keys": frozenset(keys)}
+        return self._of(self._component(call, bolt, name, grouping, **options))
 
-    def _component(
-        self,
-        call: Call,
-        bolt: Bolt,
-        name: str,
-        grouping: Grouping,
-        *,
-        parallelism: int,
-        uses: tuple[str, ...] | None = None,
-        watermark: Placed | None = None,
-    ) -> Placed:
+    def _component(self, call: Call, bolt: Bolt, name: str, grouping: Grouping, **options: Any) -> Placed:
+        """``options``: of ``Placed``."""
         if _in_windows(self._node, Sessions):
             raise call.mistake("a session is known when it closes: group_by(...).agg(...).when_closed(name=...)")
-        placed = Placed(
-            id=name,
-            above=self._node,
-            bolt=bolt,
-            grouping=grouping,
-            parallelism=parallelism,
-            call=call,
-            uses=uses,
-            watermark=watermark,
-        )
+        placed = Placed(id=name, above=self._node, bolt=bolt, grouping=grouping, call=call, **options)
         return self._pipeline.place(placed)
 
     def _of(self, node: Node) -> Stream:

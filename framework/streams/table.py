@@ -84,7 +84,13 @@ class Table(ABC):
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
         grouping = FieldsGrouping(Fields(*self._key))
         return self._stream._placed(
-            call, bolt, name or target.name, grouping, parallelism=parallelism, uses=self._uses()
+            call,
+            bolt,
+            name or target.name,
+            grouping,
+            parallelism=parallelism,
+            uses=self._uses(),
+            keys=self.tombstone_keys(),
         )
 
     def append_into(self, target: Target, **options: Any) -> Stream:
@@ -99,6 +105,10 @@ class Table(ABC):
     @abstractmethod
     def _uses(self) -> tuple[str, ...] | None:
         """The columns that the committer takes; None: all."""
+
+    def tombstone_keys(self) -> tuple[str, ...]:
+        """The columns that a tombstone needs to delete its row; none where it deletes none."""
+        return ()
 
 
 class AggregatesTable(Table):
@@ -186,9 +196,11 @@ class AggregatesTable(Table):
 class NewestTable(Table):
     """The newest row of each key."""
 
-    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None, *, deletes: bool) -> None:
+    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None) -> None:
         super().__init__(stream, key)
-        self._sequence_by, self._deletes = sequence_by, deletes
+        self._sequence_by = sequence_by
+        found = [each for each in stream.schema if each.name == TOMBSTONE]
+        self._deletes = bool(found) and found[0].type == pa.bool_()
 
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> the newest row)"
@@ -208,14 +220,19 @@ class NewestTable(Table):
                 f"the row of a moment is the newest by {at!r}, and the table goes by {self._sequence_by!r}: leave sequence_by out"
             )
         if self._deletes:
-            raise call.mistake("a row that is deleted cannot be told from an older one here: leave delete_when out")
+            raise call.mistake(
+                f"a row that is deleted cannot be told from an older one here: leave delete_when out, and the column {TOMBSTONE!r}"
+            )
         return self._stream
 
-    def joining(self, committers: StatefulSteps, name: str, names: Mapping[str, str], how: JoinHow) -> Bolt:
+    def joining(
+        self, committers: StatefulSteps, name: str, names: Mapping[str, str], how: JoinHow, *, tombstones: bool
+    ) -> Bolt:
         """The committer that joins rows with those that the table has now. ``names``: those of the
-        table's columns there."""
+        table's columns there. ``tombstones``: whether its rows come with the column
+        ``TOMBSTONE``, which they need not have by themselves."""
         sequence = names[self._sequence_by] if self._sequence_by is not None else None
-        deleted = names[TOMBSTONE] if self._deletes else None
+        deleted = names.get(TOMBSTONE, TOMBSTONE) if self._deletes or tombstones else None
         return committers.current_rows(name, self._key, names[self._own()[0]], sequence, deleted=deleted, how=how)
 
     def _own(self) -> list[str]:
@@ -228,6 +245,9 @@ class NewestTable(Table):
 
     def _uses(self) -> None:
         return None
+
+    def tombstone_keys(self) -> tuple[str, ...]:
+        return (*self._key, *([self._sequence_by] if self._sequence_by is not None else []))
 
 
 def _before_windows(node: Node) -> tuple[Node, Windows] | None:

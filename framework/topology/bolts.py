@@ -219,10 +219,11 @@ class Bolt(ABC):
         return ()
 
     @property
-    def deletes_tombstones(self) -> bool:
-        """Whether the bolt deletes a row for each tombstone of a stream of the spout. The field
-        ``tombstone`` of its input says which rows are."""
-        return False
+    def tombstone_keys(self) -> Sequence[str]:
+        """The fields that a tombstone must have, where the bolt deletes a row for each tombstone of
+        a stream of the spout; else none. The field ``tombstone`` of its input says which rows
+        are."""
+        return ()
 
     def bind_read_topics(self, read: ReadTopics | None) -> None:
         """Called once, on the driver, by the builder, with the topics that the spout of the

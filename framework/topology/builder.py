@@ -216,7 +216,7 @@ class TransactionalTopologyBuilder:
         spout = self._given_spout
         for stream in self._spout.streams:
             bolts = self._bolts.subscribers(self._spout.id, stream)
-            asking = [each.id for each in bolts if isinstance(each.instance, Bolt) and each.instance.deletes_tombstones]
+            asking = [each.id for each in bolts if isinstance(each.instance, Bolt) and each.instance.tombstone_keys]
             changed = spout.with_tombstones(stream) if asking else spout
             others = [each.id for each in bolts if each.id not in asking]
             if changed is not spout and others:

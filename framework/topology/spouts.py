@@ -177,7 +177,7 @@ class Spout(ABC):
     def with_tombstones(self, stream: str) -> Self:
         """Return a copy whose rows of the stream have a last field ``tombstone``, a truth value:
         whether the record has a key and no value. Called once, on the driver, by the builder, where
-        a bolt ``deletes_tombstones`` of the stream. The default returns the spout itself, because
+        a bolt of the stream has ``tombstone_keys``. The default returns the spout itself, because
         its source has no tombstones; so does one whose rows have the field, or not the record's
         key."""
         return self

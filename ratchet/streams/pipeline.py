@@ -17,7 +17,7 @@ from framework.streams.call_site import Call, called, nearest
 from framework.streams.ports import StatefulSteps, Target
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
-from framework.topology import Bolt, Fields
+from framework.topology import TOMBSTONE, Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
@@ -247,13 +247,17 @@ class Pipeline(StreamsPipeline):
         """Run the pipeline over lists, in this process, and return the rows of each sink: name ->
         rows. None of your stores is written to: the committers write to temporary files.
 
-        * ``records``: source -> rows; by default those of ``read(rows)``.
+        * ``records``: source -> rows; by default those of ``read(rows)``. Where tombstones delete
+          rows, ``{"id": "a", "tombstone": True}`` is one.
         * ``faults``: as in ``framework.testing``.
         * ``take``: rows in a batch."""
         topology = self.build()
-        given = self._given(records)
         fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
-        rows = {source: [_fitting(row, fields[source]) for row in its] for source, its in given.items()}
+        given = self._given(records, fields)
+        of_topic = isinstance(self._reading, Kafka)
+        rows = {
+            source: [_fitting(row, fields[source], of_topic=of_topic) for row in its] for source, its in given.items()
+        }
         if not any(rows.values()):
             return Tables({each.id: RowsTable([]) for each in self._sinks()})
         streams = self._streams_read()
@@ -285,7 +289,8 @@ class Pipeline(StreamsPipeline):
     def _streams_read(self) -> Mapping[str, str]:
         return self._reading.streams() if self._reading is not None else {}
 
-    def _given(self, records: Mapping[str, Iterable[Any]] | None) -> dict[str, list[Any]]:
+    def _given(self, records: Mapping[str, Iterable[Any]] | None, fields: Mapping[str, Fields]) -> dict[str, list[Any]]:
+        """The rows of each source. They may have the columns that its spout adds to ``fields``."""
         call = called("test", "...")
         schemas = {each.source: each.schema for each in self._sources}
         if records is None:
@@ -297,7 +302,7 @@ class Pipeline(StreamsPipeline):
             if source not in schemas:
                 raise call.mistake(f"the pipeline does not read {source!r}{nearest(source, schemas)}")
             given[source] = list(rows)
-            names = schemas[source].names
+            names = [*schemas[source].names, *(each for each in fields[source] if each not in schemas[source].names)]
             for row in given[source]:
                 if not isinstance(row, Mapping):
                     raise call.mistake(f"{row!r} is a {type(row).__name__}: give mappings of columns to values")
@@ -307,6 +312,8 @@ class Pipeline(StreamsPipeline):
         return given
 
 
-def _fitting(row: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
-    """The columns that the spout emits. A missing one is null, as in JSON."""
-    return {name: row.get(name) for name in fields}
+def _fitting(row: Mapping[str, Any], fields: Fields, *, of_topic: bool) -> dict[str, Any]:
+    """The columns that the spout emits. A missing one is null, as in JSON; a record of a topic is
+    no tombstone."""
+    missing = {TOMBSTONE: False} if of_topic else {}
+    return {name: row.get(name, missing.get(name)) for name in fields}

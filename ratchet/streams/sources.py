@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.streams.call_site import Call, nearest
 from framework.streams.ports import EarlyFilter, Reading, Source
-from framework.topology import DEFAULT_STREAM, Fields, Spout
+from framework.topology import DEFAULT_STREAM, TOMBSTONE, Fields, Spout
 from ratchet.streams.formats import Format
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TopicStream
 from spouts.kafka.record_format import METADATA_TYPES
@@ -58,11 +58,13 @@ class Topics:
         def of(part: Format) -> list[str]:
             return [name for name in part.schema.names if name in used]
 
+        hidden = [TOMBSTONE] if TOMBSTONE not in self.source.schema.names else []
+
         return {
             "codec": self.value.codec(of(self.value) or self.value.schema.names[:1]),
             "key_codec": self.key.codec(of(self.key)) if self.key is not None and of(self.key) else None,
             "header_codecs": {name: part.codec(of(part)) for name, part in self.headers.items() if of(part)} or None,
-            "metadata": [name for name in self.metadata if name in used],
+            "metadata": [name for name in (*self.metadata, *hidden) if name in used],
         }
 
 
@@ -99,6 +101,11 @@ class Kafka(Reading):
         """The columns of the key, of headers and of the metadata."""
         (read,) = (each for each in self.added if each.name == source)
         return frozenset(read.source.schema.names) - set(read.value.schema.names) - {"value"}
+
+    def tombstones(self, source: str) -> frozenset[str]:
+        (read,) = (each for each in self.added if each.name == source)
+        has_key = read.key is not None or "key" in read.metadata
+        return self.early(source) if has_key and TOMBSTONE not in read.source.schema.names else frozenset()
 
     def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
         streams = self.streams()

@@ -99,8 +99,8 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     # --- on the driver ----------------------------------------------------------------------------
 
     @property
-    def deletes_tombstones(self) -> bool:
-        return True
+    def tombstone_keys(self) -> Sequence[str]:
+        return (*self.key, *([self.sequence_by] if self.sequence_by is not None else []))
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         self._component_id = component_id
