@@ -230,4 +230,4 @@ def test_tombstones_of_a_topic_delete_rows_after_steps(topics: Topics, name: str
     orders.append_into(sqlite(tmp_path / "rows.db", "log"), name="log")
     with pipeline.submit({}, MemoryStore(), "local") as run:
         run.wait_until_caught_up(PATIENCE_S)
-    assert SqliteDatabase(tmp_path / "rows.db").rows(columns="id, n, m") == [("b", None, None)]
+    assert SqliteDatabase(tmp_path / "rows.db").rows(name="rows", columns="id, n, m") == [("b", None, None)]
