@@ -39,7 +39,7 @@ def test_quotas_lose_and_repeat_no_record(
     topics.create(name)
     topics.create(out)
     sent = [f"{each} {os.urandom(RECORD_BYTES // 2).hex()}".encode() for each in range(records)]
-    # A broker returns nothing while one batch of a producer exceeds eleven seconds of the quota.
+    # With batches of 1 MB no attempt succeeds (ADR 111).
     producer = topics.producer(batch_size=100_000)
     for value in sent:
         producer.produce(name, value, partition=0)
