@@ -24,6 +24,7 @@ CLASSES: dict[str, tuple[str, type]] = {
 #: What the parts of a pipeline call on each other.
 INTERNAL = {
     "Pipeline": {
+        "carries_tombstones",
         "check_open",
         "keep_dead_letters",
         "partition",
@@ -33,6 +34,7 @@ INTERNAL = {
         "topic",
         "watermark",
     },
+    "Table": {"tombstone_keys"},
     "NewestTable": {"joining", "rows_of_join"},
 }
 
