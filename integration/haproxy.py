@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.hosts import EMBEDDED
-from integration.postgres import SSL_REQUEST
-from integration.server import Server, exchange
+from integration.postgres import PostgresEndpoint
 
 _CONFIGURATION = """defaults
   mode tcp
@@ -21,21 +20,16 @@ listen postgres
 """
 
 
-class HaproxyServer(Server):
+class HaproxyServer(PostgresEndpoint):
     """A proxy on the loopback interface. It sends connections to the first of ``targets``
     (``host:port``) that accepts them, and closes the connections to a target that fails."""
 
     name = "haproxy"
     kind = "haproxy"
-    stop_signal = "INT"
 
     def __init__(self, folder: Path, targets: Sequence[str]) -> None:
         super().__init__(folder, where=EMBEDDED)
         self._targets = targets
-
-    @property
-    def dsn(self) -> str:
-        return f"postgresql://ratchet@127.0.0.1:{self.port}/ratchet"
 
     def prepare(self) -> list[str]:
         lines = [
@@ -44,6 +38,3 @@ class HaproxyServer(Server):
         ]
         file = self.write("haproxy.cfg", _CONFIGURATION.format(port=self.port) + "".join(lines))
         return [self.host.program("haproxy"), "-db", "-f", str(file)]
-
-    def is_ready(self) -> bool:
-        return exchange(self.port, SSL_REQUEST, 1) in (b"S", b"N")

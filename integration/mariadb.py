@@ -7,7 +7,6 @@ from pathlib import Path
 
 from integration.hosts import EMBEDDED
 from integration.server import Server, exchange
-from integration.server_folders import check_reachable
 
 #: If this process is root, this user runs the server.
 USER = "daemon"
@@ -57,7 +56,7 @@ class MariaDbServer(Server):
         data = self.folder / "data"
         if not (data / "mysql").exists():
             self.initialise(data, self._fill)
-        self._make_folder(self._temporary)
+        self.make_folder(self._temporary, USER, "MariaDB")
         setup = self.write("setup.sql", _SETUP.format(password=PASSWORD))
         setup.chmod(0o644)
         settings = {
@@ -89,18 +88,10 @@ class MariaDbServer(Server):
 
     def _fill(self, data: Path) -> None:
         for each in (data, self._temporary):
-            self._make_folder(each)
+            self.make_folder(each, USER, "MariaDB")
         options = [f"--datadir={data}", f"--tmpdir={self._temporary}", "--innodb-flush-log-at-trx-commit=0"]
         command = [*self.host.as_user(USER), self.host.program("mariadbd"), "--no-defaults", "--bootstrap", *options]
         self._run(["sh", "-c", _BOOTSTRAP, "sh", *command])
-
-    def _make_folder(self, folder: Path) -> None:
-        """Make a folder of the user that runs the server."""
-        owner: list[str] = []
-        if self.host.as_user(USER):
-            check_reachable(self.folder, USER, "MariaDB")
-            owner = ["-o", USER, "-g", USER]
-        self._run(["install", "-d", "-m", "700", *owner, str(folder)])
 
     def _run(self, command: Sequence[str]) -> None:
         self.run_tool(command, f"MariaDB's data folder {self.folder / 'data'} cannot be made")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from integration.postgres import SSL_REQUEST, USER
-from integration.server import Server, exchange
+from integration.postgres import USER, PostgresEndpoint
 
 
-class PgBouncerServer(Server):
+class PgBouncerServer(PostgresEndpoint):
     """A pooler on the loopback interface for the database ``ratchet`` of the server at ``target``
     (``host:port``). In its mode ``transaction``, each transaction may run in a different session of
     the server.
@@ -19,15 +18,10 @@ class PgBouncerServer(Server):
 
     name = "pgbouncer"
     kind = "pgbouncer"
-    stop_signal = "INT"
 
     def __init__(self, folder: Path, target: str, *, settings: dict[str, str] | None = None) -> None:
         super().__init__(folder, settings=settings)
         self._target = target
-
-    @property
-    def dsn(self) -> str:
-        return f"postgresql://ratchet@127.0.0.1:{self.port}/ratchet"
 
     def prepare(self) -> list[str]:
         host, _, port = self._target.rpartition(":")
@@ -45,6 +39,3 @@ class PgBouncerServer(Server):
         file = self.write("pgbouncer.ini", "\n".join(lines) + "\n")
         file.chmod(0o644)
         return [*self.host.as_user(USER), self.host.program("pgbouncer"), str(file)]
-
-    def is_ready(self) -> bool:
-        return exchange(self.port, SSL_REQUEST, 1) in (b"S", b"N")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.server import Server, exchange
-from integration.server_folders import check_reachable
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
 USER = "postgres"
@@ -14,7 +13,20 @@ USER = "postgres"
 SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 
-class PostgresServer(Server):
+class PostgresEndpoint(Server):
+    """A server, or something in front of one, to which clients of PostgreSQL connect."""
+
+    stop_signal = "INT"  # do not wait until clients disconnect
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://ratchet@127.0.0.1:{self.port}/ratchet"
+
+    def is_ready(self) -> bool:
+        return exchange(self.port, SSL_REQUEST, 1) in (b"S", b"N")
+
+
+class PostgresServer(PostgresEndpoint):
     """A server on the loopback interface with the database ``ratchet``. Its owner is the user
     ``ratchet``, who needs no password. Every commit is on disk before it is acknowledged.
 
@@ -24,11 +36,6 @@ class PostgresServer(Server):
 
     name = "postgres"
     kind = "postgres"
-    stop_signal = "INT"  # do not wait until clients disconnect
-
-    @property
-    def dsn(self) -> str:
-        return f"postgresql://ratchet@127.0.0.1:{self.port}/ratchet"
 
     def prepare(self) -> list[str]:
         data = self.folder / "data"
@@ -47,24 +54,18 @@ class PostgresServer(Server):
     def _fill(self, data: Path) -> None:
         initdb, postgres = self.host.program("initdb"), self.host.program("postgres")
         as_user = self.host.as_user(USER)
-        self._make_folder(data, as_user)
+        self.make_folder(data, USER, "PostgreSQL")
         command = [*as_user, initdb, "-D", str(data), "-U", "ratchet", "-A", "trust"]
         self._run([*command, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"])
         script = 'echo "CREATE DATABASE ratchet;" | "$@"'
         self._run(["sh", "-c", script, "sh", *as_user, postgres, "--single", "-D", str(data), "postgres"])
-
-    def _make_folder(self, data: Path, as_user: Sequence[str]) -> None:
-        """Make an empty folder for the data, which the server's user owns."""
-        if as_user:
-            check_reachable(self.folder, USER, "PostgreSQL")
-            self._run(["install", "-d", "-m", "700", "-o", USER, "-g", USER, str(data)])
 
     def _run(self, command: Sequence[str]) -> None:
         self.run_tool(command, f"PostgreSQL's data folder {self.folder / 'data'} cannot be made")
 
     def is_ready(self) -> bool:
         """Asks for a session too, because the server answers before it accepts sessions."""
-        if exchange(self.port, SSL_REQUEST, 1) not in (b"S", b"N"):
+        if not super().is_ready():
             return False
         words = b"user\0ratchet\0database\0ratchet\0\0"
         startup = (8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words
@@ -89,6 +90,6 @@ class PostgresStandby(PostgresServer):
     def _fill(self, data: Path) -> None:
         host, _, port = self._primary.rpartition(":")
         as_user = self.host.as_user(USER)
-        self._make_folder(data, as_user)
+        self.make_folder(data, USER, "PostgreSQL")
         copy = [self.host.program("pg_basebackup"), "-D", str(data), "-R", "-c", "fast", "-X", "stream"]
         self._run([*as_user, *copy, "-h", host, "-p", port, "-U", "ratchet"])

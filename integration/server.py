@@ -18,6 +18,7 @@ from framework.paths import local_path
 from integration.choice import find_host
 from integration.errors import KilledError, ServerError
 from integration.hosts import STOP_TIMEOUT_S, Launch, Running, ending_signal
+from integration.server_folders import check_reachable
 
 START_TIMEOUT_S = 240.0
 _START_TRIES = 3
@@ -221,6 +222,17 @@ class Server(ABC):
                     raise
             except OSError as error:
                 raise ServerError(f"{data}: {error.strerror or error}; give another folder") from error
+
+    def make_folder(self, folder: Path, user: str, program: str) -> None:
+        """Make an empty folder, or keep one that is there. If this process is root, ``user`` owns
+        it, as whom ``program`` runs."""
+        owner: list[str] = []
+        if self.host.as_user(user):
+            check_reachable(self.folder, user, program)
+            owner = ["-o", user, "-g", user]
+        self.run_tool(
+            ["install", "-d", "-m", "700", *owner, str(folder)], f"{program}'s folder {folder} cannot be made"
+        )
 
     def run_tool(self, command: Sequence[str], what: str) -> None:
         """Run a tool of the server to its end. Raises ``ServerError`` if it fails: the message
