@@ -37,6 +37,8 @@ def row_after(row: Row | None, commit: MapCommit, value: Value | None) -> Row:
 
 
 def refuse_newer(location: str, key: Key, row: Row, commit: MapCommit) -> None:
+    """Raise ``StaleWriterError`` if a later attempt has written the row, and
+    ``InvariantViolation`` if another writer of the same attempt has."""
     if row.stamp > commit.stamp:
         raise StaleWriterError(
             f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch

@@ -20,7 +20,7 @@ from sinks.rows.table_definition import Changes
 CATALOG = "ratchet_mirror"
 NAME, SOURCE, KEY, COLUMNS, CHANGED_IN = "table_name", "source_name", "key_columns", "columns", "changed_in"
 CATALOG_FIELDS = Fields.of(dict.fromkeys((NAME, SOURCE, KEY, COLUMNS), pa.string()) | {CHANGED_IN: pa.int64()})
-#: What the names of tables beside a table end with.
+#: The names of the tables beside a table end so.
 _BESIDE = ("_before", "_deleted")
 
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What the catalog has of a table."""
+    """The row of a table in the catalog."""
 
     source: str
     key: tuple[str, ...]

@@ -76,10 +76,7 @@ class MirrorSnapshot:
         """The rows that these keys had after a transaction; None: no row. Without the keys of which
         the tables do not tell any more."""
         found: dict[Key, tuple[MirroredRow] | None] = {}
-        by_table: dict[str, list[Key]] = defaultdict(list)
-        for name, *key in keys:
-            by_table[name].append(tuple(key))
-        for name, its in by_table.items():
+        for name, its in _by_table(keys).items():
             if name not in self.shapes:
                 if txid <= self.header.done:
                     found |= {(name, *key): None for key in its}
@@ -239,13 +236,10 @@ class MirrorState(KeyedState):
             yield self._without_stamped(some)
 
     def _without_stamped(self, keys: Sequence[Key]) -> list[Key]:
-        by_table: dict[str, list[Key]] = defaultdict(list)
-        for name, *key in keys:
-            by_table[name].append(tuple(key))
         with self.held_rows() as held:
             there = {
                 (name, *key)
-                for name, its in by_table.items()
+                for name, its in _by_table(keys).items()
                 if name in held.shapes
                 for key in held.table(name).stamped(its)
             }
@@ -333,6 +327,14 @@ class MirrorReading(StateReading):
             row = known[key]
             if row is not None:
                 yield key[0], row[0]
+
+
+def _by_table(keys: Sequence[Key]) -> dict[str, list[Key]]:
+    """The keys of rows in each table."""
+    found: dict[str, list[Key]] = defaultdict(list)
+    for name, *key in keys:
+        found[name].append(tuple(key))
+    return found
 
 
 def type_of(text: str) -> pa.DataType:

@@ -206,7 +206,7 @@ class MySqlTable(MySqlStore, RebuildableTable):
     def _removal(self, table: str) -> str:
         return f"DELETE FROM {self._at(table)}"
 
-    def _create_former(self, connection: Any) -> None:
+    def _create_empty(self, connection: Any) -> None:
         """It is there, and empty."""
 
     def _check_ours(self, connection: Any, topology_id: str) -> bool:

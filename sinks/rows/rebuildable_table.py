@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -104,8 +104,7 @@ class RebuildableTable(InspectableTable, RebuildableState):
             self._run(connection, self._removal(each))
         self._run(connection, self._headers.delete(), (self._table,))
         if self._held_columns(connection, WRITTEN_TABLE):
-            statement = f"DELETE FROM {self._at(WRITTEN_TABLE)} WHERE state = {self.dialect.mark}"
-            self._run(connection, statement, (self._table,))
+            self._forget_writers(connection)
 
     def _own_tables(self, connection: Any) -> list[str]:
         """The table and those beside it, as far as they exist."""
@@ -165,16 +164,16 @@ class RebuildableTable(InspectableTable, RebuildableState):
     def _become_copy(self, connection: Any, other: RebuildableTable) -> None:
         """Create this table anew, with all rows of the other one."""
         self._discard(connection)
-        self._create_former(connection)
+        self._create_empty(connection)
         columns = [each for each in other._held_columns(connection, other._table) if not each.generated]
         names = self._list(each.name for each in columns)
         self._run(
             connection,
-            f"INSERT INTO {self._at(self._table)} ({names}) {self._over(each.always for each in columns)}"
+            f"INSERT INTO {self._at(self._table)} ({names}) {self._over(any(each.always for each in columns))}"
             f"SELECT {names} FROM {other._at(other._table)}",
         )
 
-    def _create_former(self, connection: Any) -> None:
+    def _create_empty(self, connection: Any) -> None:
         with self._creating(connection):
             for each in self._creation(connection):
                 self._run(connection, each)
@@ -238,7 +237,3 @@ class RebuildableTable(InspectableTable, RebuildableState):
             f"SELECT {', '.join(selected)}, {before}.{TXID}, {before}.{EXISTED} FROM {before} "
             f"LEFT JOIN {table} ON {self._same(table, before)}",
         )
-
-    @staticmethod
-    def _over(always: Iterable[bool]) -> str:
-        return "OVERRIDING SYSTEM VALUE " if any(always) else ""

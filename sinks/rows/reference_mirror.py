@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from framework.errors import BadRecordError
-from framework.topology import ArrowBolt, Committer, Fields, OutputCollector, TopologyContext, TransactionAttempt
+from framework.topology import Fields
 from framework.topology.canonical_form import RowForm, form_of
 from framework.topology.mirror_changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.mirror_state import MirroredRow, MirrorState
+from sinks.rows.reference_committer import ReferenceCommitter
 from sinks.rows.row_snapshot import Key
 from sinks.rows.values import stored_fields, stored_values
 from sinks.scratch import scratch_backend
@@ -96,12 +97,9 @@ class ReferenceTables(OpaqueMapState):
         return (row,) if row is not None else None
 
 
-class ReferenceMirror(ArrowBolt, Committer):
+class ReferenceMirror(ReferenceCommitter):
     """Replaces a ``Mirror`` in the copy of a topology. ``reader``, ``named``: as of the mirror.
     ``sink``: where a replay of ``txid`` finds what there was before."""
-
-    deterministic = True
-    commits_on_driver = True
 
     def __init__(
         self,
@@ -111,24 +109,11 @@ class ReferenceMirror(ArrowBolt, Committer):
         sink: MirrorState | None = None,
         txid: int = 0,
     ) -> None:
+        super().__init__()
         self.state = ReferenceTables(folder)
         self._reader, self._named = reader, named
         self._before, self._txid = [sink] if sink is not None else [], txid  # a list: it is no state of this bolt
-        self._only: Key | None = None
         self._batches: list[TableChanges] = []
-        self._attempt: TransactionAttempt | None = None
-
-    def narrow(self, key: Key) -> None:
-        self._only = key
-
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        self._attempt = batch_id
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         self._batches += self._reader.read(batch.column("key"), batch.column("value"))

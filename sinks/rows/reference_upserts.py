@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
-from framework.topology import ArrowBolt, Committer, Fields, OutputCollector, TopologyContext, TransactionAttempt
+from framework.topology import Fields
 from framework.topology.canonical_form import RowForm
 from sinks.backend import Key, Row, Value
 from sinks.expected_values import Expected, Recomputed
 from sinks.rows.reduction import DELETED, UNCHANGED
+from sinks.rows.reference_committer import ReferenceCommitter
 from sinks.rows.table_definition import Changes
 from sinks.rows.values import stored_fields, stored_values
 from sinks.scratch import scratch_backend
@@ -94,32 +95,16 @@ class ReferenceRows(OpaqueMapState):
         return any(self._held(each).row is not None for each in (row.value, row.prev))
 
 
-class ReferenceUpserts(ArrowBolt, Committer):
+class ReferenceUpserts(ReferenceCommitter):
     """Replaces an ``UpsertCommitter`` in the copy of a topology that ``verify`` or ``explain``
     runs. ``changes_of``: as of that committer. ``fields``: of its table."""
 
-    deterministic = True
-    commits_on_driver = True
-
     def __init__(self, folder: Path, fields: Fields, changes: Changes, changes_of: ChangesOf) -> None:
+        super().__init__()
         self._fields, self._changes, self._changes_of = fields, changes, changes_of
         self._values = [name for name in fields if name not in changes.key]
         self.state = ReferenceRows(folder, fields, changes)
-        self._only: Key | None = None
         self._batches: list[pa.Table] = []
-        self._attempt: TransactionAttempt | None = None
-
-    def narrow(self, key: Key) -> None:
-        self._only = key
-
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        self._attempt = batch_id
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = self._changes_of(batch)

@@ -39,7 +39,7 @@ class RowSnapshot:
     """The rows of ``table``, which reads at one moment."""
 
     def __init__(self, table: RowTable, connection: Any, header: Header) -> None:
-        self._table, self.connection, self.header = table, connection, header
+        self.connection, self.header = connection, header
         self._opened = header.open.txid if header.open is not None else 0
         #: The table, as it is read at this moment.
         self.table = table
@@ -49,7 +49,7 @@ class RowSnapshot:
     def rows(self, txid: int) -> Iterator[Values]:
         """The declared columns of all rows after a transaction, in any order. Raises
         ``MovedOnError`` where the table does not tell."""
-        table, names = self._table, list(self._table.schema.names)
+        table, names = self.table, list(self.table.schema.names)
         if table._changes is None:
             if self._stamp is not None:
                 where = f" WHERE {table._q(self._stamp)} IS NULL OR {table._q(self._stamp)} <= {txid:d}"
@@ -74,33 +74,31 @@ class RowSnapshot:
         written, as far as a stamp tells them."""
         if self._stamp is None:
             return self.rows(txid)
-        table = self._table
+        table = self.table
         return self._streamed(table._table, list(table.schema.names), f" WHERE {table._q(self._stamp)} <= {txid:d}")
 
     def has_unstamped(self) -> bool:
         """Whether there are rows that Ratchet has not written, as far as a stamp tells them."""
         if self._stamp is None:
             return False
-        query = (
-            f"SELECT 1 FROM {self._table._at(self._table._table)} WHERE {self._table._q(self._stamp)} IS NULL LIMIT 1"
-        )
-        return self._table._run(self.connection, query).fetchone() is not None
+        query = f"SELECT 1 FROM {self.table._at(self.table._table)} WHERE {self.table._q(self._stamp)} IS NULL LIMIT 1"
+        return self.table._run(self.connection, query).fetchone() is not None
 
     def stamped(self, keys: Sequence[Key]) -> set[Key]:
         """Those of these keys that ``stamped_keys`` gives."""
-        found = (self._looked_up(self._table._table, some) for some in pages_of(keys, KEYS_PER_SELECT))
+        found = (self._looked_up(self.table._table, some) for some in pages_of(keys, KEYS_PER_SELECT))
         return {key for some in found for key, row in some.items() if self._stamp is None or row.stamp is not None}
 
     def rows_of(self, txid: int) -> Iterator[Values]:
         """The rows that a transaction has appended. The table has a stamp."""
-        table = self._table
+        table = self.table
         where = f" WHERE {table._q(self._stamp or '')} = {txid:d}"
         return self._streamed(table._table, list(table.schema.names), where)
 
     def stamped_keys(self, after: Key | None) -> list[Key]:
         """A page of keys of the rows that Ratchet has written, as the database returns them, in
         the order of the keys, after one of them."""
-        table = self._table
+        table = self.table
         conditions: list[str] = []
         given: list[Any] = []
         if self._stamp is not None:
@@ -115,7 +113,7 @@ class RowSnapshot:
 
     def _above(self, key: Key) -> tuple[str, list[Any]]:
         """A condition for the keys above one, by which an index finds them."""
-        names, mark = [self._table._q(each) for each in self._table._by_key().key], self._table.dialect.mark
+        names, mark = [self.table._q(each) for each in self.table._by_key().key], self.table.dialect.mark
         if len(names) == 1:
             return f"{names[0]} > {mark}", [*key]
         alternatives: list[str] = []
@@ -133,8 +131,8 @@ class RowSnapshot:
         if txid > self.header.done:
             return found
         for some in pages_of(keys, KEYS_PER_SELECT):
-            now = self._looked_up(self._table._table, some)
-            before = self._looked_up(f"{self._table._table}_before", some)
+            now = self._looked_up(self.table._table, some)
+            before = self._looked_up(f"{self.table._table}_before", some)
             for key in some:
                 known, values = self._as_of(txid, now.get(key), before.get(key))
                 if known:
@@ -154,7 +152,7 @@ class RowSnapshot:
 
     def deletions(self, keys: Sequence[Key], txid: int) -> list[tuple[Key, Any]]:
         """The greatest sequence of a deletion of each of these keys before a transaction."""
-        table, found = self._table, dict[Key, Any]()
+        table, found = self.table, dict[Key, Any]()
         changes = table._by_key()
         sequence = changes.sequence or ""
         names = table._list([*changes.key, sequence])
@@ -164,13 +162,13 @@ class RowSnapshot:
                 f"SELECT {names} FROM {table._at(f'{table._table}_deleted')} WHERE {TXID} < {txid:d} AND ({condition})"
             )
             for *parts, value in table._run(self.connection, query, given).fetchall():
-                key, deleted_at = self._key(parts), table.held_value(sequence, value)
+                key, deleted_at = self.key(parts), table.held_value(sequence, value)
                 found[key] = max(deleted_at, found.get(key, deleted_at))
         return list(found.items())
 
     def _having(self, keys: Sequence[Key]) -> tuple[str, list[Any]]:
         """A condition for these keys."""
-        table = self._table
+        table = self.table
         own = table._by_key().key
         one = " AND ".join(f"{table._q(each)} = {table.dialect.mark}" for each in own)
         given = [table.key_parameter(each, part) for key in keys for each, part in zip(own, key, strict=True)]
@@ -178,23 +176,20 @@ class RowSnapshot:
 
     def changed_keys(self) -> list[Key]:
         """The keys of the rows that the transaction that was opened last has changed."""
-        table = self._table
+        table = self.table
         key = table._by_key().key
         query = f"SELECT {table._list(key)} FROM {table._at(f'{table._table}_before')}"
-        return [self._key(row) for row in table._run(self.connection, query).fetchall()]
+        return [self.key(row) for row in table._run(self.connection, query).fetchall()]
 
     def key(self, row: Sequence[Any]) -> Key:
         """A key that the database has returned."""
-        return self._key(row)
-
-    def _key(self, row: Sequence[Any]) -> Key:
-        names = self._table._by_key().key
-        return tuple([self._table.held_value(name, value) for name, value in zip(names, row, strict=True)])
+        names = self.table._by_key().key
+        return tuple([self.table.held_value(name, value) for name, value in zip(names, row, strict=True)])
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _looked_up(self, name: str, keys: Sequence[Key]) -> Mapping[Key, _Found]:
-        table = self._table
+        table = self.table
         own = table._by_key().key
         before = name != table._table
         others = [each for each in table.schema.names if each not in own]
@@ -211,21 +206,21 @@ class RowSnapshot:
             values = [table.held_value(each, value) for each, value in zip(others, row[len(own) :], strict=False)]
             there = not before or bool(row[len(own) + len(others)])
             stamp = row[-1] if self._stamp is not None else None
-            found[self._key(row[: len(own)])] = _Found(tuple(values) if there else None, stamp)
+            found[self.key(row[: len(own)])] = _Found(tuple(values) if there else None, stamp)
         return found
 
     def _expressions(self, name: str, columns: Iterable[str]) -> list[str]:
         """What to select for declared columns; null for one that the table lacks."""
         held = self._columns
-        if name != self._table._table:
-            held = {each.name for each in self._table._held_columns(self.connection, name)}
-        return [self._table._q(each) if each in held else "NULL" for each in columns]
+        if name != self.table._table:
+            held = {each.name for each in self.table._held_columns(self.connection, name)}
+        return [self.table._q(each) if each in held else "NULL" for each in columns]
 
     def _streamed(self, name: str, columns: Sequence[str], where: str = "") -> Iterator[Values]:
-        table = self._table
+        table = self.table
         query = f"SELECT {', '.join(self._expressions(name, columns))} FROM {table._at(name)}{where}"
         for row in table.streamed(self.connection, query):
             yield tuple([table.held_value(each, value) for each, value in zip(columns, row, strict=True)])
 
     def _moved(self, txid: int) -> MovedOnError:
-        return MovedOnError(f"{self._table.location}: it does not tell any more what it held after transaction {txid}")
+        return MovedOnError(f"{self.table.location}: it does not tell any more what it held after transaction {txid}")

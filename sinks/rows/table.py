@@ -189,12 +189,16 @@ class RowTable(TableDefinition):
 
     def _forget(self, connection: Any, txid: int | None = None) -> None:
         """``txid``: the only one that rows from before are of (invariant 3); None: any."""
-        self._run(
-            connection, f"DELETE FROM {self._at(WRITTEN_TABLE)} WHERE state = {self.dialect.mark}", (self._table,)
-        )
+        self._forget_writers(connection)
         if self._changes is not None:
             for each in (*self._changed_last(connection), self):
                 each._forget_before(connection, txid)
+
+    def _forget_writers(self, connection: Any) -> None:
+        """Remove the marks of the tasks that have written."""
+        self._run(
+            connection, f"DELETE FROM {self._at(WRITTEN_TABLE)} WHERE state = {self.dialect.mark}", (self._table,)
+        )
 
     def _forget_before(self, connection: Any, txid: int | None = None) -> None:
         where = f" WHERE {TXID} = {txid:d}" if txid is not None else ""
@@ -484,13 +488,17 @@ class RowTable(TableDefinition):
         Returns the number of rows."""
         assignments = ", ".join(f"{self._q(name)} = {value}" for name, value in assigned.items())
         action = f"UPDATE SET {assignments}" if assignments else "NOTHING"
-        over = "OVERRIDING SYSTEM VALUE " if overriding else ""
         written: int = self._run(
             connection,
-            f"INSERT INTO {self._at(self._table)} AS _held ({self._list(values)}) {over}SELECT {', '.join(values.values())} "
-            f"FROM {source} ON CONFLICT ({self._list(self._by_key().key)}) DO {action}",
+            f"INSERT INTO {self._at(self._table)} AS _held ({self._list(values)}) {self._over(overriding)}"
+            f"SELECT {', '.join(values.values())} FROM {source} ON CONFLICT ({self._list(self._by_key().key)}) DO {action}",
         ).rowcount
         return written
+
+    @staticmethod
+    def _over(identity: bool) -> str:
+        """The part of an INSERT that gives values to columns which the database always makes."""
+        return "OVERRIDING SYSTEM VALUE " if identity else ""
 
     def _or_replace(self, key: str, column: str) -> str:
         """The end of an INSERT that assigns this column of rows whose key is there."""
