@@ -137,7 +137,7 @@ class _Output:
     tombstones: bool = False
 
     def keys(self) -> Columns:
-        """What a tombstone needs at its end."""
+        """The columns that a tombstone needs at its end."""
         return frozenset().union(*(each.keys for each in self.takers))
 
     def needs(self) -> Columns:
@@ -275,7 +275,7 @@ class _Compilation:
 
     def _tree(self, component: Component, outputs: Sequence[_Output]) -> Branch:
         """The steps as a tree: what several ways begin with is there once."""
-        known = self._reading.tombstones(component.source) if isinstance(component, Read) else frozenset[str]()
+        known = _known_of_tombstones(self._reading, component)
         return self._branch(None, [(way, output) for output in outputs for way in output.ways], 0, known)
 
     def _branch(self, at: Stepped | None, ways: Sequence[tuple[_Steps, _Output]], depth: int, known: Columns) -> Branch:
@@ -340,12 +340,17 @@ def sides_of(node: Node) -> tuple[Node, ...]:
     return node.sides if isinstance(node, Joined) else (node,)
 
 
+def _known_of_tombstones(reading: Reading, component: Component) -> Columns:
+    """The columns in which the tombstones of a component have values."""
+    return reading.tombstones(component.source) if isinstance(component, Read) else frozenset()
+
+
 def carries_tombstones(call: Call, reading: Reading, node: Node, keys: Columns) -> bool:
     """Whether the steps to a table carry tombstones that have these keys. Raises ``TopologyError``
     naming the step that makes a key anew."""
     found = []
     for component, steps in ways_to(node):
-        known = reading.tombstones(component.source) if isinstance(component, Read) else frozenset[str]()
+        known = _known_of_tombstones(reading, component)
         if not known:
             continue
         had = keys <= known
@@ -364,8 +369,8 @@ def carries_tombstones(call: Call, reading: Reading, node: Node, keys: Columns) 
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What a bolt takes from a component: rows that come by these ways, and whether tombstones
-    come with them."""
+    """A bolt takes rows from a component by these ways. ``tombstones``: whether these come with
+    them."""
 
     component: Component
     ways: tuple[_Steps, ...]

@@ -26,7 +26,7 @@ BROKERS = (
     "b-1.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098,b-2.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
 )
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIACANARY", "AWS_SECRET_ACCESS_KEY": "canary-5ec3e7"}
-#: What a task does with settings that the driver has sent.
+#: A task runs this with settings that the driver has sent.
 TASK = """
 import sys, cloudpickle
 given = cloudpickle.loads(sys.stdin.buffer.read()).producer()

@@ -57,8 +57,8 @@ class Picky(BaseBasicBolt):
 
 def topology(app: Mapping[str, Any]) -> Topology:
     """``app.topic``, ``app.kind``, ``app.store`` and ``app.address`` of the tables, and
-    ``app.letters``: "table", or a topic. With ``app.mended``, what is not UTF-8 is decoded, and
-    what begins with "bad" is taken. What begins with "never" never is."""
+    ``app.letters``: "table", or a topic. With ``app.mended``, texts that are not UTF-8 are
+    decoded, and those that begin with "bad" are taken; those that begin with "never" never are."""
     prefix = app["app.topic"].replace("-", "_")
     opaque, mended = app["app.kind"] == "opaque", app.get("app.mended", False)
     state = OpaqueMapState if opaque else TransactionalMapState

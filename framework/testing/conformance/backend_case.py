@@ -17,7 +17,7 @@ from sinks.states import MapState
 
 
 class BackendCase:
-    """What the suites of backends share: the backend, its fixtures, and batches of words."""
+    """The suites of backends share it: the backend, its fixtures, and batches of words."""
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         """An empty backend called ``name``, bound to these columns."""
