@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ SMALL, LARGE = 1_000, 0
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> PostgresDatabase:
-    return PostgresDatabase(request.getfixturevalue("postgres").dsn, f"s_{id(request):x}")
+    return PostgresDatabase(request.getfixturevalue("postgres").dsn, f"s_{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture(params=[SMALL, LARGE], ids=["small", "large"])
