@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import READ_ROWS
+from sinks.rows.table import READ_ROWS, HeldColumns
 from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, line_of
@@ -288,8 +288,8 @@ class MySqlTable(MySqlStore, RebuildableTable):
         )
         return _STAGED
 
-    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
-        super()._apply(connection, rows, names, copied, txid)
+    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], held: HeldColumns, txid: int) -> None:
+        super()._apply(connection, rows, names, held, txid)
         self._run(connection, f"DROP TEMPORARY TABLE {_STAGED}")
 
     # --- statements -------------------------------------------------------------------------------

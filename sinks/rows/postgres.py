@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,13 @@ import pyarrow.csv as pa_csv
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import READ_ROWS, REPLACE
-from sinks.rows.table_definition import ACTION, ROW_NEEDED, TXID, Column
+from sinks.rows.table import READ_ROWS, REPLACE, UPSERT, HeldColumns
+from sinks.rows.table_definition import ACTION, EXISTED, ROW_NEEDED, TXID, Column
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_rows import first_nul
 from sinks.sql.postgres_store import PostgresStore
 from sinks.sql.schema import qualified
+from sinks.sql.statement_group import StatementGroup, ungrouped
 
 _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
@@ -42,11 +43,13 @@ SELECT 1 FROM pg_class AS held WHERE pg_has_role(relowner, 'USAGE') AND NOT EXIS
     WHERE indrelid = held.oid AND attname = %s
 ) AND oid = to_regclass(%s)
 """
-#: The columns of a table: the type without digits or length, and whether an assignment rounds to
-#: the digits of the column. Parameter: table.
+#: The columns of two tables: whether the table is the second, the name, the type without digits or
+#: length, and whether an assignment rounds to the digits of the column. Parameters: table, tables.
 _KINDS = """
-SELECT attname, format_type(atttypid, -1), atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype)
-FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+SELECT attrelid <> to_regclass(%s), attname, format_type(atttypid, -1),
+    atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype)
+FROM pg_attribute WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
+ORDER BY attnum
 """
 #: The name of rows that are parameters, and the most rows and bytes of them.
 _GIVEN, _GIVEN_ROWS, _GIVEN_BYTES = "_ratchet_given", 1_000, 2**20
@@ -139,34 +142,65 @@ class PostgresTable(PostgresStore, RebuildableTable):
         )
         return staged
 
-    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
+    def _group(self, connection: Any) -> AbstractContextManager[Any]:
+        return StatementGroup(connection) if self.can_undo else nullcontext(connection)
+
+    def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
+        return super()._is_first(ungrouped(connection), writer, txid)
+
+    def _held(self, connection: Any) -> HeldColumns:
+        """In one exchange, together with the statements that open the attempt."""
+        tables = [qualified(self._home, each) for each in (self._table, f"{self._table}_before")]
+        found = connection.execute(_KINDS, (tables[0], *tables)).fetchall()
+        kinds = {name: kind for before, name, kind, _ in found if not before}
+        return HeldColumns(
+            [name for before, name, *_ in found if before and name in kinds],
+            {name: kind.replace("%", "%%") for name, kind in kinds.items() if not kind.endswith("[]")},
+            frozenset(name for before, name, _, rounds in found if rounds and not before),
+        )
+
+    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], held: HeldColumns, txid: int) -> None:
         """A small batch is a parameter of each statement: to create a temporary table would cost
         more than all of them."""
-        kinds = self._given_kinds(connection, rows, names)
-        if kinds is None:
-            super()._apply(connection, rows, names, copied, txid)
+        changes = self._by_key()
+        if not self._can_give(rows, names, held):
+            super()._apply(ungrouped(connection), rows, names, held, txid)
             return
+        kinds = {**{name: held.kinds[name] for name in names}, ACTION: self.dialect.integer}
         selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
         given = f"SELECT {selected}"
-        if self._by_key().sequence is not None:
+        if changes.sequence is not None:
             given = f"SELECT * FROM ({given}) AS {_GIVEN} WHERE NOT ({' OR '.join(self._newer(_GIVEN))})"
         arrays = [array_of(_readable(rows.column(name)).cast(pa.string()).to_pylist()) for name in kinds]
-        with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
-            self._apply_staged(_Given(connection, given, arrays), _GIVEN, names, copied, txid)
+        with nullcontext(connection) if isinstance(connection, StatementGroup) else StatementGroup(connection) as group:
+            if pc.all(pc.equal(rows.column(ACTION), UPSERT)).as_py():
+                keeping = f"_ratchet_kept AS ({self._keeping(_GIVEN, held.copied, txid)})"
+                self._write_staged(_Given(group, given, arrays, keeping), _GIVEN, names, txid)
+            else:
+                self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
 
-    def _given_kinds(self, connection: Any, rows: pa.Table, names: Sequence[str]) -> dict[str, str] | None:
-        """The types of the columns, if the rows can be parameters. A cast to an array does not
-        round to a column's digits as an assignment does, so a rounded key would be another one."""
+    def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
+        self._run(connection, self._keeping(staged, copied, txid))
+
+    def _can_give(self, rows: pa.Table, names: Sequence[str], held: HeldColumns) -> bool:
+        """Whether the rows can be parameters. A cast to an array does not round to a column's
+        digits as an assignment does, so a rounded key would be another one."""
         changes = self._by_key()
         replaces = changes.sequence is not None and pc.any(pc.equal(rows.column(ACTION), REPLACE)).as_py()
         if rows.num_rows > _GIVEN_ROWS or rows.nbytes > _GIVEN_BYTES or ROW_NEEDED in rows.column_names or replaces:
-            return None
-        found = connection.execute(_KINDS, (qualified(self._home, self._table),)).fetchall()
-        kinds = {name: kind.replace("%", "%%") for name, kind, _ in found if not kind.endswith("[]")}
-        rounding = {name for name, _, rounds in found if rounds}
-        if not kinds.keys() >= set(names) or rounding.intersection((*changes.key, changes.sequence)):
-            return None
-        return {**{name: kinds[name] for name in names}, ACTION: self.dialect.integer}
+            return False
+        return held.kinds.keys() >= set(names) and not held.rounding.intersection((*changes.key, changes.sequence))
+
+    def _keeping(self, staged: str, copied: Sequence[str], txid: int) -> str:
+        """The statement that keeps rows from before, and notes which keys are not there yet."""
+        key, table = self._by_key().key, self._at(self._table)
+        held = {name: f"{table}.{self._q(name)}" for name in copied}
+        held |= {name: f"COALESCE({table}.{self._q(name)}, {staged}.{self._q(name)})" for name in key}
+        return (
+            f"INSERT INTO {self._at(f'{self._table}_before')} ({self._list(held)}, {TXID}, {EXISTED}) "
+            f"SELECT {', '.join(held.values())}, {txid:d}, CASE WHEN {table}.{self._q(key[0])} IS NULL THEN 0 ELSE 1 END "
+            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} {self._or_nothing(key[0])}"
+        )
 
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]
@@ -225,13 +259,14 @@ class PostgresTable(PostgresStore, RebuildableTable):
 
 class _Given:
     """A connection whose statements see given rows as a table. ``rows``: the query that selects
-    them. ``arrays``: its parameters."""
+    them. ``arrays``: its parameters. ``also``: what a statement does besides."""
 
-    def __init__(self, connection: Any, rows: str, arrays: Sequence[str]) -> None:
-        self._connection, self._rows, self._arrays = connection, rows, arrays
+    def __init__(self, connection: Any, rows: str, arrays: Sequence[str], also: str = "") -> None:
+        self._connection, self._arrays = connection, arrays
+        self._with = f"WITH {_GIVEN} AS ({rows}){f', {also}' if also else ''}"
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        return self._connection.execute(f"WITH {_GIVEN} AS ({self._rows}) {statement}", (*self._arrays, *parameters))
+        return self._connection.execute(f"{self._with} {statement}", (*self._arrays, *parameters))
 
 
 def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -23,7 +23,8 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -51,6 +52,17 @@ READ_ROWS = 10_000
 
 #: What a staged row does to the row with its key.
 UPSERT, DELETE, REPLACE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class HeldColumns:
+    """What a sql_txn finds. ``copied``: the columns of rows from before that the table has, too.
+    ``kinds``: the types of the table's columns, of those whose values can be parameters.
+    ``rounding``: those whose digits an assignment rounds to."""
+
+    copied: Sequence[str]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    rounding: frozenset[str] = frozenset()
 
 
 class Members(Protocol):
@@ -228,7 +240,7 @@ class RowTable(TableDefinition):
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
         ``ROW_NEEDED`` and columns ``KEPT`` too."""
         stored = [self._storable(each) for each in rounds]
-        with self.committing(attempt) as (connection, first):
+        with self.committing(attempt, grouped=True) as (connection, first):
             if not first or not any(each.num_rows for each in stored):
                 return
             self.apply(connection, stored, attempt.txid)
@@ -276,9 +288,12 @@ class RowTable(TableDefinition):
     def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int) -> None:
         """Apply rounds of changes, as ``change`` does."""
         names = self._fit(connection)
-        copied = self._copied(connection)
+        held = self._held(connection)
         for each in rounds:
-            self._apply(connection, each, names, copied, txid)
+            self._apply(connection, each, names, held, txid)
+
+    def _held(self, connection: Any) -> HeldColumns:
+        return HeldColumns(self._copied(connection))
 
     def _copied(self, connection: Any) -> list[str]:
         """The columns of rows from before that the table has, too."""
@@ -310,12 +325,13 @@ class RowTable(TableDefinition):
         self._run(connection, f"DELETE FROM {table}")
 
     @contextmanager
-    def committing(self, attempt: TransactionAttempt) -> Iterator[tuple[Any, bool]]:
-        """A sql_txn that writes rows of an attempt, and whether its task has not written yet."""
+    def committing(self, attempt: TransactionAttempt, *, grouped: bool = False) -> Iterator[tuple[Any, bool]]:
+        """A sql_txn that writes rows of an attempt, and whether its task has not written yet.
+        ``grouped``: statements may travel together; the error of one is then raised later."""
         fence = attempt.fence
         if fence is None:
             raise TopologyError(f"{self.location} is written by topologies only: its attempts need a driver")
-        with self._writing() as connection:
+        with self._writing() as plain, self._group(plain) if grouped else nullcontext(plain) as connection:
             if fence.opens_from is None:
                 check_granted(self._found_header(connection, self._keep_header), attempt, self.location)
                 yield connection, self._is_first(connection, fence.writer, attempt.txid)
@@ -327,6 +343,10 @@ class RowTable(TableDefinition):
             yield connection, self.can_undo or self._is_first(connection, fence.writer, attempt.txid)
             self._run(connection, self._headers.update(), (*header_values(header.done_as_open()), self._table))
 
+    def _group(self, connection: Any) -> AbstractContextManager[Any]:
+        """The connection, and if the database can do that, its statements travel together."""
+        return nullcontext(connection)
+
     def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
         """Note that a task writes. False: it has written before, in this attempt, or where a replay
         skips what is written, in an earlier one."""
@@ -337,8 +357,8 @@ class RowTable(TableDefinition):
         )
         return bool(self._run(connection, statement, (self._table, writer, txid)).rowcount == 1)
 
-    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], copied: Sequence[str], txid: int) -> None:
-        """Copy what the rows change, and change it. ``copied``: the columns to copy."""
+    def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], held: HeldColumns, txid: int) -> None:
+        """Copy what the rows change, and change it."""
         sequence = self._by_key().sequence
         own = [f"{self.dialect.null_integer} AS {ACTION}"]
         if sequence is not None:
@@ -353,14 +373,28 @@ class RowTable(TableDefinition):
             self._leave_out_older(connection, staged)
         if ROW_NEEDED in marks:
             self._keep_unchanged(connection, staged, marks)
-        self._apply_staged(connection, staged, names, copied, txid)
+        self._apply_staged(connection, staged, names, held.copied, txid)
 
     def _apply_staged(
         self, connection: Any, staged: str, names: Sequence[str], copied: Sequence[str], txid: int
     ) -> None:
         """Apply the rows of a table that this connection sees under the name ``staged``."""
+        self._keep_before(connection, staged, copied, txid)
+        self._delete(connection, staged, f"{ACTION} <> {UPSERT}")
+        self._write_staged(connection, staged, names, txid)
         changes = self._by_key()
-        key, sequence = self._list(changes.key), changes.sequence
+        if changes.sequence is not None:
+            deleted, key, at = self._at(f"{self._table}_deleted"), self._list(changes.key), self._q(changes.sequence)
+            self._run(
+                connection,
+                f"INSERT INTO {deleted} ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
+                f"WHERE {ACTION} = {DELETE} {self._or_replace(f'{key}, {TXID}', at)}",
+            )
+
+    def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
+        """Invariant 3, and note which keys are not there yet."""
+        changes = self._by_key()
+        key = self._list(changes.key)
         table, before = self._at(self._table), self._at(f"{self._table}_before")
         same = self._same(table, staged)
         nothing = self._or_nothing(changes.key[0])
@@ -375,7 +409,10 @@ class RowTable(TableDefinition):
             f"INSERT INTO {before} ({key}, {TXID}, {EXISTED}) SELECT {key}, {txid:d}, 0 FROM {staged} "
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {same}) {nothing}",
         )
-        self._delete(connection, staged, f"{ACTION} <> {UPSERT}")
+
+    def _write_staged(self, connection: Any, staged: str, names: Sequence[str], txid: int) -> None:
+        """Insert the staged rows that are no deletions, or update those with their keys."""
+        changes = self._by_key()
         written = {name: self._q(name) for name in names}
         if self._stamp is not None:
             written[self._stamp] = str(txid)
@@ -385,13 +422,6 @@ class RowTable(TableDefinition):
                 if name not in changes.key:
                     assigned[name] = f"COALESCE(excluded.{self._q(name)}, _held.{self._q(name)})"
         self._upsert(connection, written, f"{staged} WHERE {ACTION} <> {DELETE}", assigned)
-        if sequence is not None:
-            deleted, at = self._at(f"{self._table}_deleted"), self._q(sequence)
-            self._run(
-                connection,
-                f"INSERT INTO {deleted} ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
-                f"WHERE {ACTION} = {DELETE} {self._or_replace(f'{key}, {TXID}', at)}",
-            )
 
     def _keep_unchanged(self, connection: Any, staged: str, marks: Sequence[str]) -> None:
         """Give the staged rows the values that they keep. Raises ``BadRecordError`` for one that

@@ -26,6 +26,7 @@ from framework.topology.canonical_form import NAN
 from sinks.sql.postgres_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
 from sinks.sql.postgres_server import identity, losses
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
+from sinks.sql.statement_group import ungrouped
 from sinks.sql.store import SqlStore
 from sinks.value_encoding import check_storable
 
@@ -412,7 +413,7 @@ class PostgresStore(SqlStore):
     def _creating(self, connection: Any) -> Iterator[None]:
         """Only one client of a database creates tables at a time: ``IF NOT EXISTS`` does not see
         the uncommitted tables of others."""
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
+        ungrouped(connection).execute("SELECT pg_advisory_xact_lock(%s)", (_CREATING,))
         with self._denied("CREATE on the schema"):
             yield
 
@@ -442,6 +443,8 @@ class PostgresStore(SqlStore):
         The database does not treat a writer that stopped in the middle of a statement as idle, and
         would wait for it for ever. Called when another attempt has waited for the header in vain.
         Ends the sql_txn first, because a pooler may have no second session for this."""
+        with suppress(psycopg.Error):
+            ungrouped(connection)
         with suppress(psycopg.Error):
             connection.execute("ROLLBACK")
             connection.execute(

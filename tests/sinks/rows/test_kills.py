@@ -57,6 +57,6 @@ def test_a_kill_before_any_statement_is_repaired_by_the_replay(
         found = database.rows(columns="id, name")
         assert found in (expected, [(1, "x"), (3, "c"), (4, "y")])
         attempt, number = attempt + 1, number + 1
-    assert number > 10
+    assert number > 8
     writer.commit(2, [change(2, "z", lsn=2), change(3, lsn=9, dead=True)], attempt + 1)
     assert database.rows(columns="id, name, _txid") == [(1, "a", 1), (2, "z", 2)]

@@ -1,0 +1,43 @@
+"""Statements of PostgreSQL that travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Self
+
+import psycopg
+
+
+class StatementGroup:
+    """A connection inside a sql_txn whose statements are sent without waiting for the answers of
+    earlier ones (libpq's pipeline mode). Reading the rows of a statement waits for all before it.
+
+    The error of a statement is raised by it or by a later one, at the latest at the end of the
+    group. A statement whose row count is needed, or which copies, needs the plain connection
+    (``ungrouped``). Where libpq has no pipeline mode, each statement waits.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection, self._pipeline = connection, ExitStack()
+
+    def __enter__(self) -> Self:
+        if psycopg.Pipeline.is_supported():
+            self._pipeline.enter_context(self._connection.pipeline())
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._pipeline.__exit__(*raised)
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(statement, parameters)
+
+    def end(self) -> Any:
+        """Wait for all answers. Returns the plain connection."""
+        self._pipeline.close()
+        return self._connection
+
+
+def ungrouped(connection: Any) -> Any:
+    """The plain connection; raises the errors of statements that are under way."""
+    return connection.end() if isinstance(connection, StatementGroup) else connection
