@@ -367,9 +367,9 @@ class Checkpoints:
         """Count the failures that tasks have reported. Returns the updated suspects; None when no
         record was named.
 
-        New suspects replace those whose last failure is the oldest; a replaced one is counted from
-        0 if it fails again. Too many new suspects are ignored: then single records are not the
-        cause."""
+        When there are too many suspects, those that failed longest ago are forgotten. If a
+        forgotten one fails again, its count begins anew. Too many new suspects are ignored: then
+        single records are not the cause."""
         suspects = {spout: dict(its) for spout, its in known.items()}
         named = False
         for spout, name in ((each.component_id, name) for each in reports for name in dict.fromkeys(each.failed)):

@@ -1,9 +1,9 @@
 """Why a number is what it is: the transactions that changed one key, and the records that did it.
 
 The topology is recomputed for one state (``recompute``), with the rows of that key alone where its
-committer allows it. So the whole table is never held. Of the last changes, the records are then
-found: the ranges of a batch are halved for as long as a half still changes the key. A record counts
-as one that did it if the key is written when nothing but this record is processed.
+committer allows it. So the whole table is never held. For the last changes, the records are found,
+too: the ranges of a batch are halved for as long as one half alone still changes the key. A record
+counts as one that did it if the key is written when nothing but this record is processed.
 """
 
 from __future__ import annotations

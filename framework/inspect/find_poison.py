@@ -100,7 +100,8 @@ class _Search:
         return Poison(self.txid, ranges, failure, rows(ranges), self.probes)
 
     def _fewest_partitions(self, ranges: Ranges, failure: TaskFailure) -> tuple[Ranges, TaskFailure]:
-        """One partition that fails alone, if there is one; otherwise all that the failure needs."""
+        """One partition that fails alone, if there is one; otherwise partitions that fail together,
+        without those that the failure does not need."""
         for partition, meta in ranges.items():
             alone = self._failure({partition: meta}) if len(ranges) > 1 else failure
             if alone is not None:

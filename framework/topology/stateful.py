@@ -252,8 +252,8 @@ class BaseStatefulBolt(BaseRichBolt):
 
     @property
     def follows_sources(self) -> bool:
-        """Whether this bolt needs to know which parts of the source partitions are still to be
-        read, because it goes by event time."""
+        """Whether the framework must tell this bolt which source partitions have unread rows. A
+        bolt that uses event time needs that."""
         return False
 
     def hear_reading(self, reading: Reading) -> None:

@@ -35,7 +35,7 @@ Invariants:
 5. A batch starts where the current plan of the batch before it ends (C9).
 6. Documents below N are removed only together with ``currtx = N + 1``, and never those of N itself
    (C15).
-7. The answer of an attempt that is no longer current changes nothing.
+7. If an attempt is no longer current, the coordinator ignores its answer.
 8. The next write, whatever it is for, removes stored plans that were dropped, so no later leader
    reads them (C24).
 9. A committed transaction is closed before the next one begins: by the write that emits the next

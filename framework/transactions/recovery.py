@@ -48,9 +48,9 @@ class Recovery:
 
 
 def recovering(context: DriverContext, leadership: Leadership) -> Steps[Recovery]:
-    """Read the documents, take the states over, and compare the two. While this leader leads,
-    raises the error that says why the topology cannot continue; ``StaleWriterError`` or
-    ``LeadershipLostError`` when it no longer leads."""
+    """Read the documents, take the states over, and compare the two. Raises ``StaleWriterError`` or
+    ``LeadershipLostError`` if this leader no longer leads; otherwise the error that says why the
+    topology cannot continue."""
     topology = context.topology
     planner: PartitionPlanner | None = None
     commit: CommitPhase | None = None

@@ -1,6 +1,6 @@
 """The page of a run, served if ``ui.port`` is set.
 
-Only then are the page's libraries imported, which are an optional extra.
+The page's libraries, an optional extra, are imported only if ``ui.port`` is set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Why a value is not an object of a schema, in the words of who declared the schema.
+"""Why a JSON value does not fit the declared schema, in the declaration's names and types.
 
-Arrow's reader names the field of a value of another type by its place, and not that of a number
-that does not fit.
+For a value of another type, Arrow's error says where the field is. For a number that does not fit,
+it does not; this module then looks for the field.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class PartitionRecords:
 
     * ``epochs``: their leader epochs; negative for unknown.
     * ``rows``: None for records that are left out.
-    * ``chunk``: their raw records, kept if they may become dead letters; they begin at its row
-      ``first``."""
+    * ``chunk``: the raw records, if they are kept for dead letters. The first record here is row
+      ``first`` of the chunk."""
 
     def __init__(
         self,

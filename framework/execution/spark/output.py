@@ -1,8 +1,8 @@
 """The output of Spark's JVM and its Python workers.
 
-While Spark starts and stops, the output concerns Spark: it goes to a log file, which is kept and
-named in the error when something fails. In between, it is the output of user code in tasks, and
-goes to standard error.
+While Spark starts and stops, Spark itself writes this output. It goes to a log file; when something
+fails, the file is kept, and the error names it. In between, it is the output of user code in tasks,
+and goes to standard error.
 """
 
 from __future__ import annotations
