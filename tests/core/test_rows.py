@@ -28,7 +28,7 @@ from tests.kit.values import KINDS, Breaks, Lies
 
 ITEMS = 120
 TRACKED = {item for item in range(ITEMS) if item % 5}  # the others have no message id
-WORLDS = 25
+WORLDS = 12
 MADE = list(KINDS.values())
 
 

@@ -183,7 +183,7 @@ def test_an_empty_table_holds_nothing_up(
 
 
 @pytest.mark.kills
-@KINDS
+@pytest.mark.parametrize("opaque", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["opaque", "idempotent"])
 def test_a_driver_that_is_killed_in_the_middle_of_a_table_goes_on_with_the_table(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, opaque: bool
 ) -> None:

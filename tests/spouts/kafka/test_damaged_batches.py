@@ -69,7 +69,9 @@ def counted(name: str, spout: Any) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", [KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout])
+@pytest.mark.parametrize(
+    "kind", [OpaqueKafkaTransactionalSpout, pytest.param(KafkaTransactionalSpout, marks=pytest.mark.slow)]
+)
 def test_a_damaged_batch_ends_the_topology(broker: Topics, name: str, reader: str, kind: Any) -> None:
     spout = kind(["two"], bootstrap_servers=broker.bootstrap_servers, codec=TextCodec(), settings={"reader": reader})
     with pytest.raises(

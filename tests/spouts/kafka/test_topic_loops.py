@@ -68,7 +68,9 @@ def test_check_shows_it() -> None:
     assert isinstance(found.error, ConfigError) and "for ever" in found.text
 
 
-@pytest.mark.parametrize("kind", [KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout])
+@pytest.mark.parametrize(
+    "kind", [OpaqueKafkaTransactionalSpout, pytest.param(KafkaTransactionalSpout, marks=pytest.mark.slow)]
+)
 def test_what_another_cluster_has_by_the_same_name_is_read(topics: Topics, name: str, kind: Any, tmp_path: Any) -> None:
     topics.send(topics.create(name), [b'{"word": "a", "n": 1}'])
     with EmbeddedServers(tmp_path) as others:
