@@ -26,6 +26,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.columns import column_of
+from framework.topology.numbered_ranges import NumberedRanges
 from framework.topology.spouts import LEFT_OUT, Backlog, Meta, leaving_out_too
 
 Values = Sequence[Any]
@@ -120,6 +121,9 @@ class _MemorySpout:
     def output_fields(self) -> Fields:
         return self._fields
 
+    def leaves_out_bad_records(self, stream: str) -> bool:
+        return self._skips_bad_rows
+
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
         return _MemoryPlanner(self._here(), opaque=False, skips_lost_data=False, skips_bad_rows=self._skips_bad_rows)
 
@@ -176,30 +180,6 @@ class OpaqueMemoryTransactionalSpout(_MemorySpout, OpaquePartitionedTransactiona
         return _MemoryPlanner(
             self._here(), opaque=True, skips_lost_data=self._on_data_loss == "skip", skips_bad_rows=self._skips_bad_rows
         )
-
-
-class _MemoryRanges(SourceRanges):
-    def __init__(self, skips_bad_rows: bool) -> None:
-        self._skips_bad_rows = skips_bad_rows
-
-    def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta:
-        return leaving_out_too({"first": first["next" if after else "first"], "next": last["next"]}, last)
-
-    def beginning(self, meta: Meta) -> Meta:
-        return {**meta, "next": meta["first"]}
-
-    def split(self, partition: str, meta: Meta) -> tuple[Meta, Meta] | None:
-        first, end = int(meta["first"]), int(meta["next"])
-        if end - first < 2:
-            return None
-        middle = (first + end) // 2
-        return {**meta, "next": middle}, {**meta, "first": middle}
-
-    def takes_out(self, partition: str) -> bool:
-        return self._skips_bad_rows
-
-    def offsets(self, meta: Meta) -> range:
-        return range(int(meta["first"]), int(meta["next"]))
 
 
 class _MemoryPlanner(PartitionPlanner):
@@ -285,7 +265,7 @@ class _MemoryPlanner(PartitionPlanner):
 
     @property
     def ranges(self) -> SourceRanges:
-        return _MemoryRanges(self._skips_bad_rows)
+        return NumberedRanges(takes_out=self._skips_bad_rows)
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int:
         with self._source.lock:

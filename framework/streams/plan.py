@@ -354,15 +354,19 @@ def carries_tombstones(call: Call, reading: Reading, node: Node, keys: Columns) 
         if not known:
             continue
         had = keys <= known
+        remade: dict[str, Call] = {}
         for each in steps:
-            known = each.step.known(known, each.above.schema)
-            lost = next((name for name in sorted(keys) if name not in known), None)
-            if had and lost is not None and lost in each.schema.names and each is steps[-1]:
-                raise call.mistake(
-                    f"{each.step.call} gives {lost!r} a value that a tombstone does not have, so that it could not delete its row: "
-                    f"give the other value another name, or ask read_kafka for metadata=[{TOMBSTONE!r}], and keep the column or "
-                    "filter by it"
-                )
+            before, known = known, each.step.known(known, each.above.schema)
+            for name in keys & set(each.schema.names) - known:
+                if name in before or name not in each.above.schema.names:
+                    remade[name] = each.step.call
+        lost = min(keys - known, default=None)
+        if had and lost is not None:
+            raise call.mistake(
+                f"{remade[lost]} gives {lost!r} a value that a tombstone does not have, so that it could not delete its row: "
+                f"give the other value another name, or ask read_kafka for metadata=[{TOMBSTONE!r}], and keep the column or "
+                "filter by it"
+            )
         found.append(keys <= known)
     return bool(found) and all(found)
 

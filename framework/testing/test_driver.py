@@ -130,14 +130,15 @@ def run_on(
     records: Iterable[Any] | Mapping[Any, Iterable[Any]],
     *,
     faults: Iterable[Fault] = (),
-    take: int = TAKE,
+    take: int | Sequence[int] = TAKE,
     config: Mapping[str, Any] | Config | None = None,
 ) -> Done:
     """Run a transactional topology over lists to their end, in this process.
 
     * ``records``: the records that the spout emits, each a mapping by field names or a sequence of
       values; or a mapping of streams, or of partitions, to such records.
-    * ``take``: how many of each partition are in a batch.
+    * ``take``: how many of each partition are in a batch; or the numbers of the first batches, of
+      which the last one is that of all further batches.
     * ``faults``: made by ``fail_attempt``, ``replay`` and ``crash``.
     * ``config``: the keys that the components get.
 
@@ -154,10 +155,11 @@ def run_on(
     ...     done = run_on(topology(), [{"word": "dog"}, {"word": "cat"}, {"word": "dog"}], faults=[replay()])
     ...     assert done.table("counts") == [{"word": "cat", "n": 1}, {"word": "dog", "n": 2}]
     """  # noqa: W505 - doctest lines are not wrapped
-    if take < 1:
+    takes = [take] if isinstance(take, int) else list(take)
+    if not takes or min(takes) < 1:
         raise ConfigError(f"take must be 1 or more, not {take!r}")
     checked = Config.of(config or {})
-    with _running(topology, sample_of(topology, records), take) as run, no_logs():
+    with _running(topology, sample_of(topology, records), takes) as run, no_logs():
         run.drive(checked, list(faults))
         return run.done()
 
@@ -267,9 +269,9 @@ def _lost(why: str) -> PhaseResult:
 
 
 @contextmanager
-def _running(topology: Topology, sample: Sample, take: int) -> Iterator[_Kit]:
+def _running(topology: Topology, sample: Sample, takes: Sequence[int]) -> Iterator[_Kit]:
     with tempfile.TemporaryDirectory(prefix="ratchet-test-", ignore_cleanup_errors=True) as folder:
-        run = _Kit(topology, sample, take, Path(folder))
+        run = _Kit(topology, sample, takes, Path(folder))
         try:
             yield run
         finally:
@@ -278,8 +280,8 @@ def _running(topology: Topology, sample: Sample, take: int) -> Iterator[_Kit]:
 
 
 class _Kit:
-    def __init__(self, topology: Topology, sample: Sample, take: int, folder: Path) -> None:
-        source = Source({partition: list(records) for partition, records in sample.items()}, take)
+    def __init__(self, topology: Topology, sample: Sample, takes: Sequence[int], folder: Path) -> None:
+        source = Source({partition: list(records) for partition, records in sample.items()}, takes[-1], takes[:-1])
         self._records = sum(map(len, sample.values()))
         spout = replace(topology.spout, instance=spout_over(topology, source), factory=None)
         over_lists = Topology(topology.id, (spout, *topology.components[1:]), topology.at_least_once)

@@ -63,6 +63,9 @@ class SpoutWrapper(PartitionedSpout):
         changed.spout = inner
         return changed
 
+    def leaves_out_bad_records(self, stream: str) -> bool:
+        return self.spout.leaves_out_bad_records(stream)
+
     def dead_letters(self) -> Bolt | None:
         return self.spout.dead_letters()
 

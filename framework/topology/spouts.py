@@ -197,6 +197,11 @@ class Spout(ABC):
         use ``dead_letters()``, by their ``on_bad_record``."""
         return self.dead_letters() is not None
 
+    def leaves_out_bad_records(self, stream: str) -> bool:
+        """Whether a record of this stream is left out if a bolt refuses its value: the user set
+        ``on_bad_record="skip"`` or ``"dead_letter"``. Tests over lists ask for it."""
+        return False
+
     def release(self) -> None:
         """Called in the driver's process when a run has ended. Close resources that readers in this
         process have kept open."""

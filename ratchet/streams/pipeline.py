@@ -241,7 +241,7 @@ class Pipeline(StreamsPipeline):
         records: Mapping[str, Iterable[Any]] | None = None,
         *,
         faults: Iterable[Fault] = (),
-        take: int = 100,
+        take: int | Sequence[int] = 100,
         config: Mapping[str, Any] | Config | None = None,
     ) -> Tables:
         """Run the pipeline over lists, in this process, and return the rows of each sink: name ->
@@ -250,7 +250,11 @@ class Pipeline(StreamsPipeline):
         * ``records``: source -> rows; by default those of ``read(rows)``. Where tombstones delete
           rows, ``{"id": "a", "tombstone": True}`` is one.
         * ``faults``: as in ``framework.testing``.
-        * ``take``: rows in a batch."""
+        * ``take``: rows in a batch; or the numbers of the first batches, of which the last one is
+          that of all further batches.
+
+        A row that a step or a sink refuses is left out as ``on_bad_record`` says; none becomes a
+        dead letter, because a row is no record of a topic."""
         topology = self.build()
         fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
         given = self._given(records, fields)

@@ -23,7 +23,7 @@ from framework.topology import (
     TopologyContext,
     WrittenTopic,
 )
-from spouts.codecs.bad_records import BadRecordShare, BadRecordShares
+from spouts.codecs.bad_records import BadRecordShare, BadRecordShares, OnBadRecord
 from spouts.codecs.codec import Codec
 from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.consumer.native_range_consumer import why_not_native
@@ -201,6 +201,9 @@ class _KafkaSpout:
         changed = copy(self)
         changed._streams = self._streams.where(filters)
         return changed
+
+    def leaves_out_bad_records(self, stream: str) -> bool:
+        return any(each.stream == stream and each.on_bad_record is not OnBadRecord.FAIL for each in self._streams)
 
     def dead_letters(self) -> Bolt | None:
         return self._dead_letters

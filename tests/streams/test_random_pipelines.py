@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.testing import crash, fail_attempt, replay
 from ratchet import Pipeline, Stream, count, max_, parquet, sqlite, sum_
 from tests.kit.targets import examples
+from tests.streams import topic_programs
 
 Row = dict[str, Any]
 Step = tuple[Callable[[Stream], Stream], Callable[[list[Row]], list[Row]]]
@@ -92,3 +94,16 @@ def totals(rows: list[Row]) -> list[Row]:
         by_key[row["k"]].append(row["n"])
     made = [{"k": k, "rows": len(n), "n": sum(n), "most": max(n) * 2} for k, n in by_key.items()]
     return sorted(made, key=repr)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(**topic_programs.PROGRAMS)
+def test_a_topic_with_tombstones_and_bad_records_gives_what_plain_python_gives(**drawn: Any) -> None:
+    topic_programs.check(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None, database=None)
+@given(**topic_programs.PROGRAMS)
+def test_thousands_of_topics_give_what_plain_python_gives(**drawn: Any) -> None:
+    topic_programs.check(**drawn)

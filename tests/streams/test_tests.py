@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from framework.errors import BadRecordError, ConfigError
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions.run import TopologyFailed
-from ratchet import Json, Pipeline, postgres, sqlite
+from ratchet import Json, Pipeline, dead_letters, postgres, sqlite
 from sinks.rows.table import RowTable
 
 BROKER = "127.0.0.1:1"
@@ -103,3 +104,65 @@ def test_a_test_writes_nowhere(tmp_path: Path) -> None:
     orders.append_into(sqlite(tmp_path / "b.db", "raw"))
     shop.test({"orders": [{"order": "a", "n": 1}]})
     assert not list(tmp_path.iterdir())
+
+
+def _without_bad_ones(row: dict[str, Any]) -> dict[str, Any]:
+    if row["n"] == 3:
+        raise BadRecordError("three")
+    return row
+
+
+def _refusing(policy: Any) -> Pipeline:
+    shop = Pipeline("shop")
+    read = shop.read_kafka("orders", value=Json(order=str, n=int), bootstrap_servers=BROKER, on_bad_record=policy)
+    read.append_into(sqlite("nowhere.db", "raw"), name="raw")
+    orders = read.map(_without_bad_ones, order=str, n=int)
+    orders.latest_by("order").upsert_into(sqlite("nowhere.db", "newest"), name="newest")
+    return shop
+
+
+BAD = [{"order": order, "n": n} for order, n in [("a", 1), ("b", 3), (None, 2), ("c", 4), ("d", 3), ("a", 5)]]
+
+
+@pytest.mark.rule("C51")
+@pytest.mark.parametrize("faults", FAULTS)
+@pytest.mark.parametrize("take", [1, 4, 100, [1, 3, 2]])
+@pytest.mark.parametrize("policy", ["skip", dead_letters(sqlite("nowhere.db", "letters"))])
+def test_a_bad_row_is_left_out_of_all_sinks(policy: Any, take: Any, faults: list[Any]) -> None:
+    struck = [each for each in faults if each.txid == 1 or take != 100]
+    tables = _refusing(policy).test({"orders": BAD}, take=take, faults=struck)
+    assert list(tables["raw"]) == [BAD[0], BAD[3], BAD[5]]
+    assert [(each["order"], each["n"]) for each in tables["newest"]] == [("a", 5), ("c", 4)]
+
+
+def test_a_bad_row_fails_a_test_where_nothing_is_said() -> None:
+    with pytest.raises(BadRecordError, match="three"):
+        _refusing("fail").test({"orders": BAD[:2]})
+
+
+@pytest.mark.parametrize("bad_topic", ["orders", "payments"])
+def test_a_bad_row_goes_as_its_topic_says(bad_topic: str) -> None:
+    shop = Pipeline("shop")
+    orders = shop.read_kafka("orders", value=Json(order=str, n=int), bootstrap_servers=BROKER, on_bad_record="skip")
+    payments = shop.read_kafka("payments", value=Json(order=str, n=int))
+    both = orders.merge(payments).map(_without_bad_ones, order=str, n=int)
+    both.append_into(sqlite("nowhere.db", "raw"), name="raw")
+    given = {"orders": [{"order": "a", "n": 1}], "payments": [{"order": "b", "n": 2}]}
+    given[bad_topic].append({"order": "c", "n": 3})
+    if bad_topic == "payments":
+        with pytest.raises(BadRecordError, match="three"):
+            shop.test(given)
+    else:
+        assert sorted(each["n"] for each in shop.test(given)["raw"]) == [1, 2]
+
+
+def test_the_sizes_of_the_first_batches_can_be_given() -> None:
+    shop = Pipeline("shop")
+    sizes = orders_of(shop).map_batches(
+        lambda table: table.slice(0, 1).select(["n"]).set_column(0, "n", [[table.num_rows]]), n=int
+    )
+    sizes.append_into(sqlite("nowhere.db", "sizes"), name="sizes")
+    rows = [{"order": "a", "n": n} for n in range(12)]
+    assert [each["n"] for each in shop.test({"orders": rows}, take=[3, 1, 4])["sizes"]] == [3, 1, 4, 4]
+    with pytest.raises(ConfigError, match="take must be 1 or more"):
+        shop.test({"orders": rows}, take=[2, 0])

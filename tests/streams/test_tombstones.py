@@ -148,6 +148,20 @@ def test_a_step_that_makes_the_key_anew_is_refused(tmp_path: Path) -> None:
         made.latest_by("id").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda s: s.with_columns(id="cast(n as text)").filter("n > 0"),
+        lambda s: s.drop("id").with_columns(id="cast(n as text)").filter("n > 0"),
+        lambda s: s.with_columns(id="cast(n as text)").with_columns(id="upper(id)").filter("id <> 'a'"),
+    ],
+)
+def test_the_step_is_named_that_makes_the_key_anew(make: Make, tmp_path: Path) -> None:
+    _, orders = shop(tmp_path)
+    with pytest.raises(TopologyError, match=r"upsert_into\(.*\): \S+test_tombstones.py:\d+: with_columns\(id='cast"):
+        make(orders).latest_by("id").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+
+
 def test_a_user_who_asks_for_tombstones_decides(tmp_path: Path) -> None:
     pipeline, orders = shop(tmp_path, metadata=["tombstone"])
     made = orders.filter("not tombstone").with_columns(id="cast(n as text)").drop("tombstone")

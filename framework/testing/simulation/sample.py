@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import ConfigError
+from framework.errors import BadRecordError, ConfigError
 from framework.paths import local_path
 from framework.topology import (
     Fields,
@@ -28,11 +28,17 @@ from framework.topology import (
 )
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.clock_stream import CLOCK_STREAM, HIDDEN_STREAMS, with_clock
+from framework.topology.numbered_ranges import NumberedRanges
+from framework.topology.source_ranges import SourceRanges
 from framework.topology.spouts import (
+    LEFT_OUT,
+    ON_REFUSED,
+    REFUSED,
     Meta,
     OnStream,
     PartitionedSpout,
     Rows,
+    leaving_out_too,
 )
 from framework.transactions.first_records import first_rows
 from framework.transactions.spout_planners import shown_row
@@ -201,25 +207,32 @@ def _first(found: Mapping[str, list[SampleRecord]], count: int) -> Sample:
 
 
 class Source:
-    """The partitions, and how many records of each a batch takes. The driver's side of the
-    spout."""
+    """The partitions, and how many records of each a batch takes. ``first_takes``: of the first
+    batches, if these take other numbers. The driver's side of the spout."""
 
-    def __init__(self, partitions: Sample, take: int) -> None:
-        self.partitions, self.take = partitions, take
+    def __init__(self, partitions: Sample, take: int, first_takes: Sequence[int] = ()) -> None:
+        self.partitions, self.take, self.first_takes = partitions, take, first_takes
 
     def __reduce__(self) -> Any:
         return Source, ({}, self.take)  # tasks get their records with the plan
 
+    def end_of_batch(self, first: int) -> int:
+        """The offset at which the batch ends that begins at ``first``."""
+        ends = itertools.accumulate(self.first_takes)
+        return next((end for end in ends if end > first), first + self.take)
+
 
 class _SampleSpout(PartitionedSpout):
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, leaves_out: frozenset[str] = frozenset()) -> None:
         self._source = source
+        #: The streams of which a record is left out if a bolt refuses its value.
+        self._leaves_out = leaves_out
 
     def planner(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionPlanner:
-        return _SamplePlanner(self._source)
+        return _SamplePlanner(self._source, self._leaves_out)
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
-        return _SampleReader()
+        return _SampleReader(self._leaves_out)
 
 
 class SampleSpout(_SampleSpout, PartitionedTransactionalSpout):
@@ -232,14 +245,24 @@ class OpaqueSampleSpout(_SampleSpout, OpaquePartitionedTransactionalSpout):
 
 def spout_over(topology: Topology, source: Source) -> PartitionedSpout:
     """A spout of the same kind as the topology's."""
-    opaque = isinstance(topology.spout.instance, OpaquePartitionedTransactionalSpout)
-    spout = OpaqueSampleSpout(source) if opaque else SampleSpout(source)
+    given = topology.spout.instance
+    streams = topology.spout.streams
+    leaves_out = (
+        each for each in streams if isinstance(given, PartitionedSpout) and given.leaves_out_bad_records(each)
+    )
+    kind = OpaqueSampleSpout if isinstance(given, OpaquePartitionedTransactionalSpout) else SampleSpout
+    spout = kind(source, frozenset(leaves_out))
     return with_clock(topology.spout.id, spout) if CLOCK_STREAM in topology.spout.streams else spout
 
 
 class _SamplePlanner(PartitionPlanner):
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, leaves_out: frozenset[str]) -> None:
         self._source = source
+        self._leaves_out = leaves_out
+
+    @property
+    def ranges(self) -> SourceRanges:
+        return NumberedRanges(takes_out=bool(self._leaves_out))
 
     def partitions(self) -> list[str]:
         return sorted(self._source.partitions)
@@ -249,8 +272,8 @@ class _SamplePlanner(PartitionPlanner):
         for partition in self.partitions():
             meta = previous.get(partition)
             first = meta["next"] if meta is not None else 0
-            end = min(first + self._source.take, len(self._source.partitions[partition]))
-            plan[partition] = {"first": first, "next": end}
+            end = min(self._source.end_of_batch(first), len(self._source.partitions[partition]))
+            plan[partition] = leaving_out_too({"first": first, "next": end}, meta)
         return plan if self.record_count(plan) else None
 
     def record_count(self, plan: Mapping[str, Meta]) -> int:
@@ -270,8 +293,17 @@ class _SamplePlanner(PartitionPlanner):
 
 
 class _SampleReader(PartitionReader):
+    def __init__(self, leaves_out: frozenset[str]) -> None:
+        self._leaves_out = leaves_out
+
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
-        for stream, group in itertools.groupby(meta["records"], lambda each: each[0]):
+        left_out = {offset - int(meta["first"]) for offset in meta.get(LEFT_OUT, ())}
+        for offset, reason in meta.get(REFUSED, {}).items():
+            stream = meta["records"][int(offset) - int(meta["first"])][0]
+            if ON_REFUSED not in meta and stream not in self._leaves_out:
+                raise BadRecordError(reason)
+        kept = (each for place, each in enumerate(meta["records"]) if place not in left_out)
+        for stream, group in itertools.groupby(kept, lambda each: each[0]):
             tables = [pa.Table.from_batches([batch]) for _, batch in group]
             # for a field without a type
             table = pa.concat_tables(tables, promote_options="permissive")
