@@ -1,6 +1,6 @@
-"""``python -m benchmarks``: measures W1, W2, W3, W5, W6, the spouts' reading alone, topics of many
-partitions, the states' writing alone, the cost of being watched, a rebuild and an explanation, and
-prints JSON lines."""
+"""``python -m benchmarks``: measures W1, W2, W3, W5, W6, W9, the spouts' reading alone, topics of
+many partitions, the states' writing alone, the cost of being watched, a rebuild and an explanation,
+and prints JSON lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,41 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import acked, plots, ranges, reading, rows, states, steady, trust, watched, wide, workload
+from benchmarks import (
+    acked,
+    closed_windows,
+    plots,
+    ranges,
+    reading,
+    rows,
+    states,
+    steady,
+    trust,
+    watched,
+    wide,
+    workload,
+)
 from benchmarks.limit import Limit
 from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
-WORKLOADS = ["w1", "w2", "w3", "w5", "w6", "reading", "ranges", "acked", "wide", "states", "watched", "page", "rebuild"]
+WORKLOADS = [
+    "w1",
+    "w2",
+    "w3",
+    "w5",
+    "w6",
+    "w9",
+    "reading",
+    "ranges",
+    "acked",
+    "wide",
+    "states",
+    "watched",
+    "page",
+    "rebuild",
+]
 #: Takes many minutes, so only when it is named.
 LONG = ["explain"]
 
@@ -46,6 +74,9 @@ def main() -> int:
             if each in arguments.workloads:
                 kind, count = each.upper(), arguments.messages // 2
                 _print(rows.measure(servers, kind, count, arguments.repeat, _config(servers, 2)))
+        if "w9" in arguments.workloads:
+            count = arguments.messages // 2
+            _print(closed_windows.measure(servers, count, arguments.repeat, _config(servers, 2)))
         if "reading" in arguments.workloads:
             _print(reading.measure(servers.bootstrap_servers, limit, arguments.messages, arguments.repeat))
         if "ranges" in arguments.workloads:
@@ -191,7 +222,7 @@ def _arguments() -> argparse.Namespace:
         "--messages",
         type=int,
         default=2_000_000,
-        help="W1, W3, reading, ranges, acked, rebuild, explain: messages in the topic; W5, W6: half of them",
+        help="W1, W3, reading, ranges, acked, rebuild, explain: messages in the topic; W5, W6, W9: half of them",
     )
     parser.add_argument("--repeat", type=int, default=2, help="runs of each kind; the best counts")
     parser.add_argument(
