@@ -90,6 +90,12 @@ class TopologyConfig(Section):
         description="How --until-caught-up, and a spout with end='latest', treat records behind an open Kafka transaction: "
         "tell leaves them out and logs their number as a warning; wait waits until they can be read.",
     )
+    changed_schemas: Literal["fail", "accept"] = Field(
+        "fail",
+        alias="topology.changed.schemas",
+        description="What happens when a Schema Registry gives a schema id with another content than before: fail stops the "
+        "topology before it commits; accept logs a warning and remembers the new content.",
+    )
     idle_poll_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(
         100,
         alias="topology.spout.idle.poll.max.ms",

@@ -77,6 +77,8 @@ class ReadCounts:
     * ``streams``: stream -> its records and those of them that could not be decoded, if the reader
       counts them.
     * ``absent``: stream -> the declared fields that none of its records has, if the reader checked.
+    * ``schemas``: the schemas of registries that the records name, each with the digest of its
+      content; "" where the registry does not have it.
     """
 
     records: int = 0
@@ -87,6 +89,7 @@ class ReadCounts:
     _: KW_ONLY
     streams: dict[str, tuple[int, int]] = field(default_factory=dict)
     absent: dict[str, frozenset[str]] = field(default_factory=dict)
+    schemas: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, other: ReadCounts) -> None:
         self.records += other.records
@@ -98,6 +101,7 @@ class ReadCounts:
             self.on_stream(stream, records, bad_records)
         for stream, fields in other.absent.items():
             self.without(stream, fields)
+        self.schemas |= other.schemas
 
     def without(self, stream: str, fields: frozenset[str]) -> None:
         """Note that some records of a stream lack these fields, and have all others."""

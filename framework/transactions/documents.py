@@ -18,6 +18,8 @@ need no leadership.
     <topology id>/history/<slot>          the record of a closed transaction; the slot is txid mod
                                           1000, so the last thousand are kept
     <topology id>/letters                 the dead letters that are to be replayed or dropped
+    <topology id>/schemas                 the digests of the registries' schemas that records were
+                                          decoded with
     <topology id>/undone                  the transaction that ``undo`` took back last, and its
                                           record
 """
@@ -57,6 +59,8 @@ ORIGIN = "origin"
 #: States that were added after the first commit: location -> their first txid.
 JOINED = "joined"
 HISTORY = "history"
+#: The digests of the contents of schemas: ``[[schema, digest]]``.
+SCHEMAS = "schemas"
 #: Changes of ``ratchet set``: key -> value, None for a value that is off.
 PACE = "pace"
 #: The dead letters to replay or drop: ``{"id", "action", "letters": [[ref, bytes]]}``.
@@ -99,7 +103,7 @@ def forget_everything(
     """
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE, LETTERS):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE, LETTERS, SCHEMAS):
             state.delete(path)
         state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):
@@ -208,6 +212,16 @@ def joined_in(state: TransactionalState, topology_id: str) -> Mapping[str, int]:
         raise CorruptStateError(f"{topology_id}/{JOINED}: not a map of states to txids; restore it from a backup")
     joined: Mapping[str, int] = document
     return joined
+
+
+def schemas_in(state: TransactionalState, topology_id: str) -> dict[str, str]:
+    """Schema -> the digest of its content, in the order in which they were met first."""
+    document = state.get_data(SCHEMAS)
+    if document is None:
+        return {}
+    if not fits(document, Sequence[Sequence[str]]) or any(len(each) != 2 for each in document):
+        raise CorruptStateError(f"{topology_id}/{SCHEMAS}: not a list of schemas and digests; restore it from a backup")
+    return dict(document)
 
 
 def origin_in(state: TransactionalState, topology_id: str) -> Origin:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from framework.transactions.documents import (
     META,
     OPEN,
     ORIGIN,
+    SCHEMAS,
     UNDONE,
     Origin,
     Undone,
@@ -48,6 +49,7 @@ from framework.transactions.documents import (
     new_incarnation,
     origin_in,
     plan_in,
+    schemas_in,
     slot,
     undone_in,
 )
@@ -58,6 +60,8 @@ _TXID = re.compile("[0-9]{1,18}")
 #: A longer record of a transaction is stored without its plan, and with its last attempt only, so
 #: that a thousand records do not burden ZooKeeper's memory.
 HISTORY_BYTES_MAX = 64_000
+#: Schemas whose digests are kept; the first ones are forgotten.
+SCHEMAS_MAX = 2_000
 
 _log = get_logger()
 
@@ -70,6 +74,7 @@ class TopologyDocuments:
         self._topology = topology
         self._plans = RotatingTransactionalState(self._state, f"user/{topology.spout.id}")
         self._origin: Origin | None = None
+        self._schemas: dict[str, str] | None = None  # once they are needed
         self._undone = self.undone()
 
     def claim(
@@ -274,6 +279,29 @@ class TopologyDocuments:
         with self._state.atomically():
             self._state.set_data(JOINED, {**joined_in(self._state, self._topology.id), location: txid})
 
+    def note_schemas(self, used: Collection[tuple[str, str]], *, accept_changed: bool = False) -> None:
+        """Remember the digest of each schema that records were decoded with. Call it before the
+        commit of these records begins. Raises ``ConfigError`` for a schema whose digest differs
+        from the one remembered, unless ``accept_changed``. An empty digest, of a schema that the
+        registry does not have, is not remembered."""
+        if not used:
+            return
+        if self._schemas is None:
+            self._schemas = schemas_in(self._state, self._topology.id)
+        known = dict(self._schemas)
+        for name, digest in sorted(used):
+            before = known.get(name, digest)
+            if before != digest and not accept_changed:
+                raise ConfigError(_changed_schema(name, before, digest))
+            if before != digest:
+                _log.warning("schema.changed", topology=self._topology.id, schema=name, before=before, now=digest)
+            if digest:
+                known[name] = digest
+        if known != self._schemas:
+            kept = list(known.items())[-SCHEMAS_MAX:]
+            self._state.set_data(SCHEMAS, kept)
+            self._schemas = dict(kept)
+
     def undone(self) -> Undone | None:
         """As ``read_undone``."""
         return undone_in(self._state, self._topology.id)
@@ -327,7 +355,17 @@ class TopologyDocuments:
                 self._state.set_data(META, {**meta, "source": None})
             self._state.delete(OPEN)
             self._state.delete(LETTERS)
+            self._state.delete(SCHEMAS)
             self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})
+
+
+def _changed_schema(name: str, before: str, now: str) -> str:
+    what = f"has another content (digest {now})" if now else "is gone"
+    return (
+        f"schema {name} {what}, and earlier records were decoded with the content of digest {before}: the registry was "
+        "restored, or another one took its address; restore the former content. If the records really have the new one, "
+        "start once with topology.changed.schemas=accept"
+    )
 
 
 def _bounded(record: TransactionRecord) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Union
 
 from framework.coordination.steps import Steps
 from framework.coordination.store import Leadership
-from framework.errors import LeadershipLostError, RatchetError, StaleWriterError
+from framework.errors import ConfigError, LeadershipLostError, RatchetError, StaleWriterError
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
@@ -104,6 +104,7 @@ class Term:
         self._leadership = leadership
         self._planner = planner
         self._documents = recovery.documents
+        self._accepts_schemas = config.changed_schemas == "accept"
         self._commit = recovery.commit
         self._incarnation = recovery.incarnation
         self._messages: queue.Queue[_Message] = self._threads.queue()
@@ -404,11 +405,15 @@ class Term:
         return event
 
     def _learned_from(self, event: Processed, result: PhaseResult) -> Processed:
-        """Report the records read to the planner. The planner may reject them by raising; then the
-        attempt has failed."""
+        """Remember the schemas that the records name, and report the records to the planner. Both
+        may reject them by raising; then the attempt has failed."""
         plan = self._coordinator.plan_of(event.txid)
         if plan is None:
             return event
+        try:
+            self._documents.note_schemas(result.read.schemas, accept_changed=self._accepts_schemas)
+        except ConfigError as error:
+            return replace(event, failure=TaskFailure.of(error, self._topology.spout.id, 0))
         try:
             self._planner.processed(plan, result.read, self._journal.elapsed_s(event.txid, event.attempt_id))
         except RatchetError as error:

@@ -7,6 +7,8 @@ Source: Confluent Schema Registry, wire format.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import struct
 import time
 from abc import abstractmethod
@@ -22,6 +24,7 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec, SchemaCodec
 from spouts.codecs.registry_client import NotARegistryError, NotFoundError, RegistryClient
+from spouts.codecs.used_schemas import note_used
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy, WriterSubjects
 
 _HEADER = struct.Struct(">bI")
@@ -92,9 +95,10 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
         """A decoder for nulls alone."""
 
     @abstractmethod
-    def decoder(self, schema: Any, registry: RegistryClient) -> Decoder:
-        """A decoder for the values of a writer's schema, as the registry has it. Raises
-        ``ValueError`` or ``TopologyError`` with the reason if such values are bad."""
+    def decoder(self, schema: Any, references: Mapping[str, str]) -> Decoder:
+        """A decoder for the values of a writer's schema, as the registry has it. ``references``:
+        the text of each schema that it refers to. Raises ``ValueError`` or ``TopologyError`` with
+        the reason if such values are bad."""
 
     def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
         """The bytes after the schema id in the value of each row. Raises ``ValueError``."""
@@ -222,6 +226,7 @@ class _Writers:
         self.none = codec.tombstones()
         self._decoders: dict[int, Decoder] = {}
         self._unusable: dict[int, tuple[float, str]] = {}  # until when, and why
+        self._digests: dict[int, str] = {}
 
     @classmethod
     def of(cls, codec: RegistryCodec) -> _Writers:
@@ -256,6 +261,8 @@ class _Writers:
             if isinstance(failure, NotARegistryError):
                 raise failure
             unusable[each] = self._remembered(each, str(failure))
+        for each in (*found, *unusable):
+            note_used(f"{self._registry.where} id {each}", self._digests.get(each, ""))
         return found, unusable
 
     def _decoder(self, schema_id: int) -> Decoder:
@@ -270,6 +277,7 @@ class _Writers:
         try:
             decoder = self._new_decoder(schema_id)
         except NotFoundError:
+            self._digests.pop(schema_id, None)
             if reason:  # as before
                 raise ValueError(self._remembered(schema_id, reason)) from None
             raise
@@ -281,6 +289,9 @@ class _Writers:
 
     def _new_decoder(self, schema_id: int) -> Decoder:
         found = self._registry.schema(schema_id)
+        references = dict(references_of(self._registry, found))
+        self._digests[schema_id] = _digest(found, references)
+        _forget_oldest(self._digests, _UNUSABLE_MAX)
         if (found.schema_type or "AVRO") != self._codec.kind:
             raise ValueError(f"it is {found.schema_type or 'AVRO'}, not {_KINDS[self._codec.kind]}")
         subjects = self._codec._subjects
@@ -288,13 +299,18 @@ class _Writers:
             its = self._registry.subjects(schema_id)
             if subjects.isdisjoint(its):
                 raise ValueError(f"it is not of {', '.join(sorted(subjects))}, but of {', '.join(its)[:200]}")
-        return self._codec.decoder(found, self._registry)
+        return self._codec.decoder(found, references)
 
     def _remembered(self, schema_id: int, reason: str) -> str:
         self._unusable.pop(schema_id, None)  # the newest is the last
         self._unusable[schema_id] = (time.monotonic() + _UNUSABLE_S, reason)
         _forget_oldest(self._unusable, _UNUSABLE_MAX)
         return reason
+
+
+def _digest(schema: Any, references: Mapping[str, str]) -> str:
+    content = [schema.schema_type or "AVRO", schema.schema_str, sorted(references.items())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def _forget_oldest(known: dict[int, Any], most: int) -> None:

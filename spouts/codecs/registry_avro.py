@@ -14,7 +14,7 @@ from spouts.codecs.avro_arrow import arrow_schema
 from spouts.codecs.avro_schema import Schema, loaded, parsed, schema_of_text
 from spouts.codecs.avro_writer import RowWriter
 from spouts.codecs.registry import RegistryCodec, references_of
-from spouts.codecs.registry_client import RegistryClient, new_schema
+from spouts.codecs.registry_client import new_schema
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 
@@ -64,8 +64,8 @@ class RegistryAvroCodec(RegistryCodec):
         reader = parsed(self._reader, self._named)
         return AvroDecoder(reader, reader, self._target)
 
-    def decoder(self, schema: Any, registry: RegistryClient) -> AvroDecoder:
-        named = {name: schema_of_text(text) for name, text in references_of(registry, schema)}
+    def decoder(self, schema: Any, references: Mapping[str, str]) -> AvroDecoder:
+        named = {name: schema_of_text(text) for name, text in references.items()}
         writer = parsed(schema_of_text(schema.schema_str), named)
         return AvroDecoder(writer, parsed(self._reader, self._named), self._target)
 

@@ -15,7 +15,7 @@ from spouts.codecs.json import JsonCodec
 from spouts.codecs.json_schema import loaded_schema, schema_of_json_schema
 from spouts.codecs.json_schema_writer import ObjectWriter
 from spouts.codecs.registry import RegistryCodec, references_of
-from spouts.codecs.registry_client import RegistryClient, new_schema
+from spouts.codecs.registry_client import new_schema
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 
@@ -77,7 +77,7 @@ class RegistryJsonCodec(RegistryCodec):
     def tombstones(self) -> JsonCodec:
         return self._values
 
-    def decoder(self, schema: Any, registry: RegistryClient) -> JsonCodec:
+    def decoder(self, schema: Any, references: Mapping[str, str]) -> JsonCodec:
         return self._values
 
     def writer_schema(self, find: Find) -> Any:

@@ -24,7 +24,7 @@ from spouts.codecs.protobuf import ProtobufDecoder
 from spouts.codecs.protobuf_schema import Files, file_of_text, file_set, files_of, imported, set_of, text_of_file
 from spouts.codecs.protobuf_writer import MessageWriter
 from spouts.codecs.registry import RegistryCodec, references_of
-from spouts.codecs.registry_client import RegistryClient, new_schema
+from spouts.codecs.registry_client import new_schema
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class RegistryProtobufCodec(RegistryCodec):
         if of_class or of_set:
             self._files = file_set(message if isinstance(message, type) else descriptor_set)  # type: ignore[arg-type]
         else:
-            self._files = self.latest(str(subject), lambda found: _files_of(found, self._registry))
+            self._files = self.latest(
+                str(subject), lambda found: _files_of(found, dict(references_of(self._registry, found)))
+            )
         files = Files(self._files)
         if isinstance(message, type):
             self._name = str(message.DESCRIPTOR.full_name)
@@ -95,8 +97,8 @@ class RegistryProtobufCodec(RegistryCodec):
     def tombstones(self) -> ProtobufDecoder:
         return ProtobufDecoder(Files(self._files), self._name)
 
-    def decoder(self, schema: Any, registry: RegistryClient) -> _Indexed:
-        return _Indexed(Files(_files_of(schema, registry)).messages(), self.tombstones())
+    def decoder(self, schema: Any, references: Mapping[str, str]) -> _Indexed:
+        return _Indexed(Files(_files_of(schema, references)).messages(), self.tombstones())
 
     def bodies(self, columns: Mapping[str, pa.Array], rows: int) -> Sequence[bytes]:
         return [self._indexes + each for each in super().bodies(columns, rows)]
@@ -128,9 +130,9 @@ def _indexes_of(message: Any) -> bytes:
     return b"".join(map(long_bytes, (len(indexes), *indexes)))
 
 
-def _files_of(schema: Any, registry: RegistryClient) -> bytes:
+def _files_of(schema: Any, references: Mapping[str, str]) -> bytes:
     """A schema of the registry and those that it imports. Raises ``ValueError``."""
-    texts = [*references_of(registry, schema), ("", schema.schema_str)]
+    texts = [*references.items(), ("", schema.schema_str)]
     files = []
     for name, text in texts:
         file = file_of_text(text)

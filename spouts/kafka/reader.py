@@ -26,6 +26,7 @@ from framework.topology import (
 from framework.topology.dead_letters import Letter
 from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
+from spouts.codecs.used_schemas import take_used
 from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.range_consumer import Range
@@ -81,6 +82,7 @@ class KafkaReader(PartitionReader):
                                 yield OnStream(DEAD_LETTER_STREAM, each.rows)
                 for decoded in self._decoder.decode(chunk, topic_ids):
                     self._count(decoded)
+                    self._counts.schemas |= take_used()
                     stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
                     if decoded.rows is not None:
                         yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
@@ -103,6 +105,7 @@ class KafkaReader(PartitionReader):
                     yield OnStream(DEAD_LETTER_STREAM, dead_letters("value", chunk, reasons, topic_ids))
                     continue
                 for decoded in decoder.decode(chunk, topic_ids):
+                    self._counts.schemas |= take_used()
                     stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
                     if decoded.rows is not None:
                         yield OnStream(stream, decoded.rows)

@@ -13,11 +13,12 @@ import pytest
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.coordination.store import Change
-from framework.errors import CorruptStateError
+from framework.coordination.transactional_state import TransactionalState
+from framework.errors import ConfigError, CorruptStateError
 from framework.observe.journal import TransactionRecord
 from framework.transactions import Delete, MemoryStore, Put
 from framework.transactions.coordinator import Persist
-from framework.transactions.documents import read_history, read_origin
+from framework.transactions.documents import read_history, read_origin, schemas_in
 from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest, stored_plan
 from spouts import MemoryTransactionalSpout
@@ -203,3 +204,38 @@ def test_a_digest_is_of_the_ranges_alone() -> None:
     backwards = dict(reversed([*plan.items()]))
     assert [plan_digest(each) for each in (plan, backwards, plan, dict(plan))] == [wanted] * 4
     assert plan_digest(moved) == plan_digest(json.loads(json.dumps(moved))) != wanted
+
+
+def next_leader(store: Bounded) -> TopologyDocuments:
+    store.depose(topology().id)
+    return documents(store)
+
+
+def test_the_digest_of_a_schema_is_remembered_by_the_next_leader(store: Bounded) -> None:
+    documents(store).note_schemas({("r id 7", "aa"), ("r id 8", "")})
+    made = next_leader(store)
+    made.note_schemas({("r id 7", "aa"), ("r id 8", "bb")})
+    for changed in (("r id 7", "cc"), ("r id 7", ""), ("r id 8", "aa")):
+        with pytest.raises(ConfigError, match="topology.changed.schemas"):
+            made.note_schemas({changed})
+    with pytest.raises(ConfigError, match="r id 9"):
+        made.note_schemas({("r id 9", "aa"), ("r id 9", "bb")})  # two tasks of one attempt
+    made.note_schemas({("r id 7", "cc")}, accept_changed=True)
+    next_leader(store).note_schemas({("r id 7", "cc")})
+
+
+def test_the_digests_of_schemas_are_bounded_and_forgotten_with_the_positions(store: Bounded) -> None:
+    made = documents(store)
+    made.note_schemas({(f"https://a-registry-with-a-name-that-is-not-short id {n}", "a" * 16) for n in range(2_000)})
+    made.note_schemas({("r id 7", "aa")})
+    assert len(schemas_in(TransactionalState(store, topology().id), "")) == 2_000
+    made.forget_positions()
+    next_leader(store).note_schemas({("r id 7", "bb")})
+
+
+def test_a_damaged_document_of_schemas_is_named(store: Bounded) -> None:
+    made = documents(store)
+    for damaged in ({"r": "a"}, [["r"]], [["r", 1]], "r", [["r", "a", "b"]]):
+        TransactionalState(store, topology().id).set_data("schemas", damaged)
+        with pytest.raises(CorruptStateError, match="/schemas: not a list"):
+            made.note_schemas({("r", "a")})
