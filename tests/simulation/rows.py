@@ -1,19 +1,15 @@
 """Simulated transactions that write tables of rows by the real committers (C41, C42).
 
 A schedule draws changes that repeat keys, come out of order, delete and leave out values; tasks and
-leaders that change; and a column that a later version of the topology adds. Attempts die between
-any two statements, or after a commit whose answer is lost; the next one has the same batch, or
-another one, is made after a roll-back, or meets tasks of a dead attempt. After each transaction the
-table is compared with a reference that knows no attempt, no task and no SQL.
+leaders that change; and a column that a later version of the topology adds. After each transaction
+the table is compared with a reference that knows no attempt, no task and no SQL.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import os
 import random
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,15 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from framework import Fields
-from framework.errors import RetryableError, StaleWriterError
-from framework.topology import CommitFence, Header, Input, OpenCommit, TransactionAttempt
+from framework.topology import Input, TransactionAttempt
 from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
-from sinks import AppendCommitter, SqliteTable, UpsertCommitter
-from sinks.sql.sqlite_store import SqliteFile
+from sinks import AppendCommitter, UpsertCommitter
+from tests.simulation.table_world import SimTable, TableWorld, Violation
 
-TOPOLOGY, DIGEST = "rows", "digest"
 KEYS = 5
-TRANSACTIONS = 7
 #: The txid of rows that were there before, in the reference.
 USERS = None
 FIELDS: dict[str, pa.DataType] = {
@@ -48,50 +41,6 @@ _numbers = itertools.count()
 
 Row = dict[str, Any]
 Change = dict[str, Any]
-
-
-class Violation(Exception):
-    pass
-
-
-class Died(RetryableError):
-    """A task ends before a statement, or before it hears of its commit."""
-
-
-class MemoryFile(SqliteFile):
-    """A database in memory, with one connection."""
-
-    def _opened(self) -> sqlite3.Connection:
-        return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-
-    def _there(self) -> tuple[int, int] | None:
-        return 0, 0
-
-    def close(self) -> None:
-        """Nothing closes it but ``drop``: it would be empty then."""
-
-    def drop(self) -> None:
-        super().close()
-        MemoryFile._open.pop((MemoryFile, os.getpid(), self.path), None)
-
-
-class SimTable(SqliteTable):
-    """A table that lets a task die before a statement, or after its commit."""
-
-    _opens = MemoryFile
-    #: How many statements are still made; None: all.
-    statements_left: list[int | None]
-
-    def _run(self, connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        left = self.statements_left[0]
-        if left is not None:
-            if left == 0:
-                raise Died("before a statement")
-            self.statements_left[0] = left - 1
-        return super()._run(connection, statement, parameters)
-
-    def for_reading(self) -> SimTable:
-        return self
 
 
 @dataclass(frozen=True)
@@ -174,44 +123,20 @@ class Model:
         return Counter((*(row.get(each) for each in columns), *([txid] if stamped else [])) for row, txid in rows)
 
 
-class World:
+class World(TableWorld[Change, Model]):
     def __init__(self, chance: random.Random) -> None:
-        self.chance, self.shape = chance, Shape.of(chance)
-        self.struck: Counter[str] = Counter()
-        self.trace: list[str] = []
-        self.path = f"/simulated/{next(_numbers)}.db"
-        self.left: list[int | None] = [None]
-        self.columns, self.tasks, self.epoch, self.lsn = list(COLUMNS), 1, 1, 0
-        self.model = Model(self.shape)
-        self.before = self.model  # as of the transaction before the last one
+        super().__init__(chance)
+        self.shape = Shape.of(chance)
+        self.columns, self.tasks, self.lsn = list(COLUMNS), 1, 0
+        self.model = self.before = Model(self.shape)
         self.committers: dict[tuple[int, int], Any] = {}
-        self.late: list[tuple[TransactionAttempt, list[Change], int]] = []  # tasks of dead attempts
-
-    def strike(self, what: str, share: float) -> bool:
-        if self.chance.random() >= share:
-            return False
-        self.struck[what] += 1
-        return True
-
-    def run(self) -> None:
-        try:
-            self._run()
-        finally:
-            MemoryFile.at(self.path).drop()
+        self.opaque, self.one_step = self.shape.opaque, self.shape.one_step
+        self.can_undo = self.shape.stamp or self.shape.upserts
 
     def _run(self) -> None:
         if self.shape.users_rows:
             self._insert_users_rows()
-        self.committer().table.prepare(TOPOLOGY)
-        txid, last = 1, self.chance.randint(2, TRANSACTIONS)
-        while txid <= last:
-            self._change_topology()
-            self.transaction(txid)
-            if self.model.shape.stamp | self.shape.upserts and self.strike("undo", 0.08):
-                self._undo(txid)
-                last -= self.chance.random() < 0.5
-                continue
-            txid += 1
+        super()._run()
 
     def _insert_users_rows(self) -> None:
         with self.table()._reading() as connection:
@@ -222,46 +147,12 @@ class World:
             self.model.rows[row["id"]] = row, USERS
             self.model.appended.append((row, USERS))
 
-    def _change_topology(self) -> None:
-        if self.strike("other tasks", 0.3) and (self.shape.stamp or self.shape.upserts):
+    def change_topology(self) -> None:
+        if self.strike("other tasks", 0.3) and self.can_undo:
             self.tasks = self.chance.choice([1, 2, 3])
-        if self.strike("another leader", 0.1):
-            self.epoch += 1
+        super().change_topology()
         if self.shape.adds_column and ADDED not in self.columns and self.strike("added column", 0.3):
             self.columns = [*self.columns, ADDED]
-
-    # --- one transaction --------------------------------------------------------------------------
-
-    def transaction(self, txid: int) -> None:
-        batch, attempt = self.batch(), 0
-        while True:
-            attempt += 1
-            if self.attempt(txid, attempt, batch):
-                if not self.strike("replay of what is done", 0.1):
-                    break
-            else:
-                self.struck["attempt died"] += 1
-            if self.strike("another leader", 0.2):
-                self.epoch += 1
-            if self.can_undo and self.strike("roll-back", 0.2):
-                attempt += 1
-                self._roll_back(txid, attempt)
-                batch = self.batch()
-            elif self.shape.opaque and self.strike("another batch", 0.5):
-                batch = self.batch()
-        self.before, self.model = self.model, self.after(txid, batch)
-        table = self.committer().table
-        header = table.read_header()
-        if header.done != txid:
-            raise Violation(f"the header says {header} after transaction {txid}")
-        self.compare(txid)
-        if self.strike("purge", 0.5):
-            table.purge(table.read_header(), txid)
-            self.model.purge(txid)
-
-    @property
-    def can_undo(self) -> bool:
-        return self.shape.stamp or self.shape.upserts
 
     def after(self, txid: int, batch: Sequence[Change]) -> Model:
         found = self.model.copy()
@@ -269,106 +160,29 @@ class World:
             found.apply(each, txid, self.columns)
         return found
 
-    def _open(self, txid: int, attempt: int) -> tuple[Header, Header]:
-        found = self.committer().table.read_header()
-        return found, found.opened(self.epoch, OpenCommit(txid, attempt, DIGEST))
-
-    def _roll_back(self, txid: int, attempt: int) -> None:
+    def purge(self, txid: int) -> None:
         table = self.committer().table
-        found, header = self._open(txid, attempt)
-        table.raise_header(found, header)
-        table.roll_back(header)
-        self.trace.append(f"{txid}:{attempt} rolled back")
-        self.compare_held(txid - 1, self.model, "after the roll-back")
+        table.purge(table.read_header(), txid)
+        self.model.purge(txid)
 
-    def _undo(self, txid: int) -> None:
-        """Take the last transaction back. A deletion that was purged meanwhile stays purged."""
-        self._roll_back_to(txid)
+    def restored(self) -> Model:
+        """A deletion that was purged meanwhile stays purged."""
         restored = self.before.copy()
         for key, its in restored.deleted.items():
             kept = self.model.deleted.get(key, [])
             restored.deleted[key] = [each for each in its if each in kept]
-        self.model = restored
-        self.late.clear()
-        self.compare_held(txid - 1, self.model, "after the undo")
+        return restored
 
-    def _roll_back_to(self, txid: int) -> None:
-        table = self.committer().table
-        header = self._open(txid, 1_000)[1]
-        table.raise_header(table.read_header(), header)
-        table.roll_back(header)
-        self.epoch += 1
+    @property
+    def version(self) -> int:
+        return len(self.columns)
 
-    def attempt(self, txid: int, number: int, batch: Sequence[Change]) -> bool:
-        """Whether the attempt has come to its end."""
-        if self.strike("died in processing", 0.1):
-            return False
-        parts = self.parts(batch)
-        found, header = self._open(txid, number)
-        if self.shape.one_step and len(parts) == 1 and number == 1:
-            return self._one_step(found, parts[0], txid)
-        self.committer().table.raise_header(found, header)
-        if self.strike("late task", 0.4):
-            self._late_tasks_write()
-        tasks = [*enumerate(parts)]
-        self.chance.shuffle(tasks)
-        for done, (task, part) in enumerate(tasks):
-            attempt = self.granted(header, task)
-            if self.strike("died before a statement", 0.12):
-                self.left[0] = self.chance.randint(0, 12)
-            try:
-                self.write(attempt, part)
-                if self.strike("doubled task", 0.1):
-                    self.write(attempt, part)
-                if self.strike("answer lost", 0.05):
-                    raise Died("after its commit")
-            except Died as error:
-                self.trace.append(f"{txid}:{number} task {task} died {error}")
-                self.late += [(self.granted(header, each), its, len(self.columns)) for each, its in tasks[done:]]
-                self.left[0] = None
-                self.compare_held(txid - 1, self.model, "in an attempt that died")
-                return False
-            finally:
-                self.left[0] = None
-        if self.strike("died before done", 0.1):
-            return False
-        self.committer().table.raise_header(header, header.finished(txid))
-        self.trace.append(f"{txid}:{number} is done: {batch}")
-        return True
-
-    def _one_step(self, found: Header, part: Sequence[Change], txid: int) -> bool:
-        self.struck["one step"] += 1
-        fence = CommitFence(TOPOLOGY, self.epoch, DIGEST, "rows:0", opens_from=found)
-        attempt = TransactionAttempt(txid, 1, fence)
-        if self.strike("died before a statement", 0.15):
-            self.left[0] = self.chance.randint(0, 12)
+    def write_late(self, attempt: TransactionAttempt, part: Sequence[Change], version: int) -> None:
+        columns, self.columns = self.columns, self.columns[:version]
         try:
             self.write(attempt, part)
-        except Died:
-            return False
         finally:
-            self.left[0] = None
-        return not self.strike("answer lost", 0.1)
-
-    def _late_tasks_write(self) -> None:
-        for attempt, part, width in self.late:
-            columns, self.columns = self.columns, self.columns[:width]
-            try:
-                self.write(attempt, part)
-            except StaleWriterError:
-                self.struck["late task refused"] += 1
-            else:
-                if not part:
-                    continue  # there was nothing to write
-                raise Violation(f"a task of the dead attempt {attempt} has written")
-            finally:
-                self.columns = columns
-        self.late.clear()
-
-    def granted(self, header: Header, task: int) -> TransactionAttempt:
-        assert header.open is not None
-        fence = CommitFence(TOPOLOGY, header.epoch, DIGEST, f"rows:{task}")
-        return TransactionAttempt(header.open.txid, header.open.attempt_id, fence)
+            self.columns = columns
 
     def write(self, attempt: TransactionAttempt, part: Sequence[Change]) -> None:
         made = self.committer()

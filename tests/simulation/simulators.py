@@ -1,5 +1,5 @@
 """The simulators: of the transaction protocol, of the trees of tuples, of states and their
-checkpoints, of event time, of tables of rows.
+checkpoints, of event time, of tables of rows, of copies of other databases.
 
 Each makes a world from a seed and runs it to its end under an oracle of its own. The same seed
 gives the same world on any machine.
@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.kit import state_world, tree_world
 from tests.simulation.event_time import run_event_time
+from tests.simulation.mirror import run_mirror
 from tests.simulation.rows import run_rows
 from tests.simulation.schedule import Coverage, run_schedule
 
@@ -121,30 +122,17 @@ def run_states(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
 
 def run_timed(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     """Transactions of event time (``event_time.py``)."""
-    lines: list[str] = []
-
-    def run() -> str | None:
-        wrong, world = run_event_time(seed)
-        lines.extend(world.trace if tell else [])
-        _cover(coverage, world, "event time")
-        return wrong
-
-    verdict = _judged(seed, "", run, tell)
-    return replace(verdict, trace=(*lines, *verdict.trace))
+    return _judged_world(seed, coverage, tell, "event time", run_event_time)
 
 
 def run_tables(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     """Transactions that write tables of rows (``rows.py``)."""
-    lines: list[str] = []
+    return _judged_world(seed, coverage, tell, "rows", run_rows)
 
-    def run() -> str | None:
-        wrong, world = run_rows(seed)
-        lines.extend([str(world.shape), *world.trace] if tell else [])
-        _cover(coverage, world, "rows")
-        return wrong
 
-    verdict = _judged(seed, "", run, tell)
-    return replace(verdict, trace=(*lines, *verdict.trace))
+def run_copies(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """Transactions that copy the tables of another database (``mirror.py``)."""
+    return _judged_world(seed, coverage, tell, "mirror", run_mirror)
 
 
 def _some(chance: random.Random, troubles: tuple[str, ...]) -> tuple[str, ...]:
@@ -169,6 +157,22 @@ def _cover(coverage: Coverage, found: Any, where: str) -> None:
         coverage[(trouble, where)] += times
 
 
+def _judged_world(
+    seed: int, coverage: Coverage, tell: bool, where: str, simulate: Callable[[int], tuple[str | None, Any]]
+) -> Verdict:
+    """``simulate``: takes a seed, and returns what was wrong, and its world."""
+    lines: list[str] = []
+
+    def run() -> str | None:
+        wrong, world = simulate(seed)
+        lines.extend([*([str(world.shape)] if hasattr(world, "shape") else []), *world.trace] if tell else [])
+        _cover(coverage, world, where)
+        return wrong
+
+    verdict = _judged(seed, "", run, tell)
+    return replace(verdict, trace=(*lines, *verdict.trace))
+
+
 def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) -> Verdict:
     """Turn what ``run`` raises into a violation, be it from the
     oracle or from the code under test.
@@ -190,7 +194,8 @@ SIMULATORS = {
         Simulator("trees", 27, 80, run_trees),
         Simulator("states", 11, 30, run_states),
         Simulator("event_time", 8, 30, run_timed),
-        Simulator("rows", 4, 10, run_tables),
+        Simulator("rows", 3, 20, run_tables),
+        Simulator("mirror", 1, 10, run_copies),
     )
 }
 
@@ -198,10 +203,10 @@ SIMULATORS = {
 def shares(schedules: int, names: list[str]) -> dict[str, int]:
     """How many of ``schedules`` each simulator gets.
 
-    >>> shares(100_000, list(SIMULATORS))
-    {'protocol': 50000, 'trees': 27000, 'states': 11000, 'event_time': 8000, 'rows': 4000}
+    >>> shares(1_000, list(SIMULATORS))
+    {'protocol': 500, 'trees': 270, 'states': 110, 'event_time': 80, 'rows': 30, 'mirror': 10}
     >>> shares(20, list(SIMULATORS))
-    {'protocol': 10, 'trees': 5, 'states': 2, 'event_time': 1, 'rows': 1}
+    {'protocol': 10, 'trees': 5, 'states': 2, 'event_time': 1, 'rows': 1, 'mirror': 1}
     >>> shares(100, ["states"])
     {'states': 100}
     """

@@ -15,7 +15,8 @@ from sinks.rows.row_snapshot import RowSnapshot
 from sinks.rows.table import RowTable
 from sinks.sql.store import SqlStore
 from tests.simulation.patches import Patch, check_noticed
-from tests.simulation.rows import SimTable, run_rows
+from tests.simulation.rows import run_rows
+from tests.simulation.table_world import SimTable
 
 pytestmark = pytest.mark.rule("C41")
 
