@@ -25,7 +25,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.columns import column_of
+from framework.topology.arrow_columns import column_of
 from framework.topology.numbered_ranges import NumberedRanges
 from framework.topology.spouts import LEFT_OUT, Backlog, Meta, leaving_out_too
 

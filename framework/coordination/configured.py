@@ -6,7 +6,7 @@ from framework.config import Config
 from framework.coordination.security import ZooKeeperSecurity
 from framework.coordination.store import CoordinationStore, MemoryStore
 from framework.coordination.zookeeper import ZooKeeperStore
-from framework.observe.hosts import host_of, is_loopback
+from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import get_logger
 
 _log = get_logger()

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 from framework.core.acker_task import AckerTask
 from framework.core.checkpoint_messages import CheckpointAction
+from framework.core.concurrent_rounds import OVERTAKE_S, RoundOrder
 from framework.core.flow_control import ROUND_EXECUTE_S, Budget
 from framework.core.plan import CorePlan
-from framework.core.round_order import OVERTAKE_S, RoundOrder
 from framework.core.rounds import Addressed, Round, RoundRecord
 from framework.core.segment_task import SegmentTask
 from framework.execution.tasks import PlannedTopology

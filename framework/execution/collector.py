@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import TopologyError
+from framework.topology.arrow_columns import cast_column, column_of
 from framework.topology.bolts import DEFAULT_STREAM
-from framework.topology.columns import cast_column, column_of
 from framework.topology.fields import Fields
 
 #: This many rows are held as Python values before they are converted to a record batch.
@@ -104,8 +104,8 @@ class Streams:
 
     def typed(self, batch: pa.RecordBatch, stream: str, task: int | None) -> pa.RecordBatch:
         """Check an emitted batch, and cast its columns to the declared types where they differ. No
-        value is truncated: see ``framework.topology.columns``. Raises ``TopologyError`` when the
-        batch does not have the declared fields, and as ``fields`` does."""
+        value is truncated: see ``framework.topology.arrow_columns``. Raises ``TopologyError`` when
+        the batch does not have the declared fields, and as ``fields`` does."""
         fields = self.fields(stream, task)
         if not isinstance(batch, pa.RecordBatch):
             raise TopologyError(

@@ -19,8 +19,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from framework.errors import ConfigError
+from framework.observe.allowed_hosts import AllowedHosts
 from framework.observe.health import is_ready
-from framework.observe.hosts import AllowedHosts
 from framework.observe.logs import get_logger
 
 #: A client that sends nothing for this long is disconnected.

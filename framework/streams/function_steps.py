@@ -13,7 +13,7 @@ from framework.errors import BadRecordError, TopologyError
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
 from framework.streams.steps import MARK, Columns, Step
-from framework.topology.columns import column_of
+from framework.topology.arrow_columns import column_of
 
 #: A column of numbers that rise where tombstones begin or end.
 _RUN = "run"

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from framework.observe.hosts import AllowedHosts
+from framework.observe.allowed_hosts import AllowedHosts
 
 #: Requests of one address: the burst, and the permanent rate per second. A page takes about twenty
 #: requests.

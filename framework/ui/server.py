@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from framework.config import Config
 from framework.errors import ConfigError
-from framework.observe.hosts import is_loopback
+from framework.observe.allowed_hosts import is_loopback
 from framework.observe.logs import get_logger
 from framework.ui.documents import Source
 

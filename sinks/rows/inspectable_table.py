@@ -25,7 +25,7 @@ from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.pages import PAGE_KEYS, pages_of
 from sinks.rows.row_multiset import RowMultiset
-from sinks.rows.row_snapshot import Key, RowSnapshot, Values
+from sinks.rows.rows_as_of import Key, RowSnapshot, Values
 from sinks.rows.table import READ_ROWS, RowTable
 from sinks.rows.values import stored_fields
 from sinks.sql.schema import HEADERS_TABLE

@@ -25,7 +25,7 @@ from sinks.expected_values import Recomputed
 from sinks.key_parser import key_values
 from sinks.pages import PAGE_KEYS, pages_of
 from sinks.rows.inspectable_table import InspectableTable
-from sinks.rows.row_snapshot import Key, RowSnapshot
+from sinks.rows.rows_as_of import Key, RowSnapshot
 from sinks.rows.table import READ_ROWS, RowTable
 from sinks.rows.table_definition import Changes
 from sinks.rows.values import is_nested

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.topology import ArrowBolt, Committer, OutputCollector, TopologyContext, TransactionAttempt
-from sinks.rows.row_snapshot import Key
+from sinks.rows.rows_as_of import Key
 
 
 class ReferenceCommitter(ArrowBolt, Committer):

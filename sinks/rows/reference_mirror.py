@@ -21,7 +21,7 @@ from framework.topology.canonical_form import RowForm, form_of
 from framework.topology.mirror_changes import DEFAULT, ChangeReader, TableChanges
 from sinks.rows.mirror_state import MirroredRow, MirrorState
 from sinks.rows.reference_committer import ReferenceCommitter
-from sinks.rows.row_snapshot import Key
+from sinks.rows.rows_as_of import Key
 from sinks.rows.values import stored_fields, stored_values
 from sinks.scratch import scratch_backend
 from sinks.states import OpaqueMapState

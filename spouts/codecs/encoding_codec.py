@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Fields
-from framework.topology.columns import cast_column, column_of
+from framework.topology.arrow_columns import cast_column, column_of
 from framework.topology.tuples import rows_of
 from spouts.codecs.codec import Codec
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from framework.topology.columns import column_of
+from framework.topology.arrow_columns import column_of
 from spouts.codecs.codec import BulkCodec, Values
 from spouts.codecs.encoding_codec import EncodingCodec
 

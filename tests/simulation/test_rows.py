@@ -11,7 +11,7 @@ import pytest
 
 from sinks.rows import table as table_module
 from sinks.rows import upsert
-from sinks.rows.row_snapshot import RowSnapshot
+from sinks.rows.rows_as_of import RowSnapshot
 from sinks.rows.table import RowTable
 from sinks.sql.store import SqlStore
 from tests.simulation.patches import Patch, check_noticed

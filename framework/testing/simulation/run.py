@@ -37,7 +37,7 @@ from framework.testing.simulation.fault_injector import Execution, FaultInjector
 from framework.testing.simulation.findings import Broken
 from framework.testing.simulation.sample import Sample, SampleRecord, Source, spout_over
 from framework.testing.simulation.schedule import Kind, Schedule
-from framework.testing.simulation.second_worker import SecondWorker
+from framework.testing.simulation.separate_process import SecondWorker
 from framework.testing.simulation.tasks import RowsSeen
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
 from framework.testing.simulation.worker_globals import WorkerMemory

@@ -24,7 +24,7 @@ from framework.testing.simulation.findings import Finding, Report
 from framework.testing.simulation.run import Outcome, World, Wrong, differing, simulate_schedule
 from framework.testing.simulation.sample import Sample
 from framework.testing.simulation.schedule import Fault, Kind, Schedule, drawn
-from framework.testing.simulation.second_worker import SecondWorker
+from framework.testing.simulation.separate_process import SecondWorker
 from framework.testing.simulation.tasks import RowsTaken, process
 from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import DataFrameBolt, Topology

@@ -11,7 +11,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
-from framework.topology.columns import cast_column, column_of
+from framework.topology.arrow_columns import cast_column, column_of
 
 MOMENT = datetime.datetime(2024, 1, 1, 12, 0, 0, 123_456)
 IN_UTC = MOMENT.replace(tzinfo=datetime.UTC)
