@@ -14,7 +14,7 @@ from sinks.rows import mirror
 from sinks.rows import table as table_module
 from sinks.rows.mirror_catalog import Catalog
 from sinks.rows.reduction import UNCHANGED
-from sinks.rows.row_snapshot import RowSnapshot
+from sinks.rows.rows_as_of import RowSnapshot
 from sinks.rows.table import RowTable
 from sinks.rows.table_definition import TableDefinition
 from sinks.sql.store import SqlStore
