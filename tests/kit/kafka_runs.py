@@ -61,10 +61,16 @@ class KafkaRuns:
 
     def await_counts(self, run: Run, expected: Mapping[str, int]) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while (found := self.counts() if self.path.exists() else {}) != expected:
+        while (found := self._counts_so_far()) != expected:
             status = run.status()
             assert status.phase != "failed" and time.monotonic() < deadline, f"{found} instead of {expected}: {status}"
             time.sleep(0.02)
+
+    def _counts_so_far(self) -> dict[str, int]:
+        """Empty while the file or its table is not there yet."""
+        if not self.path.exists() or not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'counts_live'"):
+            return {}
+        return self.counts()
 
     def counts(self) -> dict[str, int]:
         return dict(self.rows("SELECT value, n FROM counts_live"))
