@@ -26,7 +26,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.arrow_columns import column_of
-from framework.topology.numbered_ranges import NumberedRanges
+from framework.topology.offset_ranges import OffsetRanges
 from framework.topology.spouts import LEFT_OUT, Backlog, Meta, leaving_out_too
 
 Values = Sequence[Any]
@@ -265,7 +265,7 @@ class _MemoryPlanner(PartitionPlanner):
 
     @property
     def ranges(self) -> SourceRanges:
-        return NumberedRanges(takes_out=self._skips_bad_rows)
+        return OffsetRanges(takes_out=self._skips_bad_rows)
 
     def lag(self, previous: Mapping[str, Meta | None]) -> int:
         with self._source.lock:

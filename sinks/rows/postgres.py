@@ -19,10 +19,10 @@ from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table import READ_ROWS, REPLACE, UPSERT, HeldColumns
 from sinks.rows.table_definition import ACTION, EXISTED, ROW_NEEDED, TXID, Column
 from sinks.sql.postgres_arrays import array_of
+from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_rows import first_nul
 from sinks.sql.postgres_store import PostgresStore
 from sinks.sql.schema import qualified
-from sinks.sql.statement_group import StatementGroup, ungrouped
 
 _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute

@@ -56,8 +56,8 @@ UPSERT, DELETE, REPLACE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class HeldColumns:
-    """What a sql_txn finds. ``copied``: the columns of rows from before that the table has, too.
-    ``kinds``: the types of the table's columns, of those whose values can be parameters.
+    """The columns that a sql_txn finds. ``copied``: those of rows from before that the table has,
+    too. ``kinds``: the types of the table's columns, of those whose values can be parameters.
     ``rounding``: those whose digits an assignment rounds to."""
 
     copied: Sequence[str]

@@ -24,7 +24,7 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec, SchemaCodec
 from spouts.codecs.registry_client import NotARegistryError, NotFoundError, RegistryClient
-from spouts.codecs.used_schemas import note_used
+from spouts.codecs.registry_schema_usage import note_used
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy, WriterSubjects
 
 _HEADER = struct.Struct(">bI")

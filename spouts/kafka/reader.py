@@ -26,7 +26,7 @@ from framework.topology import (
 from framework.topology.dead_letters import Letter
 from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
-from spouts.codecs.used_schemas import take_used
+from spouts.codecs.registry_schema_usage import take_used
 from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.range_consumer import Range

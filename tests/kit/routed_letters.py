@@ -35,7 +35,7 @@ from tests.kit.processes import ROOT
 from tests.kit.topics import Topics
 
 TOPOLOGY = "tests.kit.routed_letters:topology"
-#: What may be killed, by weight, in each half.
+#: The parts to kill, by weight, in each half.
 REFUSING = {"driver": 3, "broker": 2}
 CORRECTED = {"driver": 3, "broker": 2, "replay": 3}
 #: The topics that records name. The last one does not exist.
@@ -111,7 +111,7 @@ def topology(app: Mapping[str, Any]) -> Topology:
 
 @dataclass
 class Outcome:
-    """What was killed. ``expected`` and ``found``: (topic, number) -> records. ``letters``: numbers
+    """The kills. ``expected`` and ``found``: (topic, number) -> records. ``letters``: numbers
     of the dead letters that must be left, and that are."""
 
     seen: Kills
@@ -122,7 +122,7 @@ class Outcome:
     replayed: int = 0
 
     def problems(self) -> list[str]:
-        """What is missing or too many; a line each."""
+        """A line for each kind of record that is missing, or there too often."""
         lines = []
         for name, wanted, there in (
             ("records", self.expected, self.found),

@@ -88,7 +88,7 @@ GONE = {"error_code": 40403, "message": "Schema not found"}
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    """What the registry answers."""
+    """The registry's answer."""
     return {}
 
 

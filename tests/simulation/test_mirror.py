@@ -1,4 +1,4 @@
-"""What the copy of another database holds after each transaction, whatever happens to its attempts
+"""A copy of another database is right after each transaction, whatever happens to its attempts
 (C41, C42, C49)."""
 
 from __future__ import annotations

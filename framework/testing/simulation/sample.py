@@ -28,7 +28,7 @@ from framework.topology import (
 )
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.clock_stream import CLOCK_STREAM, HIDDEN_STREAMS, with_clock
-from framework.topology.numbered_ranges import NumberedRanges
+from framework.topology.offset_ranges import OffsetRanges
 from framework.topology.source_ranges import SourceRanges
 from framework.topology.spouts import (
     LEFT_OUT,
@@ -262,7 +262,7 @@ class _SamplePlanner(PartitionPlanner):
 
     @property
     def ranges(self) -> SourceRanges:
-        return NumberedRanges(takes_out=bool(self._leaves_out))
+        return OffsetRanges(takes_out=bool(self._leaves_out))
 
     def partitions(self) -> list[str]:
         return sorted(self._source.partitions)

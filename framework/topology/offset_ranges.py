@@ -6,7 +6,7 @@ from framework.topology.source_ranges import Meta, SourceRanges
 from framework.topology.spouts import leaving_out_too
 
 
-class NumberedRanges(SourceRanges):
+class OffsetRanges(SourceRanges):
     """Entries of plans with the offsets ``first`` and ``next``. ``takes_out``: whether a record may
     be left out because its value was refused."""
 
