@@ -17,7 +17,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table import READ_ROWS, REPLACE, UPSERT, HeldColumns
-from sinks.rows.table_definition import ACTION, EXISTED, ROW_NEEDED, TXID, Column
+from sinks.rows.table_definition import ACTION, ROW_NEEDED, TXID, Column
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_rows import first_nul
@@ -179,9 +179,6 @@ class PostgresTable(PostgresStore, RebuildableTable):
             else:
                 self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
 
-    def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
-        self._run(connection, self._keeping(staged, copied, txid))
-
     def _can_give(self, rows: pa.Table, names: Sequence[str], held: HeldColumns) -> bool:
         """Whether the rows can be parameters. A cast to an array does not round to a column's
         digits as an assignment does, so a rounded key would be another one."""
@@ -190,17 +187,6 @@ class PostgresTable(PostgresStore, RebuildableTable):
         if rows.num_rows > _GIVEN_ROWS or rows.nbytes > _GIVEN_BYTES or ROW_NEEDED in rows.column_names or replaces:
             return False
         return held.kinds.keys() >= set(names) and not held.rounding.intersection((*changes.key, changes.sequence))
-
-    def _keeping(self, staged: str, copied: Sequence[str], txid: int) -> str:
-        """The statement that keeps rows from before, and notes which keys are not there yet."""
-        key, table = self._by_key().key, self._at(self._table)
-        held = {name: f"{table}.{self._q(name)}" for name in copied}
-        held |= {name: f"COALESCE({table}.{self._q(name)}, {staged}.{self._q(name)})" for name in key}
-        return (
-            f"INSERT INTO {self._at(f'{self._table}_before')} ({self._list(held)}, {TXID}, {EXISTED}) "
-            f"SELECT {', '.join(held.values())}, {txid:d}, CASE WHEN {table}.{self._q(key[0])} IS NULL THEN 0 ELSE 1 END "
-            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} {self._or_nothing(key[0])}"
-        )
 
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]

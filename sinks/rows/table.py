@@ -393,21 +393,16 @@ class RowTable(TableDefinition):
 
     def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
         """Invariant 3, and note which keys are not there yet."""
-        changes = self._by_key()
-        key = self._list(changes.key)
-        table, before = self._at(self._table), self._at(f"{self._table}_before")
-        same = self._same(table, staged)
-        nothing = self._or_nothing(changes.key[0])
-        of_table = ", ".join(f"{table}.{self._q(each)}" for each in copied)
-        self._run(
-            connection,
-            f"INSERT INTO {before} ({self._list(copied)}, {TXID}, {EXISTED}) SELECT {of_table}, {txid:d}, 1 FROM {staged} "
-            f"JOIN {table} ON {same} WHERE TRUE {nothing}",
-        )
-        self._run(
-            connection,
-            f"INSERT INTO {before} ({key}, {TXID}, {EXISTED}) SELECT {key}, {txid:d}, 0 FROM {staged} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {same}) {nothing}",
+        self._run(connection, self._keeping(staged, copied, txid))
+
+    def _keeping(self, staged: str, copied: Sequence[str], txid: int) -> str:
+        key, table = self._by_key().key, self._at(self._table)
+        held = {name: f"{table}.{self._q(name)}" for name in copied}
+        held |= {name: f"COALESCE({table}.{self._q(name)}, {staged}.{self._q(name)})" for name in key}
+        return (
+            f"INSERT INTO {self._at(f'{self._table}_before')} ({self._list(held)}, {TXID}, {EXISTED}) "
+            f"SELECT {', '.join(held.values())}, {txid:d}, CASE WHEN {table}.{self._q(key[0])} IS NULL THEN 0 ELSE 1 END "
+            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} WHERE TRUE {self._or_nothing(key[0])}"
         )
 
     def _write_staged(self, connection: Any, staged: str, names: Sequence[str], txid: int) -> None:

@@ -76,7 +76,8 @@ def deletions_are_forgotten_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_born_row_is_not_noted(patch: pytest.MonkeyPatch) -> None:
-    without(patch, 'INSERT INTO "t_before" ("id", _ratchet_txid')
+    keeping = RowTable._keeping
+    patch.setattr(RowTable, "_keeping", lambda self, *arguments: keeping(self, *arguments).replace("LEFT JOIN", "JOIN"))
 
 
 def the_added_column_is_not_copied(patch: pytest.MonkeyPatch) -> None:
