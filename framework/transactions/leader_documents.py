@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -279,7 +279,7 @@ class TopologyDocuments:
         with self._state.atomically():
             self._state.set_data(JOINED, {**joined_in(self._state, self._topology.id), location: txid})
 
-    def note_schemas(self, used: Collection[tuple[str, str]], *, accept_changed: bool = False) -> None:
+    def note_schemas(self, used: Set[tuple[str, str]], *, accept_changed: bool = False) -> None:
         """Remember the digest of each schema that records were decoded with. Call it before the
         commit of these records begins. Raises ``ConfigError`` for a schema whose digest differs
         from the one remembered, unless ``accept_changed``. An empty digest, of a schema that the
@@ -288,6 +288,8 @@ class TopologyDocuments:
             return
         if self._schemas is None:
             self._schemas = schemas_in(self._state, self._topology.id)
+        if self._schemas.items() >= used:  # as in almost every transaction
+            return
         known = dict(self._schemas)
         for name, digest in sorted(used):
             before = known.get(name, digest)
