@@ -22,12 +22,12 @@ from typing import Any
 import pyarrow as pa
 
 from framework import Fields
-from framework.topology import Input, TransactionAttempt
+from framework.topology import Input
 from framework.topology.groupings import ShuffleGrouping
 from sinks import Mirror
 from spouts import DebeziumChanges
 from tests.kit.change_records import BIG, INT, TEXT, UNAVAILABLE, Record, change_record
-from tests.simulation.table_world import SimTable, TableWorld, Violation
+from tests.simulation.table_world import SimTable, TableWorld, Violation, compare_rows
 
 FIELDS = Fields.of({"key": pa.binary(), "value": pa.binary()})
 #: The tables of the source, and their keys. The last one joins later.
@@ -64,8 +64,9 @@ class Change:
 class Source:
     """The source database, with its connector."""
 
-    def __init__(self, chance: random.Random, struck: Counter[str]) -> None:
-        self.chance, self.struck = chance, struck
+    def __init__(self, world: TableWorld[Any, Any]) -> None:
+        chance = world.chance
+        self.chance, self.struck, self._strikes = chance, world.struck, world.strike
         self.rows: Tables = {"people": {}, "parts": {}}
         self.columns: dict[str, dict[str, Any]] = {}
         for table, key in TABLES.items():
@@ -198,12 +199,6 @@ class Source:
         defaults = {name: self.defaults[table].get(name) for name in columns}
         self.history.append(Change(record, table, op, key, dict(row), defaults))
 
-    def _strikes(self, what: str, share: float) -> bool:
-        if self.chance.random() >= share:
-            return False
-        self.struck[what] += 1
-        return True
-
 
 @dataclass
 class Copy:
@@ -245,7 +240,7 @@ class World(TableWorld[Change, Copy]):
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)
         self.model = self.before = Copy()
-        self.source = Source(chance, self.struck)
+        self.source = Source(self)
         self.stamped, self.one_step = chance.random() < 0.7, chance.random() < 0.3
         self.at = self.at_before = 0  # where the next transaction, and the last one, begins in the log
         self.bound: Mirror | None = None
@@ -269,17 +264,9 @@ class World(TableWorld[Change, Copy]):
             self.source.commit()
         return self.source.log[self.at : end]
 
-    def write(self, attempt: TransactionAttempt, part: Sequence[Change]) -> None:
-        made = self.committer()
-        made.prepare({}, None, None, attempt)  # type: ignore[arg-type]
-        cut = self.chance.randint(0, len(part))
-        for some in (part[:cut], part[cut:]):
-            if some:
-                columns = zip(*(each.record for each in some), strict=True)
-                made.execute_arrow(
-                    pa.RecordBatch.from_arrays([pa.array(each, pa.binary()) for each in columns], names=list(FIELDS))
-                )
-        made.finish_batch()
+    def rows(self, records: Sequence[Change]) -> pa.RecordBatch:
+        columns = zip(*(each.record for each in records), strict=True)
+        return pa.RecordBatch.from_arrays([pa.array(each, pa.binary()) for each in columns], names=list(FIELDS))
 
     def after(self, txid: int, batch: Sequence[Change]) -> Copy:
         found = copy.deepcopy(self.model)
@@ -303,7 +290,7 @@ class World(TableWorld[Change, Copy]):
             for name, columns in self.model.columns.items():
                 listed = ", ".join(f'"{each}"' for each in columns)
                 found = Counter(connection.execute(f'SELECT {listed} FROM "{name}"').fetchall())
-                self._compare_rows(f"transaction {txid}, {name}", found, self._expected(self.model, name, columns))
+                compare_rows(f"transaction {txid}, {name}", found, self._expected(self.model, name, columns))
         self._compare_with_source(txid)
         self.compare_held(txid, self.model, "")
         if txid > 1:
@@ -334,7 +321,7 @@ class World(TableWorld[Change, Copy]):
         if shapes != self.model.newest:
             raise Violation(f"as of {txid} {when}: the catalog has {shapes}, expected: {self.model.newest}")
         for name, columns in shapes.items():
-            self._compare_rows(f"{name} as of {txid} {when}", found[name], self._expected(model, name, columns))
+            compare_rows(f"{name} as of {txid} {when}", found[name], self._expected(model, name, columns))
 
     def _expected(self, model: Copy, name: str, columns: Sequence[str]) -> Counter[Any]:
         """The rows; those from before a column hold its default."""
@@ -342,10 +329,6 @@ class World(TableWorld[Change, Copy]):
         return Counter(
             tuple(row.get(each, known.get(each)) for each in columns) for row in model.rows.get(name, {}).values()
         )
-
-    def _compare_rows(self, what: str, found: Counter[Any], expected: Counter[Any]) -> None:
-        if found != expected:
-            raise Violation(f"{what}: more: {found - expected}, missing: {expected - found}")
 
 
 def _frozen(row: Row) -> str:
@@ -355,8 +338,4 @@ def _frozen(row: Row) -> str:
 def run_mirror(seed: int) -> tuple[str | None, World]:
     """Run the schedule of a seed. Returns what was wrong, and the world."""
     world = World(random.Random(f"mirror {seed}"))
-    try:
-        world.run()
-    except Violation as violation:
-        return str(violation), world
-    return None, world
+    return world.verdict(), world

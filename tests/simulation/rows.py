@@ -21,7 +21,7 @@ from framework import Fields
 from framework.topology import Input, TransactionAttempt
 from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
 from sinks import AppendCommitter, UpsertCommitter
-from tests.simulation.table_world import SimTable, TableWorld, Violation
+from tests.simulation.table_world import SimTable, TableWorld, compare_rows
 
 KEYS = 5
 #: The txid of rows that were there before, in the reference.
@@ -127,6 +127,7 @@ class World(TableWorld[Change, Model]):
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)
         self.shape = Shape.of(chance)
+        self.trace.append(str(self.shape))
         self.columns, self.tasks, self.lsn = list(COLUMNS), 1, 0
         self.model = self.before = Model(self.shape)
         self.committers: dict[tuple[int, int], Any] = {}
@@ -184,16 +185,8 @@ class World(TableWorld[Change, Model]):
         finally:
             self.columns = columns
 
-    def write(self, attempt: TransactionAttempt, part: Sequence[Change]) -> None:
-        made = self.committer()
-        made.prepare({}, None, None, attempt)  # type: ignore[arg-type]
-        cut = self.chance.randint(0, len(part))
-        for some in (part[:cut], part[cut:]):
-            if some:
-                made.execute_arrow(
-                    pa.RecordBatch.from_pylist([self.as_row(each) for each in some], self.fields.schema())
-                )
-        made.finish_batch()
+    def rows(self, records: Sequence[Change]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([self.as_row(each) for each in records], self.fields.schema())
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -281,8 +274,7 @@ class World(TableWorld[Change, Model]):
             names = [*columns, *(["_txid"] if self.shape.stamp else [])]
             found = Counter(connection.execute(f"SELECT {', '.join(names)} FROM t").fetchall())
         expected = self.model.content(columns, stamped=self.shape.stamp)
-        if found != expected:
-            raise Violation(f"transaction {txid}: more: {found - expected}, missing: {expected - found}")
+        compare_rows(f"transaction {txid}", found, expected)
         self.compare_held(txid, self.model, "")
         if txid > 1 and self.can_undo:
             self.compare_held(txid - 1, self.before, "")
@@ -293,16 +285,10 @@ class World(TableWorld[Change, Model]):
             return
         with self.committer().table.held_rows() as held:
             found = Counter(held.rows(txid))
-        expected = model.content(self.columns, stamped=False)
-        if found != expected:
-            raise Violation(f"read as of {txid} {when}: more: {found - expected}, missing: {expected - found}")
+        compare_rows(f"read as of {txid} {when}", found, model.content(self.columns, stamped=False))
 
 
 def run_rows(seed: int) -> tuple[str | None, World]:
     """Run the schedule of a seed. Returns what was wrong, and the world."""
     world = World(random.Random(f"rows {seed}"))
-    try:
-        world.run()
-    except Violation as violation:
-        return str(violation), world
-    return None, world
+    return world.verdict(), world

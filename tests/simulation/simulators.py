@@ -165,7 +165,7 @@ def _judged_world(
 
     def run() -> str | None:
         wrong, world = simulate(seed)
-        lines.extend([*([str(world.shape)] if hasattr(world, "shape") else []), *world.trace] if tell else [])
+        lines.extend(world.trace if tell else [])
         _cover(coverage, world, where)
         return wrong
 

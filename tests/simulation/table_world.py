@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import pyarrow as pa
+
 from framework.errors import RetryableError, StaleWriterError
 from framework.topology import CommitFence, Header, OpenCommit, TransactionAttempt
 from sinks import SqliteTable
@@ -35,6 +37,12 @@ class Violation(Exception):
 
 class Died(RetryableError):
     """A task ends before a statement, or before it hears of its commit."""
+
+
+def compare_rows(what: str, found: Counter[Any], expected: Counter[Any]) -> None:
+    """Raise ``Violation`` unless the rows are the expected ones."""
+    if found != expected:
+        raise Violation(f"{what}: more: {found - expected}, missing: {expected - found}")
 
 
 class MemoryFile(SqliteFile):
@@ -110,8 +118,8 @@ class TableWorld(ABC, Generic[Record, Model]):
         return [list(batch)]
 
     @abstractmethod
-    def write(self, attempt: TransactionAttempt, part: Sequence[Record]) -> None:
-        """Write the records of a task."""
+    def rows(self, records: Sequence[Record]) -> pa.RecordBatch:
+        """Records as the committer takes them."""
 
     @abstractmethod
     def after(self, txid: int, batch: Sequence[Record]) -> Model:
@@ -145,6 +153,14 @@ class TableWorld(ABC, Generic[Record, Model]):
         """Let the table and the reference forget what they need no longer."""
 
     # --- a schedule -------------------------------------------------------------------------------
+
+    def verdict(self) -> str | None:
+        """Run the schedule. Returns what was wrong."""
+        try:
+            self.run()
+        except Violation as violation:
+            return str(violation)
+        return None
 
     def strike(self, what: str, share: float) -> bool:
         if self.chance.random() >= share:
@@ -257,6 +273,16 @@ class TableWorld(ABC, Generic[Record, Model]):
         self.committer().table.raise_header(header, header.finished(txid))
         self.trace.append(f"{txid}:{number} is done: {batch}")
         return True
+
+    def write(self, attempt: TransactionAttempt, part: Sequence[Record]) -> None:
+        """Write the records of a task, in up to two batches."""
+        made = self.committer()
+        made.prepare({}, None, None, attempt)
+        cut = self.chance.randint(0, len(part))
+        for some in (part[:cut], part[cut:]):
+            if some:
+                made.execute_arrow(self.rows(some))
+        made.finish_batch()
 
     def _one_step(self, found: Header, part: Sequence[Record], txid: int) -> bool:
         self.struck["one step"] += 1

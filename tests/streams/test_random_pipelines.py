@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.testing import crash, fail_attempt, replay
 from ratchet import Pipeline, Stream, count, max_, parquet, sqlite, sum_
 from tests.kit.targets import examples
 from tests.streams import topic_programs
@@ -49,12 +48,6 @@ STEPS: list[Step] = [
 ROW = st.fixed_dictionaries({"k": st.sampled_from(["a", "b", "ß"]), "n": st.integers(-5, 5)})
 
 
-def failures(chosen: list[int], transactions: int) -> list[Any]:
-    """A failure for each of the first transactions, of these kinds."""
-    kinds = [replay, fail_attempt, crash, lambda txid: crash(txid, when="written")]
-    return [kinds[kind](txid) for txid, kind in enumerate(chosen[:transactions], start=1)]
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.lists(ROW, max_size=12),
@@ -84,7 +77,7 @@ def test_a_pipeline_gives_what_plain_python_gives(
             expected[f"t{number}"] = totals(found)
             expected[f"f{number}"] = sorted(({"k": r["k"], "n": r["n"]} for r in found), key=repr)
         transactions = -(-len(rows) // take)
-        done = pipeline.test(take=take, faults=failures(kinds, transactions))
+        done = pipeline.test(take=take, faults=topic_programs.failures(kinds, transactions))
         assert {name: sorted(map(dict, its), key=repr) for name, its in done.items()} == expected
 
 

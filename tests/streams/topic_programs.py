@@ -28,6 +28,11 @@ Row = dict[str, Any]
 FAULTS: list[Callable[[int], Any]] = [replay, fail_attempt, crash, lambda txid: crash(txid, when="written")]
 
 
+def failures(chosen: Sequence[int], transactions: int) -> list[Any]:
+    """A failure for each of the first transactions, of these kinds."""
+    return [FAULTS[kind](txid) for txid, kind in enumerate(chosen[:transactions], start=1)]
+
+
 class Refused(Exception):
     """A record is bad."""
 
@@ -64,16 +69,13 @@ def _without_four(row: Row) -> Row:
     return row
 
 
-def _refusing_four(row: Row) -> list[Row]:
-    if row["n"] == 4:
-        raise Refused
-    return [row]
+def _unless(n: int) -> Callable[[Row], list[Row]]:
+    def rows(row: Row) -> list[Row]:
+        if row["n"] == n:
+            raise Refused
+        return [row]
 
-
-def _refusing_three(row: Row) -> list[Row]:
-    if row["n"] == 3:
-        raise Refused
-    return [row]
+    return rows
 
 
 def _known(key: str) -> int | None:
@@ -132,11 +134,11 @@ STEPS = [
         lambda s: s.filter("id <> 'a'").merge(s.filter("id = 'a'").with_columns(n="-n")),
         lambda r: [] if r["id"] is None else [_negative(r) if r["id"] == "a" else r],
     ),
-    Step("refuse in a function", lambda s: s.map(_without_four, id=str, n=int), _refusing_four),
+    Step("refuse in a function", lambda s: s.map(_without_four, id=str, n=int), _unless(4)),
     Step(
         "refuse in a cast",
         lambda s: s.with_columns(n="CASE WHEN n = 3 THEN 'three' ELSE cast(n AS text) END").cast(n=int),
-        _refusing_three,
+        _unless(3),
     ),
 ]
 
@@ -284,13 +286,13 @@ def check(
     good = [each for each in records if not _is_bad(each, sinks.values())]
     told = TOMBSTONE in pipeline.build().spout.streams["default"].names
     given = [each if told else {name: each[name] for name in ("id", "n")} for each in records]
-    failures = [FAULTS[kind](txid) for txid, kind in enumerate(faults[: _batches(len(records), takes)], start=1)]
+    its_faults = failures(faults, _batches(len(records), takes))
 
     if policy == "fail" and len(good) < len(records):
         with pytest.raises(BadRecordError):
-            pipeline.test({"topic": given}, take=takes, faults=failures)
+            pipeline.test({"topic": given}, take=takes, faults=its_faults)
         return
-    found = pipeline.test({"topic": given}, take=takes, faults=failures)
+    found = pipeline.test({"topic": given}, take=takes, faults=its_faults)
     for name, (kind, steps) in sinks.items():
         assert _sorted(found[name]) == _sorted(content(kind, good, steps)), name
 
