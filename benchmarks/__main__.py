@@ -30,7 +30,6 @@ from benchmarks import (
     workload,
 )
 from benchmarks.limit import Limit
-from framework import submit
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
@@ -168,17 +167,11 @@ def _exact_rate(
     database = folder / f"{name}.db"
     topology, _ = workload.word_count(f"w1-{name}", servers.bootstrap_servers, topic, database, **shape, **limits)
     with watched.watched(topology.id) if is_watched else contextlib.nullcontext({}) as watching:
-        run = submit(topology, {**_config(servers, arguments.pending or 2), **watching, **settings})
-        try:
-            run.wait_until_caught_up(300)
-            events = run.events()
-        finally:
-            run.stop()
+        config = {**_config(servers, arguments.pending or 2), **watching, **settings}
+        elapsed_s = workload.seconds_of(topology, config, 300)
     if workload.read_back(database) != workload.expected(arguments.messages):
         raise RuntimeError("the table is not the expected one")
-    started = min(event.at_s for event in events if event.kind == "emitted")
-    ended = max(event.at_s for event in events if event.kind == "committed")
-    return arguments.messages / (ended - started)
+    return arguments.messages / elapsed_s
 
 
 def _watched(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import pyarrow.json as pa_json
 from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks import workload
-from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, submit, tumbling
+from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, tumbling
 from integration import EmbeddedServers, PostgresServer
 from integration.server_folders import open_folder
 from sinks import (
@@ -120,14 +120,9 @@ def topology(name: str, bootstrap_servers: str, topic: str, dsn: str) -> Topolog
 
 def _ratchet(servers: EmbeddedServers, dsn: str, topic: str, config: Mapping[str, Any]) -> float:
     """Seconds from the first batch emitted to the last transaction closed."""
-    run = submit(topology(f"w9-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, dsn), config)
-    try:
-        run.wait_until_caught_up(600)
-        events = run.events()
-    finally:
-        run.stop()
-    started = min(event.at_s for event in events if event.kind == "emitted")
-    return max(event.at_s for event in events if event.kind == "committed") - started
+    return workload.seconds_of(
+        topology(f"w9-{uuid.uuid4().hex[:6]}", servers.bootstrap_servers, topic, dsn), config, 600
+    )
 
 
 # --- the loop -------------------------------------------------------------------------------------
@@ -137,16 +132,13 @@ def _loop(servers: EmbeddedServers, dsn: str, topic: str, count: int) -> float:
     """Seconds from the start of two processes that are ready to the last commit."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE closed ({_SQL})".encode())
-    counts, elapsed_s = workload.in_two_processes(_fold, dsn, servers.bootstrap_servers, topic)
-    if sum(counts) != count:
-        raise RuntimeError(f"the loop read {sum(counts)} of {count} records")
-    return elapsed_s
+    return workload.time_loop(count, _fold, dsn, servers.bootstrap_servers, topic)
 
 
 def _fold(
     dsn: str, bootstrap_servers: str, topic: str, partitions: Sequence[int], ready: Any, go: Any, answers: Any
 ) -> None:
-    consumer = _consumer(bootstrap_servers)
+    consumer = workload.loop_consumer(bootstrap_servers)
     ends = {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 30)[1] for each in partitions}
     # partition -> its newest event time
     newest = dict.fromkeys(partitions, 0)
@@ -245,19 +237,6 @@ def _close(
         consumer.commit(offsets=[TopicPartition(topic, *each) for each in needed.items()], asynchronous=False)
 
 
-def _consumer(bootstrap_servers: str) -> Consumer:
-    return Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": f"loop-{uuid.uuid4().hex[:8]}",
-            "enable.auto.commit": False,
-            "queued.min.messages": 200_000,
-            "queued.max.messages.kbytes": 131_072,
-            "fetch.queue.backoff.ms": 5,
-        }
-    )
-
-
 # --- the expected tables --------------------------------------------------------------------------
 
 
@@ -265,7 +244,7 @@ def _expected(servers: EmbeddedServers, topic: str, count: int) -> tuple[Windows
     """The closed windows of the loop, whose processes have a watermark each, and of Ratchet. The
     partitions of the keys are read from the topic."""
     partition_of, newest = {}, dict.fromkeys(range(workload.PARTITIONS), 0)
-    consumer = _consumer(servers.bootstrap_servers)
+    consumer = workload.loop_consumer(servers.bootstrap_servers)
     consumer.assign([TopicPartition(topic, each, 0) for each in range(workload.PARTITIONS)])
     while len(partition_of) < min(KEYS, count):
         for message in consumer.consume(10_000, 1.0):

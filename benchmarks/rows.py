@@ -22,7 +22,7 @@ import pyarrow.json as pa_json
 from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks import workload
-from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import EmbeddedServers, PostgresServer
 from integration.server_folders import open_folder
 from sinks import AppendCommitter, PostgresTable, UpsertCommitter
@@ -120,14 +120,7 @@ def topology(name: str, kind: str, bootstrap_servers: str, topic: str, dsn: str)
 def _ratchet(servers: EmbeddedServers, kind: str, dsn: str, topic: str, config: Mapping[str, Any]) -> float:
     """Seconds from the first batch emitted to the last transaction closed."""
     name = f"{kind.lower()}-{uuid.uuid4().hex[:6]}"
-    run = submit(topology(name, kind, servers.bootstrap_servers, topic, dsn), config)
-    try:
-        run.wait_until_caught_up(600)
-        events = run.events()
-    finally:
-        run.stop()
-    started = min(event.at_s for event in events if event.kind == "emitted")
-    return max(event.at_s for event in events if event.kind == "committed") - started
+    return workload.seconds_of(topology(name, kind, servers.bootstrap_servers, topic, dsn), config, 600)
 
 
 # --- the loop -------------------------------------------------------------------------------------
@@ -138,10 +131,7 @@ def _loop(servers: EmbeddedServers, kind: str, dsn: str, topic: str, count: int)
     with psycopg.connect(dsn, autocommit=True) as connection:
         key = ", PRIMARY KEY (customer)" if kind == "W6" else ""
         connection.execute(f"CREATE TABLE landed ({_SQL}{key})".encode())
-    counts, elapsed_s = workload.in_two_processes(_land, kind, dsn, servers.bootstrap_servers, topic)
-    if sum(counts) != count:
-        raise RuntimeError(f"the loop read {sum(counts)} of {count} records")
-    return elapsed_s
+    return workload.time_loop(count, _land, kind, dsn, servers.bootstrap_servers, topic)
 
 
 def _land(
@@ -154,16 +144,7 @@ def _land(
     go: Any,
     answers: Any,
 ) -> None:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": f"loop-{topic}-{uuid.uuid4().hex[:6]}",
-            "enable.auto.commit": False,
-            "queued.min.messages": 200_000,
-            "queued.max.messages.kbytes": 131_072,
-            "fetch.queue.backoff.ms": 5,
-        }
-    )
+    consumer = workload.loop_consumer(bootstrap_servers)
     ends = {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 30)[1] for each in partitions}
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TEMP TABLE staged (LIKE landed) ON COMMIT DELETE ROWS")

@@ -36,9 +36,7 @@ def measure_rebuild(servers: EmbeddedServers, folder: Path, messages: int, setti
     run = submit(workload.word_count(*arguments)[0], settings)
     try:
         run.wait_until_caught_up(300)
-        events = run.events()
-        began_s = min(event.at_s for event in events if event.kind == "emitted")
-        ended_s = max(event.at_s for event in events if event.kind == "committed")
+        own = messages / workload.span_of(run.events())
         with _steadily(servers.bootstrap_servers, topic) as sent:
             found = _in_a_process(_rebuild, servers.zookeeper, *arguments)
         run.wait_until_caught_up(60)
@@ -47,7 +45,6 @@ def measure_rebuild(servers: EmbeddedServers, folder: Path, messages: int, setti
     counts = sum(count for count, _ in workload.read_back(arguments[-1]).values())
     if found.pop("differences") or counts != messages + sent[0]:
         raise RuntimeError(f"{counts} messages are counted, and {messages + sent[0]} were sent: {found}")
-    own = messages / (ended_s - began_s)
     return {
         "workload": "rebuild",
         "messages": messages,

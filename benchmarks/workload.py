@@ -9,7 +9,7 @@ import multiprocessing
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from framework import (
     TopologyContext,
     TransactionalTopologyBuilder,
     Tuple,
+    submit,
 )
 from sinks import (
     Count,
@@ -178,6 +179,45 @@ def ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
     found = {each: consumer.get_watermark_offsets(TopicPartition(topic, each))[1] for each in range(PARTITIONS)}
     consumer.close()
     return found
+
+
+def seconds_of(topology: Topology, config: Mapping[str, Any], patience_s: float) -> float:
+    """Run a topology until it is caught up. Returns the seconds as of ``span_of``."""
+    run = submit(topology, config)
+    try:
+        run.wait_until_caught_up(patience_s)
+        return span_of(run.events())
+    finally:
+        run.stop()
+
+
+def span_of(events: Sequence[Any]) -> float:
+    """Seconds from the first batch emitted to the last transaction closed."""
+    started = min(event.at_s for event in events if event.kind == "emitted")
+    return float(max(event.at_s for event in events if event.kind == "committed") - started)
+
+
+def loop_consumer(bootstrap_servers: str) -> Consumer:
+    """The consumer of a loop that an engineer writes by hand."""
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"loop-{uuid.uuid4().hex[:8]}",
+            "enable.auto.commit": False,
+            "queued.min.messages": 200_000,
+            "queued.max.messages.kbytes": 131_072,
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
+
+
+def time_loop(count: int, target: Callable[..., None], *arguments: Any) -> float:
+    """Seconds of ``in_two_processes``, whose answers are numbers of records. Raises
+    ``RuntimeError`` if these are not ``count`` together."""
+    counts, elapsed_s = in_two_processes(target, *arguments)
+    if sum(counts) != count:
+        raise RuntimeError(f"the loop read {sum(counts)} of {count} records")
+    return elapsed_s
 
 
 def in_two_processes(target: Callable[..., None], *arguments: Any) -> tuple[list[Any], float]:
