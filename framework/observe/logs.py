@@ -24,7 +24,11 @@ INHERITED = "RATCHET_LOG"
 
 
 def get_logger() -> Any:
-    """A structlog logger that prints nothing until logging is configured."""
+    """A structlog logger that prints nothing until logging is configured. A child process of a
+    command is configured here, before its first line."""
+    if INHERITED in os.environ and not structlog.is_configured():
+        form, _, level = os.environ[INHERITED].partition(":")
+        configure_logging(json_lines=form == "json", level=level or "info")
     return structlog.wrap_logger(_PrintsWhenAsked())
 
 
@@ -75,9 +79,6 @@ class _PrintsWhenAsked:
     """The end of this package's log processors: forwards to the configured logger, or drops."""
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        if not structlog.is_configured() and INHERITED in os.environ:
-            form, _, level = os.environ[INHERITED].partition(":")
-            configure_logging(json_lines=form == "json", level=level or "info")
         if not structlog.is_configured() or _quiet.get():
             return _drop
         found: Callable[..., None] = getattr(structlog.get_config()["logger_factory"](), method)

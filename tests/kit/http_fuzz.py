@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import structlog
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -89,6 +90,8 @@ class Servers:
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: self.trouble.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("asyncio").addHandler(handler)
+        #: The level of a run by default: a client that goes away is a line of debugging only.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
         self._stack = stack
 
 

@@ -58,6 +58,13 @@ def test_logs_are_printed_where_logging_is_configured(ask: str, environment: dic
     assert "driver.leads" in err
 
 
+def test_the_first_line_of_a_child_process_obeys_the_level_of_its_parent() -> None:
+    ask = "from framework.observe.logs import get_logger; log = get_logger(); log.debug('low'); log.info('high')"
+    _, err = printed(ask, **{INHERITED: "json:info"})
+    first = err.splitlines()[0]
+    assert "low" not in err and first.startswith("{") and "high" in first, err
+
+
 @pytest.mark.parametrize("json_lines", [False, True])
 def test_a_disk_that_is_full_ends_no_run(json_lines: bool) -> None:
     ask = f"configure_logging(json_lines={json_lines}); from framework.observe import ProgressLines"
