@@ -23,7 +23,10 @@ UNCHANGED = "_ratchet_unchanged"
 
 def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     """Rounds of changes, each with a key once, that have the effect of ``rows`` in their order.
-    With a sequence, a change below the one before it has no effect."""
+    With a sequence, a change below the one before it has no effect.
+
+    Without one, what a later change deletes has no effect: it may leave out values of a row that
+    is not there, as in changes that a restarted connector repeats."""
     deleted = rows.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False).astype(bool)
     unchanged = _unchanged(rows, deleted, changes)
     rows = rows.drop_columns([each for each in (DELETED, UNCHANGED) if each in rows.column_names])
@@ -73,8 +76,8 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     if unchanged:
         leaving = np.logical_or.reduce(list(unchanged.values()))
         needed = np.full(count, NOT_NEEDED)
-        needed[groups[leaving & (rank == 0)]] = NEEDED
-        needed[groups[leaving & _after_a_delete(groups, rank, deleted)]] = NEVER
+        needed[groups[leaving & after & (rank == 0)]] = NEEDED
+        needed[groups[leaving & after & _after_a_delete(groups, rank, deleted)]] = NEVER
         found = _marked(found, {ROW_NEEDED: needed, **kept})
     return [found]
 

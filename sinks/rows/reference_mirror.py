@@ -129,6 +129,7 @@ class ReferenceMirror(ReferenceCommitter):
                 work.empty(name)
             else:
                 work.apply(name, each, each.rows, self._only)
+        work.check()
         self.state.put(work.changed, work.columns)
         self.state.commit(self._attempt)
 
@@ -141,6 +142,14 @@ class _Work:
         self._found: dict[Key, MirroredRow | None] = {}
         self.changed: dict[Key, MirroredRow | None] = {}
         self.columns: dict[str, dict[str, _Column]] = {}
+        self._lacking: dict[Key, None] = {}
+
+    def check(self) -> None:
+        """Raise ``BadRecordError`` if a row lacks values that its change left out."""
+        for name, *key in self._lacking:
+            raise BadRecordError(
+                f"table {name!r}, key {tuple(key)!r}: a change leaves out unchanged values, and has no row"
+            )
 
     def empty(self, name: str) -> None:
         keys = self._sink.changed_keys(name, self._txid) if self._sink is not None else self._state.keys_of(name)
@@ -162,11 +171,10 @@ class _Work:
             held = self.changed[key] if key in self.changed else self._found[key]
             if dead:
                 self.changed[key] = None
+                self._lacking.pop(key, None)
                 continue
             if kept and held is None and self._sink is None:  # a replay may not know the row
-                raise BadRecordError(
-                    f"table {name!r}, key {key[1:]!r}: a change leaves out unchanged values, and has no row"
-                )
+                self._lacking[key] = None
             given = {each: value for each, value in zip(values, row, strict=True) if each not in (kept or ())}
             self.changed[key] = {**(held or {}), **given}
 

@@ -95,6 +95,12 @@ class ReferenceRows(OpaqueMapState):
         return any(self._held(each).row is not None for each in (row.value, row.prev))
 
 
+def _with_effect(changes: Sequence[tuple[Key, Any]], deleted: Sequence[bool]) -> list[tuple[Key, Any]]:
+    """The changes of each key from its last deletion on. Those before it have no effect."""
+    last = {key: place for place, ((key, _), dead) in enumerate(zip(changes, deleted, strict=True)) if dead}
+    return [each for place, each in enumerate(changes) if place >= last.get(each[0], 0)]
+
+
 class ReferenceUpserts(ReferenceCommitter):
     """Replaces an ``UpsertCommitter`` in the copy of a topology that ``verify`` or ``explain``
     runs. ``changes_of``: as of that committer. ``fields``: of its table."""
@@ -122,6 +128,8 @@ class ReferenceUpserts(ReferenceCommitter):
             return
         changes = list(self._in_order(pa.concat_tables(self._batches)))
         keys = list(dict.fromkeys(key for key, _ in changes))
+        if self._changes.sequence is None:
+            changes = _with_effect(changes, [bool(change[DELETED]) for _, change in changes])
         self.state.begin_commit(self._attempt)
         before = dict(zip(keys, self.state.found(keys), strict=True))
         after = dict(before)

@@ -48,7 +48,8 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
 
     ``unavailable``, a field of lists of names as ``DebeziumCodec`` gives it, names the columns that
-    keep their stored values. A change that leaves out values of a row that is not there is bad.
+    keep their stored values. A change that leaves out values of a row that is not there is bad,
+    unless a later change of the batch deletes the row.
 
     ``columns``: the fields to write; by default all but ``tombstone`` and ``unavailable``. The key
     and the sequence are always written. ``on_new_column``: what to do about a field that the table
