@@ -12,7 +12,17 @@ from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
-from framework.streams.plan import Node, Placed, Read, builder_of, carries_tombstones, name_of, sides_of, ways_to
+from framework.streams.plan import (
+    Node,
+    Placed,
+    Read,
+    builder_of,
+    carries_tombstones,
+    check_sequence,
+    name_of,
+    sides_of,
+    ways_to,
+)
 from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
 from framework.topology import (
@@ -162,6 +172,12 @@ class Pipeline(TopologyMaker):
     def carries_tombstones(self, call: Call, node: Node, keys: Iterable[str]) -> bool:
         """Whether a table of these rows deletes the one of a tombstone's keys."""
         return self._reading is not None and carries_tombstones(call, self._reading, node, frozenset(keys))
+
+    def check_sequence(self, call: Call, node: Node, keys: Iterable[str], sequence: str) -> None:
+        """Raise ``TopologyError`` where tombstones have the keys of a table of these rows, and not
+        its sequence."""
+        if self._reading is not None:
+            check_sequence(call, self._reading, node, frozenset(keys), sequence)
 
     def stateful_steps(self, call: Call) -> StatefulSteps:
         """The committers that keep a state of their own."""

@@ -371,6 +371,17 @@ def carries_tombstones(call: Call, reading: Reading, node: Node, keys: Columns) 
     return bool(found) and all(found)
 
 
+def check_sequence(call: Call, reading: Reading, node: Node, keys: Columns, sequence: str) -> None:
+    """Raise ``TopologyError`` where tombstones come to a table with its keys, and without the
+    column by which the table tells newer rows from older ones."""
+    if not carries_tombstones(call, reading, node, keys) or carries_tombstones(call, reading, node, keys | {sequence}):
+        return
+    raise call.mistake(
+        f"a tombstone deletes the row of its key, and has no {sequence!r} to compare: give read_kafka metadata=['offset'] and "
+        f"use sequence_by='offset', or leave tombstones out by metadata=[{TOMBSTONE!r}] and filter('not {TOMBSTONE}')"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Input:
     """A bolt takes rows from a component by these ways. ``tombstones``: whether these come with

@@ -48,7 +48,8 @@ class Reading(ABC):
 
     def tombstones(self, source: str) -> Columns:
         """The columns in which a tombstone of a source has values, if the rows have the record's
-        key. The source then gives the column ``TOMBSTONE`` where it is among those used."""
+        key, and tombstones have rows. The source then gives the column ``TOMBSTONE`` where it
+        is among those used."""
         return frozenset()
 
     def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:

@@ -380,8 +380,9 @@ class Stream:
 
     def latest_by(self, *key: str, sequence_by: str | None = None, delete_when: Expression | None = None) -> Table:
         """The newest row of each key. ``sequence_by``: a column that rises with each change of a
-        key; without it, the row that arrives later is newer. ``delete_when``: the row of its key is
-        deleted where this is true."""
+        key; without it, the row that arrives later is newer. Tombstones that delete rows need it,
+        too: of a topic with the record's key, use ``"offset"``. ``delete_when``: the row of its key
+        is deleted where this is true."""
         more = {"sequence_by": sequence_by, "delete_when": delete_when}
         call = called("latest_by", *key, **{name: each for name, each in more.items() if each is not None})
         if not key:
@@ -398,7 +399,7 @@ class Stream:
                 raise call.mistake(f"a condition is true or false, and this is {kind}")
             deleted = condition.fill_null(False)
             stream = self._with(call, {TOMBSTONE: deleted | pl.col(TOMBSTONE).fill_null(False) if told else deleted})
-        return NewestTable(stream, key, sequence_by)
+        return NewestTable(stream, key, sequence_by, call)
 
     def deduplicate(
         self,
@@ -486,6 +487,7 @@ class Stream:
         if table is not None and times is None:
             if within is not None or late:
                 raise call.mistake("without times= there is no time to compare: leave within and late out")
+            table.check_tombstones()
             table_keys = [names[each] for each in table.tombstone_keys()]
             tombstones = self._pipeline.carries_tombstones(call, theirs._node, table_keys)
             if tombstones and TOMBSTONE in taken:
@@ -628,13 +630,16 @@ class Stream:
         call = called("into", type(committer).__name__, name=name)
         if not hasattr(committer, "finish_batch"):
             raise call.mistake(f"a {type(committer).__name__} is no committer: use through(...)")
+        keys, sequence = committer.tombstone_keys, getattr(committer, "sequence_by", None)
+        if isinstance(sequence, str) and sequence in keys:
+            self._pipeline.check_sequence(call, self._node, set(keys) - {sequence}, sequence)
         return self._placed(
             call,
             committer,
             name,
             self._grouping(call, grouping),
             parallelism=parallelism,
-            keys=committer.tombstone_keys,
+            keys=keys,
         )
 
     # --- parts ------------------------------------------------------------------------------------

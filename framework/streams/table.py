@@ -81,6 +81,7 @@ class Table(ABC):
         what becomes of a record whose row the sink refuses, as of ``Stream.append_into``."""
         call = called("upsert_into", target, **({"name": name} if name else {}))
         bolt = of_target(call, target, self._committer)
+        self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
         grouping = FieldsGrouping(Fields(*self._key))
         return self._stream._placed(
@@ -109,6 +110,9 @@ class Table(ABC):
     def tombstone_keys(self) -> tuple[str, ...]:
         """The columns that a tombstone needs to delete its row; none where it deletes none."""
         return ()
+
+    def check_tombstones(self) -> None:
+        """Raise ``TopologyError`` where tombstones come that the table cannot put in order."""
 
 
 class AggregatesTable(Table):
@@ -194,11 +198,11 @@ class AggregatesTable(Table):
 
 
 class NewestTable(Table):
-    """The newest row of each key."""
+    """The newest row of each key. ``call``: its ``latest_by``."""
 
-    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None) -> None:
+    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None, call: Call) -> None:
         super().__init__(stream, key)
-        self._sequence_by = sequence_by
+        self._sequence_by, self._call = sequence_by, call
         found = [each for each in stream.schema if each.name == TOMBSTONE]
         self._deletes = bool(found) and found[0].type == pa.bool_()
 
@@ -248,6 +252,10 @@ class NewestTable(Table):
 
     def tombstone_keys(self) -> tuple[str, ...]:
         return (*self._key, *([self._sequence_by] if self._sequence_by is not None else []))
+
+    def check_tombstones(self) -> None:
+        if self._sequence_by is not None:
+            self._stream._pipeline.check_sequence(self._call, self._stream._node, self._key, self._sequence_by)
 
 
 def _before_windows(node: Node) -> tuple[Node, Windows] | None:

@@ -52,6 +52,12 @@ class Topics:
         fields += [pa.field(name, METADATA_TYPES[name]) for name in self.metadata]
         return Source(self.name, pa.schema(fields))
 
+    @property
+    def leaves_out_tombstones(self) -> bool:
+        """Whether a record without a value has no row, as in Debezium's format."""
+        left_out = self.value.codec(self.value.schema.names).left_out([None])
+        return left_out is not None and bool(left_out[0])
+
     def parts(self, used: Sequence[str]) -> dict[str, Any]:
         """The arguments of the spout, or of its stream, for these columns."""
 
@@ -105,7 +111,9 @@ class Kafka(Reading):
     def tombstones(self, source: str) -> frozenset[str]:
         (read,) = (each for each in self.added if each.name == source)
         has_key = read.key is not None or "key" in read.metadata
-        return self.early(source) if has_key and TOMBSTONE not in read.source.schema.names else frozenset()
+        if not has_key or TOMBSTONE in read.source.schema.names or read.leaves_out_tombstones:
+            return frozenset()
+        return self.early(source)
 
     def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
         streams = self.streams()

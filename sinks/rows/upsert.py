@@ -44,7 +44,8 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     ``tombstone``. It adds the field by itself where every bolt that reads the stream asks for it;
     with bolts in between, give it ``metadata=["tombstone"]``, and let the bolts keep the field.
     ``sequence_by``: a field that rises with each change of a key. A change with a lower value than
-    the row's is left out, also after the row was deleted; of equal ones, the later counts.
+    the row's is left out, also after the row was deleted; of equal ones, the later counts. A
+    tombstone without a sequence is bad: use a field that tombstones have, such as ``offset``.
     ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
 
     ``unavailable``, a field of lists of names as ``DebeziumCodec`` gives it, names the columns that
@@ -163,6 +164,11 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
         rows = batch.select(self.table.schema.names).cast(self.table.schema)
         for name in (*self._changes.key, self._changes.sequence):
             if name is not None and rows.column(name).null_count:
+                if self._tombstones and name == self._changes.sequence and _nulls_of_tombstones(batch, name):
+                    raise BadRecordError(
+                        f"component {self._component_id!r}: a tombstone has no sequence {name!r}: use a field that tombstones "
+                        "have, such as the metadata 'offset', or filter tombstones out"
+                    )
                 what = "the sequence" if name == self._changes.sequence else "key field"
                 raise BadRecordError(
                     f"component {self._component_id!r}: {what} {name!r} is null; give such records a value, or filter them out"
@@ -187,6 +193,12 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
 
 def _has(source: Input, name: str, kind: pa.DataType) -> bool:
     return name in source.fields and source.fields.type_of(name) == kind
+
+
+def _nulls_of_tombstones(batch: pa.RecordBatch, name: str) -> bool:
+    """Whether only tombstones have nulls in this column."""
+    others = pc.invert(pc.fill_null(batch.column(TOMBSTONE), False))
+    return not pc.any(pc.and_(others, batch.column(name).is_null())).as_py()
 
 
 def _rises(kind: pa.DataType) -> bool:

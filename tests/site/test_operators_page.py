@@ -26,6 +26,7 @@ INTERNAL = {
     "Pipeline": {
         "carries_tombstones",
         "check_open",
+        "check_sequence",
         "keep_dead_letters",
         "partition",
         "place",
@@ -34,7 +35,7 @@ INTERNAL = {
         "topic",
         "watermark",
     },
-    "Table": {"tombstone_keys"},
+    "Table": {"check_tombstones", "tombstone_keys"},
     "NewestTable": {"joining", "rows_of_join"},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import TopologyFailed
+from framework import Fields, TopologyFailed
 from framework.errors import TopologyError
 from framework.transactions import MemoryStore
-from ratchet import Json, Pipeline, Stream, Text, parquet, sqlite
+from ratchet import Debezium, Json, Pipeline, Stream, Text, parquet, sqlite
 from sinks import SqliteTable, UpsertCommitter
 from tests.kit.row_tables import SqliteDatabase
 from tests.kit.topics import Topics
@@ -189,6 +190,68 @@ def test_a_tombstone_and_a_condition_both_delete(tmp_path: Path) -> None:
     made = orders.select("id", "n").latest_by("id", delete_when="n = 2")
     made.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
     assert list(map(dict, pipeline.test({"orders": ROWS})["t"])) == [{"id": "c", "n": 4}]
+
+
+@pytest.mark.parametrize("make", [lambda s: s, lambda s: s.filter("n > 0"), lambda s: s.filter("n > 0").drop("items")])
+@pytest.mark.parametrize("end", ["table", "join", "committer"])
+def test_a_sequence_that_a_tombstone_does_not_have_is_refused_at_its_line(make: Make, end: str, tmp_path: Path) -> None:
+    pipeline, orders = shop(tmp_path)
+    rows = make(orders)
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    table = rows.latest_by("id", sequence_by="n")
+    with pytest.raises(TopologyError) as raised:
+        if end == "table":
+            table.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+        elif end == "join":
+            sales = pipeline.read_kafka("sales", value=Json(id=str, sale=int))
+            sales.join(table, on="id", name="joined")
+        else:
+            line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+            rows.into(UpsertCommitter(SqliteTable(tmp_path / "a.db", "t"), ["id"], sequence_by="n"), name="t")
+    call = "into(" if end == "committer" else "latest_by('id', sequence_by='n'): "
+    assert str(raised.value).startswith(f"tests/streams/test_tombstones.py:{line}: {call}")
+    assert "a tombstone deletes the row of its key, and has no 'n' to compare" in str(raised.value)
+    assert "sequence_by='offset', or leave tombstones out" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_tombstones_go_by_a_sequence_that_they_have(tmp_path: Path) -> None:
+    pipeline, orders = shop(tmp_path, metadata=["offset"])
+    made = orders.filter("n > 0").select("id", "n", "offset")
+    made.latest_by("id", sequence_by="offset").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    found = pipeline.test({"orders": [{**row, "offset": offset} for offset, row in enumerate(ROWS)]}, take=2)
+    assert sorted((row["id"], row["n"]) for row in found["t"]) == [("b", 2), ("c", 4)]
+
+
+def test_tombstones_that_the_user_leaves_out_need_no_sequence(tmp_path: Path) -> None:
+    pipeline, orders = shop(tmp_path, metadata=["tombstone"])
+    made = orders.filter("not tombstone").select("id", "n")
+    made.latest_by("id", sequence_by="n").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    found = pipeline.test({"orders": ROWS})
+    assert sorted((row["id"], row["n"]) for row in found["t"]) == [("a", 1), ("b", 2), ("c", 4)]
+
+
+def test_a_tombstone_that_the_user_keeps_and_that_has_no_sequence_is_a_bad_record(tmp_path: Path) -> None:
+    pipeline, orders = shop(tmp_path, metadata=["tombstone"])
+    made = orders.drop("items").latest_by("id", sequence_by="n")
+    made.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    with pytest.raises(TopologyFailed, match="a tombstone has no sequence 'n': use a field that tombstones have"):
+        pipeline.test({"orders": ROWS})
+
+
+@pytest.mark.parametrize("tombstones", [False, True])
+def test_a_format_that_leaves_out_tombstones_takes_any_sequence(tombstones: bool, tmp_path: Path) -> None:
+    pipeline = Pipeline("shop")
+    value = Debezium(Fields(n=int), metadata=["op", "lsn"], tombstones=tombstones)
+    rows = pipeline.read_kafka("orders", key=Text("id"), value=value, bootstrap_servers="127.0.0.1:1")
+    table = rows.latest_by("id", sequence_by="lsn", delete_when="op = 'd'")
+    if tombstones:
+        with pytest.raises(TopologyError, match="has no 'lsn'"):
+            table.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+        return
+    table.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    given = [{"id": "a", "n": 1, "op": "c", "lsn": 5}, {"id": "a", "n": 2, "op": "u", "lsn": 4}]
+    assert [row["n"] for row in pipeline.test({"orders": given})["t"]] == [1]
 
 
 def test_a_condition_goes_with_the_tombstones_that_the_user_asked_for(tmp_path: Path) -> None:
