@@ -32,6 +32,7 @@ class LocalExecutor:
 
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], watcher: TaskWatcher | None = None) -> None:
         self._topology = PlannedTopology(plan, conf, watcher)
+        self._committing = self._topology.for_batch(True, collapsed=True)
         self._results: dict[AttemptHeader, tuple[list[Record], dict[int, int]]] = {}
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
@@ -52,7 +53,8 @@ class LocalExecutor:
         reports: list[TaskReport] = []
         if job.header in self._dead:
             return PhaseResult(DeadAttempts.failure(job.header, Phase.PROCESSING))
-        topology = self._topology.for_batch(is_even(self._topology.plan, job.partition_records))
+        even = is_even(self._topology.plan, job.partition_records)
+        topology = self._topology.for_batch(even, collapsed=True)
         plan = topology.plan
         try:
             records = run_processing(
@@ -67,7 +69,7 @@ class LocalExecutor:
         return result
 
     def commits_in_one_step(self, header: AttemptHeader) -> bool:
-        return self._topology.plan.commits_in_one_step
+        return self._committing.plan.commits_in_one_step
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
         with self._lock:
@@ -78,7 +80,7 @@ class LocalExecutor:
         reports: list[TaskReport] = []
         try:
             run_commit(
-                self._topology,
+                self._committing,
                 header,
                 records,
                 reports.append,
@@ -87,8 +89,8 @@ class LocalExecutor:
             )
         except FrameFailed as error:
             return self._failed_frame(error)
-        plan = self._topology.plan
-        return summarise(plan, Phase.COMMIT, reports, expected_reports(self._topology, Phase.COMMIT), held)
+        expected = expected_reports(self._committing, Phase.COMMIT)
+        return summarise(self._committing.plan, Phase.COMMIT, reports, expected, held)
 
     def _failed_frame(self, error: FrameFailed) -> PhaseResult:
         if self._topology.watcher is not None and error.__cause__ is not None:

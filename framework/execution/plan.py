@@ -12,6 +12,9 @@ Inside a phase, components joined by an edge that moves no rows between tasks ar
 spout's tasks read about equal shares of the batch, and move otherwise. So there are two layouts of
 the processing phase (ADR 24).
 
+A batch that one Spark task runs as a whole has a third layout, in which the only committer has one
+task: that task commits in one step of the store, which two tasks could not (ADR 115).
+
 Segments are assigned to *levels* by their longest path from the source. All tasks of a level run
 concurrently, and one shuffle lies between two levels. So a phase is always a single chain, however
 the graph branches, and no result is computed twice. Rows for a later level pass through the levels
@@ -38,7 +41,10 @@ from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, DataFrameBolt, Input
 from framework.topology.fields import Fields
 from framework.topology.graph import AnySpout, Component, Graph, Subscription, upstream_of
-from framework.topology.groupings import Grouping, ShuffleGrouping
+from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
+
+#: Groupings that divide rows only to share the work: tasks below them can be merged.
+_SHARING = (FieldsGrouping, LocalOrShuffleGrouping, ShuffleGrouping)
 
 
 class Phase(Enum):
@@ -155,9 +161,15 @@ class ExecutionPlan:
     #: this one. Both layouts share the components, the edges except for ``fused``, and the commit
     #: phase.
     uneven: ExecutionPlan | None = None
+    #: The layout for batches that one Spark task runs as a whole, with one task of the only
+    #: committer; None when such batches use the other two.
+    collapsed: ExecutionPlan | None = None
 
-    def for_batch(self, even: bool) -> ExecutionPlan:
-        """The layout for a batch. ``even``: the spout's tasks read about equal shares of it."""
+    def for_batch(self, even: bool, *, collapsed: bool = False) -> ExecutionPlan:
+        """The layout for a batch. ``even``: the spout's tasks read about equal shares of it.
+        ``collapsed``: one Spark task runs it as a whole."""
+        if collapsed and self.collapsed is not None:
+            return self.collapsed
         return self if even or self.uneven is None else self.uneven
 
     def frames_gathered_at(self, phase: Phase, level: int) -> list[str]:
@@ -244,7 +256,24 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
     """Assign a topology's components to phases, segments and levels."""
     spread = frozenset(each.id for each in topology.components if not each.subscriptions)
     plan, uneven = _laid_out(topology, spread), _laid_out(topology, frozenset())
-    return plan if plan.processing == uneven.processing else replace(plan, uneven=uneven)
+    return replace(
+        plan,
+        uneven=None if plan.processing == uneven.processing else uneven,
+        collapsed=_in_one_step(topology, plan),
+    )
+
+
+def _in_one_step(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
+    """Return the layout in which the only committer has one task, if that task can commit in one
+    step."""
+    if len(plan.commit_roots) != 1 or plan.commit_tasks == 1:
+        return None
+    root = plan.commit_roots[0]
+    if any(type(sub.grouping) not in _SHARING for sub in topology[root].subscriptions):
+        return None
+    components = (replace(each, parallelism=1) if each.id == root else each for each in topology.components)
+    merged = _laid_out(Graph(topology.id, tuple(components)), frozenset())
+    return merged if merged.commits_in_one_step else None
 
 
 def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:

@@ -57,17 +57,18 @@ class PlannedTopology:
         self.watcher = watcher
         self._pickled: dict[str, bytes] = {}
         self._shared = threading.local()
-        self._uneven: PlannedTopology | None = None
+        self._layouts: dict[int, PlannedTopology] = {id(plan): self}
         self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
 
-    def for_batch(self, even: bool) -> PlannedTopology:
-        """This topology in the layout for a batch. ``even``: the spout's tasks read about equal
-        shares of it."""
-        if self.plan.for_batch(even) is self.plan:
-            return self
-        if self._uneven is None:
-            self._uneven = PlannedTopology(self.plan.for_batch(even), self.conf, self.watcher)
-        return self._uneven
+    def for_batch(self, even: bool, *, collapsed: bool = False) -> PlannedTopology:
+        """This topology in the layout for a batch, as ``ExecutionPlan.for_batch`` says. All layouts
+        share the pickled components and the shared spouts."""
+        plan = self.plan.for_batch(even, collapsed=collapsed)
+        found = self._layouts.get(id(plan))
+        if found is None:
+            found = self._layouts[id(plan)] = PlannedTopology(plan, self.conf, self.watcher)
+            found._pickled, found._shared = self._pickled, self._shared
+        return found
 
     def instance(self, component: TaskComponent) -> Any:
         """A new copy of a component; for a shared spout, this thread's only copy."""

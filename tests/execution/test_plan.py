@@ -7,7 +7,8 @@ import pytest
 from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.execution import Phase, plan_execution
 from framework.execution.ports import GENERAL_PARTITION, is_even
-from framework.topology import TransactionalSpout
+from framework.topology import Topology, TransactionalSpout
+from framework.topology.groupings import FieldsGrouping
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay
@@ -149,6 +150,10 @@ class SeveralSteps(MemoryBackend):
     commits_in_one_step = False
 
 
+class Divided(FieldsGrouping):
+    """A user's grouping may mean more by its tasks than to share the work."""
+
+
 @pytest.mark.parametrize(
     ("shape", "alone"),
     [
@@ -163,6 +168,30 @@ class SeveralSteps(MemoryBackend):
 def test_a_commit_is_one_step_where_one_task_writes_one_state_and_nothing_follows(
     shape: dict[str, Any], alone: bool
 ) -> None:
+    assert plan_execution(committing(shape)).commits_in_one_step is alone
+
+
+@pytest.mark.parametrize(
+    ("shape", "merged"),
+    [
+        ({"tasks": 3}, True),
+        ({"tasks": 3, "kind": Watched}, False),
+        ({"tasks": 3, "backend": SeveralSteps}, False),
+        ({"tasks": 3, "second": True}, False),
+        ({"tasks": 3, "below": True}, False),
+        ({"tasks": 3, "grouping": Divided(Fields("word"))}, False),
+    ],
+)
+def test_the_tasks_of_a_committer_are_one_in_a_batch_that_one_task_runs(shape: dict[str, Any], merged: bool) -> None:
+    plan = plan_execution(committing(shape))
+    for even in (True, False):
+        collapsed = plan.for_batch(even, collapsed=True)
+        assert collapsed.commits_in_one_step is merged
+        assert collapsed.components["counts"].parallelism == (1 if merged else 3)
+    assert plan.for_batch(True).components["counts"].parallelism == 3
+
+
+def committing(shape: dict[str, Any]) -> Topology:
     builder = TransactionalTopologyBuilder("t", "spout", MemoryTransactionalSpout({0: []}, Fields(word=str), 1))
 
     def committer() -> StateCommitter:
@@ -170,9 +199,10 @@ def test_a_commit_is_one_step_where_one_task_writes_one_state_and_nothing_follow
         made: StateCommitter = kind(OpaqueMapState(backend()), ["word"], {"n": Count()})
         return made
 
-    builder.set_bolt("counts", committer(), shape.get("tasks", 1)).fields_grouping("spout", Fields("word"))
+    grouping = shape.get("grouping", FieldsGrouping(Fields("word")))
+    builder.set_bolt("counts", committer(), shape.get("tasks", 1)).grouping("spout", grouping)
     if shape.get("second"):
         builder.set_bolt("others", committer()).fields_grouping("spout", Fields("word"))
     if shape.get("below"):
         builder.set_bolt("below", Relay()).shuffle_grouping("counts")
-    assert plan_execution(builder.build()).commits_in_one_step is alone
+    return builder.build()

@@ -160,7 +160,7 @@ class _RunCollapsed:
 
     def __call__(self, asked: _CollapsedPhase) -> tuple[Reports | None, Sequence[Record]]:
         reports: Reports = []
-        topology = self.payload.topology().for_batch(asked.even)
+        topology = self.payload.topology().for_batch(asked.even, collapsed=True)
         if asked.header is not None:
             run_commit(topology, asked.header, asked.records, reports.append)
             return reports, []
@@ -338,7 +338,11 @@ class SparkExecutor:
     def commits_in_one_step(self, header: AttemptHeader) -> bool:
         with self._lock:
             result = self._results.get(header)
-        return result is not None and result.spread is None and self._plan.commits_in_one_step
+        return (
+            result is not None
+            and result.spread is None
+            and self._plan.for_batch(True, collapsed=True).commits_in_one_step
+        )
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
         return self._guarded(header, Phase.COMMIT, lambda: self._commit(header))
@@ -375,13 +379,15 @@ class SparkExecutor:
         if small:
             reports, records = self._collapsed(job.header, Phase.PROCESSING, _CollapsedPhase(None, start, even))
             if reports is not None:
-                return self._keep(job.header, _Result(None, records, 1), reports, even)
+                topology = self._topology.for_batch(even, collapsed=True)
+                return self._keep(job.header, _Result(None, records, 1), reports, topology)
         with self._jobs_of(job.header, Phase.PROCESSING) as context:
             rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
             with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
                 _materialise(spread)
         reports = self._take_reports(job.header, Phase.PROCESSING)
-        return self._keep(job.header, _Result(spread, (), spread.getNumPartitions()), reports, even)
+        result = _Result(spread, (), spread.getNumPartitions())
+        return self._keep(job.header, result, reports, self._topology.for_batch(even))
 
     def _collapsed(
         self, header: AttemptHeader, phase: Phase, asked: _CollapsedPhase
@@ -470,8 +476,9 @@ class SparkExecutor:
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
+        topology = self._topology.for_batch(True, collapsed=result.spread is None)
         if result.spread is None and self._plan.commits_on_driver:
-            run_commit(self._topology, header, result.records, reports.append, cancelled=lambda: header in self._dead)
+            run_commit(topology, header, result.records, reports.append, cancelled=lambda: header in self._dead)
         elif result.spread is None:
             reports = self._collapsed(header, Phase.COMMIT, _CollapsedPhase(header, result.records, True))[0] or []
         else:
@@ -481,13 +488,15 @@ class SparkExecutor:
             ):
                 rdd._jrdd.count()
             reports = self._take_reports(header, Phase.COMMIT)
-        expected = expected_reports(self._topology, Phase.COMMIT, spread=result.partitions)
-        return summarise(self._plan, Phase.COMMIT, reports, expected, result.held)
+        expected = expected_reports(topology, Phase.COMMIT, spread=result.partitions)
+        return summarise(topology.plan, Phase.COMMIT, reports, expected, result.held)
 
-    def _keep(self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport], even: bool) -> PhaseResult:
-        expected = expected_reports(self._topology.for_batch(even), Phase.PROCESSING)
-        summary = summarise(self._plan, Phase.PROCESSING, reports, expected)
-        result = replace(result, held=held_rows(self._plan, reports))
+    def _keep(
+        self, header: AttemptHeader, result: _Result, reports: Sequence[TaskReport], topology: PlannedTopology
+    ) -> PhaseResult:
+        expected = expected_reports(topology, Phase.PROCESSING)
+        summary = summarise(topology.plan, Phase.PROCESSING, reports, expected)
+        result = replace(result, held=held_rows(topology.plan, reports))
         with self._lock:
             wanted = summary.failure is None and header not in self._dead
             if wanted:

@@ -27,6 +27,12 @@ class _Executor:
         self._rows = RowsTaken()
         self._planned = PlannedTopology(plan, conf, self._rows)
 
+    def _laid_out(self, turn: int) -> PlannedTopology:
+        """The layout for a batch that is processed at this turn. If the schedule's commits run as
+        one task, every second batch is one that one task runs as a whole."""
+        whole = self._injector.schedule.collapsed and turn % 2 == 1
+        return self._planned.for_batch(True, collapsed=whole)
+
     def start(self) -> None: ...
 
     def close(self) -> None: ...
@@ -82,7 +88,8 @@ class FaultyExecutor(_Executor):
         batch = "the same batch again, days later" if injector.was_processed(header) else "the batch"
         told = f"attempt {header.attempt_id} at transaction {header.txid} processes {batch}"
         if injector.take(Kind.OTHER_PROCESS, header.txid) is not None:
-            done = injector.other.process(self._plan, job, seed=injector.schedule.seed, turn=turn)
+            plan = self._laid_out(turn).plan
+            done = injector.other.process(plan, job, seed=injector.schedule.seed, turn=turn)
             if done is not None:
                 injector.tell(f"FAULT: {Kind.OTHER_PROCESS.value}, where sets of texts have another order")
                 injector.tell(told)
@@ -91,7 +98,7 @@ class FaultyExecutor(_Executor):
             injector.tell(f"FAULT: {Kind.OTHER_ORDER.value}, the last one first")
         injector.tell(told)
         with injector.turn(turn):
-            return process(self._planned, job, backwards=backwards)
+            return process(self._laid_out(turn), job, backwards=backwards)
 
     def _resize(self, txid: int) -> None:
         injector = self._injector
@@ -108,7 +115,8 @@ class FaultyExecutor(_Executor):
         injector.next_attempt(txid)
         if injector.take(Kind.DRIVER_DIES_OPENED, txid) is not None:
             injector.die(Kind.DRIVER_DIES_OPENED)
-        tasks = CommitTasks(self._planned, header, kept.records, collapsed=injector.schedule.collapsed)
+        planned = self._laid_out(kept.turn)
+        tasks = CommitTasks(planned, header, kept.records, collapsed=injector.schedule.collapsed)
         self._rows.rows = {}
         result = self._committed(tasks, kept)
         if result.failure is not None:
@@ -198,7 +206,7 @@ class OnceExecutor(_Executor):
         were committed before."""
         self._kept, txid = kept, kept.header.txid
         with self._injector.turn(kept.turn):
-            done = process(self._planned, kept.job)
+            done = process(self._laid_out(kept.turn), kept.job)
         self.attempts[Phase.PROCESSING, txid] = Execution(kept.header, Phase.PROCESSING, done.rows)
 
     def process(self, job: ProcessingJob) -> PhaseResult:
@@ -209,7 +217,7 @@ class OnceExecutor(_Executor):
         if kept is None:
             return _lost("nothing was taken")
         records = [self._elsewhere(each) for each in kept.records]
-        tasks = CommitTasks(self._planned, header, records, collapsed=injector.schedule.collapsed)
+        tasks = CommitTasks(self._laid_out(kept.turn), header, records, collapsed=injector.schedule.collapsed)
         reports: list[TaskReport] = []
         self._rows.rows = {}
         sent: list[Addressed] = []
