@@ -43,7 +43,7 @@ from framework.topology.fields import Fields
 from framework.topology.graph import AnySpout, Component, Graph, Subscription, upstream_of
 from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
 
-#: Groupings that divide rows only to share the work: tasks below them can be merged.
+#: Groupings that only share the work: tasks below them can be merged.
 _SHARING = (FieldsGrouping, LocalOrShuffleGrouping, ShuffleGrouping)
 
 
