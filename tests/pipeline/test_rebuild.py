@@ -75,6 +75,10 @@ class Wrong(Same):
             collector.emit(["a" if tup["word"] == "b" else tup["word"], tup["n"]])
 
 
+class InSteps(StateCommitter):
+    """A subclass commits in several steps of the store, so a commit can die between them."""
+
+
 def counting(
     folder: Path,
     bolt: Any = None,
@@ -308,8 +312,8 @@ def test_a_rebuild_that_dies_anywhere_goes_on_when_it_is_repeated(
         for after in (False, True):
             folder, store = tmp_path / f"{at}{after}", MemoryStore()
             folder.mkdir()
-            run(counting(folder, Wrong()), store)
-            mended, dies = counting(folder), Dies(at, after=after)
+            run(counting(folder, Wrong(), words=InSteps), store)
+            mended, dies = counting(folder, words=InSteps), Dies(at, after=after)
             with monkeypatch.context() as patch:
                 patch.setattr(MemoryStore, "_apply_as", dies.wrap(MemoryStore._apply_as))
                 for name in ("raise_header", "apply", "exchange", "remove", "prepare"):
@@ -454,7 +458,7 @@ def test_the_newest_transaction_keeps_its_own_rows_where_it_alone_is_not_recorde
 def test_rows_of_a_state_that_may_count_twice_are_begun_anew_where_a_batch_was_begun(
     tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = counting(tmp_path, state=NonTransactionalMapState)
+    built = counting(tmp_path, state=NonTransactionalMapState, words=InSteps)
     run(built, store)
     for after in (False, True):
         with monkeypatch.context() as patch:

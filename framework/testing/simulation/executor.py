@@ -27,10 +27,11 @@ class _Executor:
         self._rows = RowsTaken()
         self._planned = PlannedTopology(plan, conf, self._rows)
 
-    def _laid_out(self, turn: int) -> PlannedTopology:
-        """The layout for a batch that is processed at this turn. If the schedule's commits run as
-        one task, every second batch is one that one task runs as a whole."""
-        whole = self._injector.schedule.collapsed and turn % 2 == 1
+    def _laid_out(self, txid: int) -> PlannedTopology:
+        """The layout for a batch. If the schedule's commits run as one task, one task runs every
+        second batch as a whole. All attempts at a transaction have one layout, because another
+        one brings rows in another order."""
+        whole = self._injector.schedule.collapsed and txid % 2 == 1
         return self._planned.for_batch(True, collapsed=whole)
 
     def start(self) -> None: ...
@@ -88,7 +89,7 @@ class FaultyExecutor(_Executor):
         batch = "the same batch again, days later" if injector.was_processed(header) else "the batch"
         told = f"attempt {header.attempt_id} at transaction {header.txid} processes {batch}"
         if injector.take(Kind.OTHER_PROCESS, header.txid) is not None:
-            plan = self._laid_out(turn).plan
+            plan = self._laid_out(header.txid).plan
             done = injector.other.process(plan, job, seed=injector.schedule.seed, turn=turn)
             if done is not None:
                 injector.tell(f"FAULT: {Kind.OTHER_PROCESS.value}, where sets of texts have another order")
@@ -98,7 +99,7 @@ class FaultyExecutor(_Executor):
             injector.tell(f"FAULT: {Kind.OTHER_ORDER.value}, the last one first")
         injector.tell(told)
         with injector.turn(turn):
-            return process(self._laid_out(turn), job, backwards=backwards)
+            return process(self._laid_out(header.txid), job, backwards=backwards)
 
     def _resize(self, txid: int) -> None:
         injector = self._injector
@@ -115,7 +116,7 @@ class FaultyExecutor(_Executor):
         injector.next_attempt(txid)
         if injector.take(Kind.DRIVER_DIES_OPENED, txid) is not None:
             injector.die(Kind.DRIVER_DIES_OPENED)
-        planned = self._laid_out(kept.turn)
+        planned = self._laid_out(txid)
         tasks = CommitTasks(planned, header, kept.records, collapsed=injector.schedule.collapsed)
         self._rows.rows = {}
         result = self._committed(tasks, kept)
@@ -206,7 +207,7 @@ class OnceExecutor(_Executor):
         were committed before."""
         self._kept, txid = kept, kept.header.txid
         with self._injector.turn(kept.turn):
-            done = process(self._laid_out(kept.turn), kept.job)
+            done = process(self._laid_out(txid), kept.job)
         self.attempts[Phase.PROCESSING, txid] = Execution(kept.header, Phase.PROCESSING, done.rows)
 
     def process(self, job: ProcessingJob) -> PhaseResult:
@@ -217,7 +218,7 @@ class OnceExecutor(_Executor):
         if kept is None:
             return _lost("nothing was taken")
         records = [self._elsewhere(each) for each in kept.records]
-        tasks = CommitTasks(self._laid_out(kept.turn), header, records, collapsed=injector.schedule.collapsed)
+        tasks = CommitTasks(self._laid_out(header.txid), header, records, collapsed=injector.schedule.collapsed)
         reports: list[TaskReport] = []
         self._rows.rows = {}
         sent: list[Addressed] = []

@@ -152,6 +152,10 @@ def test_a_redis_that_copied_another_servers_data_and_leads_again_refuses_done(
     refused_then_done_again(backend, header)
 
 
+class InSteps(StateCommitter):
+    """A subclass commits in several steps of the store, so a server can go back between them."""
+
+
 class LosingState(OpaqueMapState):
     """Its server dies just before ``done`` of transaction ``txid``,
     and comes back as it was when that was opened.
@@ -183,8 +187,7 @@ def test_no_batch_is_lost_when_redis_goes_back_within_a_commit(
     spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 50}, Fields(word=str), 10)
     builder = TransactionalTopologyBuilder(name, "spout", spout)
     state = LosingState(RedisBackend(server.url, name))
-    words = StateCommitter(state, ["word"], {"count": Count()})
-    # Two tasks: the commit of one task alone is one step of the store, and nothing comes between.
+    words = InSteps(state, ["word"], {"count": Count()})
     builder.set_bolt("words", words, 2).fields_grouping("spout", Fields("word"))
     with submit(builder.build(), store=MemoryStore(), executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)
