@@ -28,6 +28,9 @@ _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
 _OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb"}
+#: Tests of tools that work on the rows of a table, whatever the database: on MariaDB they are slow.
+#: Its tables have the whole contract of writing in make test.
+_TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror_inspection.py", "test_rebuild.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +56,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
         item.add_marker(pytest.mark.slow)  # the spout's kind matters to the driver alone, wherever tasks run
+    if parameters.get("database") == "mysql" and item.path.name in _TOOLS_ON_TABLES:
+        item.add_marker(pytest.mark.slow)
 
 
 def _group_of(item: pytest.Item) -> str | None:

@@ -39,7 +39,13 @@ def store(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 #: Where letters can be, and the tables of the topology.
-KEEPERS = [("table", "sqlite"), ("topic", "sqlite"), ("table", "postgres"), ("table", "mysql"), ("table", "redis")]
+KEEPERS = [
+    ("table", "sqlite"),
+    ("topic", "sqlite"),
+    ("table", "postgres"),
+    pytest.param("table", "mysql", marks=pytest.mark.slow),
+    ("table", "redis"),
+]
 
 
 @pytest.mark.parametrize(("keeper", "store"), KEEPERS, indirect=["store"])
@@ -130,8 +136,10 @@ def check_kept_together(topics: Topics, letters: str) -> None:
         ("topic", "transactional", "sqlite"),
         pytest.param("topic", "opaque", "sqlite", marks=pytest.mark.slow),
         *(
-            pytest.param("table", kind, store, marks=() if kind == first else pytest.mark.slow)
-            for store, first in (("postgres", "opaque"), ("mysql", "transactional"), ("redis", "opaque"))
+            pytest.param(
+                "table", kind, store, marks=() if (store, kind) == ("postgres", "opaque") else pytest.mark.slow
+            )
+            for store in ("postgres", "mysql", "redis")
             for kind in ("opaque", "transactional")
         ),
     ],

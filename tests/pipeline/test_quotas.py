@@ -20,7 +20,9 @@ RECORD_BYTES = 10_000
 
 
 @pytest.mark.rule("C18")
-@pytest.mark.parametrize("spout", [OpaqueKafkaTransactionalSpout, KafkaTransactionalSpout])
+@pytest.mark.parametrize(
+    "spout", [OpaqueKafkaTransactionalSpout, pytest.param(KafkaTransactionalSpout, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("records", "bytes_per_s", "timeout_s"),
     [(500, 250_000, 12), pytest.param(150, 50_000, 8, marks=pytest.mark.slow)],

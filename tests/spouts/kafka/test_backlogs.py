@@ -35,7 +35,7 @@ def spout_of(topics: Topics, name: str) -> KafkaSpout:
 
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("between", [0, 1])
-@pytest.mark.parametrize("spouts", [1, 2, 3, 4])
+@pytest.mark.parametrize("spouts", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3)), 4])
 def test_a_backlog_gives_the_windows_of_in_order_reading(topics: Topics, name: str, spouts: int, between: int) -> None:
     partitions = backlog(seed=spouts, count=3_000)
     sent(topics, name, partitions)
