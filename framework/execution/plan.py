@@ -40,7 +40,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, DataFrameBolt, Input
 from framework.topology.fields import Fields
-from framework.topology.graph import AnySpout, Component, Graph, Subscription, upstream_of
+from framework.topology.graph import AnySpout, Component, Graph, Subscription, stream_label, upstream_of
 from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
 
 #: Groupings that only share the work: tasks below them can be merged.
@@ -68,8 +68,7 @@ class Edge:
 
     @property
     def input_name(self) -> str:
-        """The stream as an input of the bolt: ``component``, or ``component/stream``."""
-        return self.source if self.stream == "default" else f"{self.source}/{self.stream}"
+        return stream_label(self.source, self.stream)
 
     @property
     def label(self) -> str:

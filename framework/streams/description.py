@@ -47,9 +47,7 @@ def described_html(topology: Topology | RatchetError) -> str:
 
 
 def _row(topology: Topology, component: Component) -> tuple[str, str, str, list[str], list[str], str]:
-    takes = [
-        f"{_stream(each.component_id, each.stream)} by {each.grouping.outline()}" for each in component.subscriptions
-    ]
+    takes = [f"{each.label} by {each.grouping.outline()}" for each in component.subscriptions]
     emits = [
         f"{'' if stream == 'default' else f'{stream}: '}{', '.join(f'{name} {fields.type_of(name)}' for name in fields)}"
         for stream, fields in component.streams.items()
@@ -82,10 +80,6 @@ def _promise(topology: Topology, component: Component) -> str:
 
 def _value_type(state: FencedState) -> str:
     return f"{state.value_type.value} state"
-
-
-def _stream(component_id: str, stream: str) -> str:
-    return component_id if stream == "default" else f"{component_id}/{stream}"
 
 
 def _calls(component: Component) -> list[str]:

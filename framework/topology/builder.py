@@ -61,6 +61,19 @@ class Topology(Graph):
         was opened (C24)."""
         return tuple(each for each in self.components if each.committer and not each.states)
 
+    def repeatable_inputs(self) -> Mapping[str, list[str]]:
+        """Committers that have no header and cannot undo, whose input every attempt at a plan must
+        repeat, because all components above them are deterministic (C11): id -> the labels of its
+        inputs. Empty with ``at_least_once``."""
+        found: dict[str, list[str]] = {}
+        for each in self.headerless():
+            bolt = each.instance
+            merges = not isinstance(bolt, Bolt) or bolt.can_undo or type(bolt).combiner is not Bolt.combiner
+            guesses = {above.id for above in upstream_of(self, each.id) if not _is_deterministic(above)}
+            if not (self.at_least_once or merges or guesses - {self.spout.id}):
+                found[each.id] = [f"{sub.label}->{each.id}" for sub in each.subscriptions]
+        return found
+
     def irreversible(self) -> list[str]:
         """What a roll-back could not undo (C8): states without previous values, and committers
         whose writes Ratchet does not see. Empty with ``at_least_once``."""
@@ -335,7 +348,11 @@ def _first_guess(topology: Topology, component: Component) -> Component | None:
     """The first component, from the top down to this one, whose output may differ in a replay.
     Bolts come before the spout."""
     path = sorted((*upstream_of(topology, component.id), component), key=lambda each: each.id == topology.spout.id)
-    return next((each for each in path if not getattr(each.instance, "deterministic", False)), None)
+    return next((each for each in path if not _is_deterministic(each)), None)
+
+
+def _is_deterministic(component: Component) -> bool:
+    return bool(getattr(component.instance, "deterministic", False))
 
 
 def _below_committer(topology: Topology, component: Component) -> bool:

@@ -35,6 +35,11 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 AnySpout = Union[Spout, BaseRichSpout]
 
 
+def stream_label(component_id: str, stream: str) -> str:
+    """A stream as an input of a bolt: ``component``, or ``component/stream``."""
+    return component_id if stream == "default" else f"{component_id}/{stream}"
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """A bolt's subscription to one stream of one component."""
@@ -42,6 +47,10 @@ class Subscription:
     component_id: str
     stream: str
     grouping: Grouping
+
+    @property
+    def label(self) -> str:
+        return stream_label(self.component_id, self.stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,11 +128,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """The end of a processing phase; ``failure`` is None when it succeeded."""
+    """The end of a processing phase; ``failure`` is None when it succeeded. ``rows``: committer
+    without a header -> the rows for it, where every attempt at a plan must produce equally many."""
 
     txid: int
     attempt_id: int
     failure: TaskFailure | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ class Persist:
     * ``plans``: txid -> (attempt id, plan) to write.
     * ``currtx``: the new value, None to leave it.
     * ``opens``: the commit that is about to begin, or that was rolled back.
+    * ``opened_rows``: the ``Processed.rows`` of the commit that is about to begin.
     * ``dropped``: txids whose stored plans are removed."""
 
     attempts: Mapping[int, int]
@@ -197,6 +200,7 @@ class Persist:
     currtx: int | None = None
     opens: OpenCommit | None = None
     dropped: frozenset[int] = frozenset()
+    opened_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +265,14 @@ Command = Union[AskPlan, Persist, Process, Commit, RollBack, Cancel, Release, St
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """The state that a new leader found. ``opened``: a header, or the stored ``open`` document,
-    says that the commit of ``currtx`` was opened with its plan."""
+    says that the commit of ``currtx`` was opened with its plan. ``opened_rows``: from the ``open``
+    document."""
 
     currtx: int = 1
     attempts: Mapping[int, int] = field(default_factory=dict)
     plans: Mapping[int, Plan] = field(default_factory=dict)
     opened: bool = False
+    opened_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def committed_by(self) -> int:
@@ -277,7 +283,9 @@ class Recovered:
 
 @dataclass(slots=True)
 class _Transaction:
-    """A transaction in flight. ``is_short``: whether its plan may share a write."""
+    """A transaction in flight. ``is_short``: whether its plan may share a write. ``rows`` and
+    ``opened_rows``: ``Processed.rows`` of the present attempt, and of the one that opened the
+    commit."""
 
     txid: int
     plan: Plan
@@ -286,6 +294,8 @@ class _Transaction:
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False
+    rows: Mapping[str, int] = field(default_factory=dict)
+    opened_rows: Mapping[str, int] = field(default_factory=dict)
     lost: bool = False  # its range is lost, or contains a refused value: roll back, then plan again
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
     timeouts: int = 0  # attempts with this plan that took too long
@@ -298,6 +308,7 @@ class _Transaction:
         """Replace the plan by another one whose commit is not opened."""
         self.plan, self.is_short = plan, _is_short(plan)
         self.opened = self.lost = False
+        self.opened_rows = {}
         self.narrower = None
         self.timeouts = 0
 
@@ -369,7 +380,9 @@ class Coordinator:
             if self._kind is SpoutKind.OPAQUE and not opened:
                 self._dropped = {each for each in recovered.plans if each >= txid}
                 return
-            self._active[txid] = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
+            again = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
+            again.opened_rows = recovered.opened_rows if opened else {}
+            self._active[txid] = again
             txid += 1
 
     # --- queries of the driver --------------------------------------------------------------------
@@ -451,6 +464,7 @@ class Coordinator:
             return []
         if event.failure is not None:
             return self._fail(event.txid, event.failure, now_ms)
+        transaction.rows = event.rows
         self._move(transaction, TransactionPhase.PROCESSED, now_ms)
         return []
 
@@ -637,11 +651,15 @@ class Coordinator:
         self._plan_suspects(now_ms)
         first = self._active.get(self.currtx)
         if first is not None and first.phase is TransactionPhase.PROCESSED:
+            differs = _differing_rows(first)
+            if differs is not None:
+                return self._stop_now(differs)
             replay = first.opened
-            first.opened = True
+            first.opened, first.opened_rows = True, first.rows
             self._move(first, TransactionPhase.COMMITTING, now_ms)
             if self._records_open:
-                commands += self._write(opens=OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan)))
+                opens = OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))
+                commands += self._write(opens=opens, opened_rows=first.rows)
             commands.append(Commit(first.txid, first.attempt_id, first.plan, replay))
         if now_ms < self._not_before_ms:
             return commands
@@ -681,13 +699,18 @@ class Coordinator:
         self._dropped.add(transaction.txid)
 
     def _write(
-        self, plans: Mapping[int, tuple[int, Plan]] | None = None, *, opens: OpenCommit | None = None
+        self,
+        plans: Mapping[int, tuple[int, Plan]] | None = None,
+        *,
+        opens: OpenCommit | None = None,
+        opened_rows: Mapping[str, int] | None = None,
     ) -> list[Command]:
         """Build a write that also closes the committed transaction (invariant 9); closed
         transactions are then released."""
         closed, self._unclosed = self._unclosed, None
         self._closed_plan = self._committed_plan
-        commands: list[Command] = [self._persist(plans, currtx=self.currtx if closed else None, opens=opens)]
+        persist = self._persist(plans, currtx=self.currtx if closed else None, opens=opens, opened_rows=opened_rows)
+        commands: list[Command] = [persist]
         return [*commands, Release(closed[0], closed[1])] if closed else commands
 
     def _persist(
@@ -696,11 +719,12 @@ class Coordinator:
         *,
         currtx: int | None = None,
         opens: OpenCommit | None = None,
+        opened_rows: Mapping[str, int] | None = None,
     ) -> Persist:
         """Build a write. It also removes the plans dropped since the last write (invariant 8)."""
         dropped = frozenset(self._dropped.difference(plans or ()))
         self._dropped.clear()
-        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped)
+        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped, opened_rows or {})
 
     def _rolling_back(self) -> bool:
         """Whether a plan in flight is about to be dropped. If so, plan no batch after it."""
@@ -734,6 +758,24 @@ class Coordinator:
             raise InvariantViolation(f"invariant 1: txid {transaction.txid} may not commit, {self.currtx} is due")
         transaction.phase = phase
         transaction.since_ms = now_ms
+
+
+def _differing_rows(transaction: _Transaction) -> TaskFailure | None:
+    """The failure of an attempt at an opened commit that has other rows for a committer than the
+    attempt that opened it (C11); None if they agree."""
+    for component_id, before in transaction.opened_rows.items():
+        now = transaction.rows.get(component_id, before)
+        if now != before:
+            return TaskFailure(
+                FailureKind.FATAL,
+                component_id,
+                0,
+                f"the commit of txid {transaction.txid} was opened with {before:,} rows for {component_id!r}, and a repetition has "
+                f"{now:,}: the code, its settings or a schema has changed since, and what {component_id!r} has written cannot be "
+                "undone",
+                advice="run the topology as it was until this transaction is committed, stop it, and start the changed one",
+            )
+    return None
 
 
 def _is_short(plan: Plan) -> bool:

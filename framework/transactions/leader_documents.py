@@ -173,8 +173,8 @@ class TopologyDocuments:
                 "start, is missing; restore the state from a backup"
             )
         digests = {txid: plan_digest(plan) for txid, plan in plans.items()}
-        opened = self._opened(currtx, digests)
-        return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened), digests
+        opened, rows = self._opened(currtx, digests)
+        return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened, rows), digests
 
     def _check_spout(self) -> None:
         """Refuse a topology whose spout has another id than the plans: a command got a changed
@@ -187,27 +187,32 @@ class TopologyDocuments:
                 f"{self._topology.spout.id!r}. Run it once with --accept-changed-topology, or name the former one"
             )
 
-    def _opened(self, currtx: int, digests: Mapping[int, str]) -> bool:
-        """Whether committers without a header may have begun to commit ``currtx`` (C24)."""
+    def _opened(self, currtx: int, digests: Mapping[int, str]) -> tuple[bool, Mapping[str, int]]:
+        """Whether committers without a header may have begun to commit ``currtx`` (C24), and the
+        rows that it was opened with."""
         if not self._topology.headerless():
-            return False
+            return False, {}
         node = f"{self._topology.id}/{OPEN}"
         document = self._state.get_data(OPEN)
         if document is None:
-            return not self._topology.states and self._opened_before_headers(currtx, digests)
+            return not self._topology.states and self._opened_before_headers(currtx, digests), {}
         try:
-            check_fields(OpenCommit, document)
-            opened = OpenCommit(**document)
-        except TypeError as error:
+            known = dict(document)
+            rows = known.pop("rows", {})  # absent before Ratchet compared them
+            check_fields(OpenCommit, known)
+            opened = OpenCommit(**known)
+            if not fits(rows, Mapping[str, int]):
+                raise TypeError("its rows are no numbers")
+        except (TypeError, ValueError) as error:
             raise CorruptStateError(f"{node}: not the header of a commit; restore it from a backup") from error
         if opened.txid < currtx or opened.plan_digest == ROLLED_BACK:
-            return False
+            return False, {}
         if opened.txid > currtx or opened.plan_digest != digests.get(currtx):
             raise CorruptStateError(
                 f"{node}: txid {opened.txid} was opened with plan {opened.plan_digest}, and the stored plan of {currtx}, "
                 f"which is next, is {digests.get(currtx)}; restore the state of topology {self._topology.id!r} from one backup"
             )
-        return True
+        return True, rows
 
     def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
         """Evaluate state of a version without ``open`` documents: a stored plan counts as
@@ -239,7 +244,7 @@ class TopologyDocuments:
             for txid in change.dropped:
                 self._plans.remove_state(txid)
             if change.opens is not None:
-                self._state.set_data(OPEN, asdict(change.opens))
+                self._state.set_data(OPEN, {**asdict(change.opens), "rows": dict(change.opened_rows)})
             if change.currtx is not None:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)

@@ -104,6 +104,7 @@ class Term:
         self._leadership = leadership
         self._planner = planner
         self._documents = recovery.documents
+        self._repeatable_inputs = topology.repeatable_inputs()
         self._accepts_schemas = config.changed_schemas == "accept"
         self._commit = recovery.commit
         self._incarnation = recovery.incarnation
@@ -344,7 +345,11 @@ class Term:
                 yield partial(self._planner.confirm, plan)
         except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
-        self._answer(Processed(header.txid, header.attempt_id, result.failure), result)
+        rows = {
+            committer: sum(result.rows.get(label, (0, 0))[0] for label in labels)
+            for committer, labels in self._repeatable_inputs.items()
+        }
+        self._answer(Processed(header.txid, header.attempt_id, result.failure, rows), result)
 
     def _on_states(
         self, header: AttemptHeader, answer: type[Committed] | type[RolledBack], steps: Steps[PhaseResult]

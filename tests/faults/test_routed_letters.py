@@ -25,7 +25,7 @@ KILLS = int(os.environ.get("RATCHET_KILLS", "12"))
 @pytest.mark.parametrize(
     ("keeper", "order"),
     [
-        pytest.param("topic", ["driver", "correct", "replay"], id="short"),
+        pytest.param("topic", ["driver", "deploy", "replay"], id="short"),
         pytest.param("topic", None, id="topic", marks=pytest.mark.slow),
         pytest.param("table", None, id="table", marks=pytest.mark.slow),
     ],

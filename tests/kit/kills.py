@@ -64,6 +64,7 @@ def kill_often(
     *,
     per_second: int,
     more: Mapping[str, Callable[[], object]] | None = None,
+    deploy: Callable[[], object] | None = None,
     record: Callable[[int], str | bytes] = numbered,
     workers: int = 2,
     executor: str = "spark",
@@ -78,9 +79,10 @@ def kill_often(
 
     A kind is "executor", "worker" (a Python worker), "working" (the Python worker that uses most of
     the processor at the moment), "driver", "broker", "zookeeper", "task worker", "broker paused",
-    "zookeeper paused", "rescale" or one of ``more``. "rescale" kills the driver or tells it to
-    stop; the next driver gets a new ``app.tasks``. A share ``overlapping`` of the kills is not
-    waited for: the next kill meets the topology in mid-recovery.
+    "zookeeper paused", "rescale", "deploy" or one of ``more``. "rescale" kills the driver or tells
+    it to stop; the next driver gets a new ``app.tasks``. "deploy" stops the driver, calls
+    ``deploy``, which changes its code, and starts the next one. A share ``overlapping`` of the
+    kills is not waited for: the next kill meets the topology in mid-recovery.
 
     ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
     ``workers``: of the Spark cluster; 0 means Spark in the driver itself. ``executor``: with
@@ -128,6 +130,13 @@ def kill_often(
             else:
                 kill_driver(*other_tasks())
 
+        def deployed() -> None:
+            process.signal(signal.SIGTERM)
+            process.finish()
+            if deploy is not None:
+                deploy()
+            process.start()
+
         def executors() -> list[int]:
             return spark.await_executors(workers) if spark is not None else []
 
@@ -143,6 +152,7 @@ def kill_often(
             "working": lambda: process.wait_for(lambda: _kill_busiest(workers_now())),
             "driver": kill_driver,
             "rescale": rescale,
+            "deploy": deployed,
             "broker": lambda: restarted(servers.kafka),
             "zookeeper": lambda: restarted(servers.zookeeper_server),
             "task worker": lambda: _kill_a_worker(chance, executors),

@@ -139,15 +139,16 @@ class Outcome:
 
 
 def order_of(kills: int, chance: random.Random) -> list[str]:
-    """Half of the kills, the correction, and the other half."""
+    """Half of the kills, the deployment of the correction, and the other half."""
     halves = [chance.choices(list(each), list(each.values()), k=k) for each, k in
               ((REFUSING, kills // 2), (CORRECTED, kills - kills // 2))]  # fmt: skip
-    return [*halves[0], "correct", *halves[1]]
+    return [*halves[0], "deploy", *halves[1]]
 
 
 def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, *, per_second: int = 10) -> Outcome:
-    """Kill what ``order`` says: of ``REFUSING`` and ``CORRECTED``; "correct" is the moment of the
-    correction."""
+    """Kill what ``order`` says: of ``REFUSING`` and ``CORRECTED``; "deploy" is the moment of the
+    correction. The driver is stopped there, not killed: a commit that the old code has opened must
+    be finished by it."""
     with EmbeddedServers(folder / "servers") as servers:
         topics = Topics(servers.bootstrap_servers)
         for topic in (*ROUTES, LETTERS):
@@ -171,11 +172,12 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, 
                 folder,
                 TOPOLOGY,
                 settings,
-                [part for each in order for part in ((each, "driver") if each == "correct" else (each,))],
+                order,
                 lambda: committed_txid(coordination, "routed"),
                 servers,
                 per_second=per_second,
-                more={"correct": correct, "replay": commands.again},
+                more={"replay": commands.again},
+                deploy=correct,
                 record=record,
                 executor="local",
                 chance=chance,

@@ -470,3 +470,41 @@ def test_invariant_4_a_roll_back_replaces_the_record_of_the_opened_commit() -> N
     script.do(Committed(1, 1, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))
     commands = script.do(RolledBack(1, 2))
     assert commands[0] == Persist({1: 2}, opens=OpenCommit(1, 2, ROLLED_BACK), dropped=frozenset({1}))
+
+
+def opened(rows: dict[str, int]) -> Script:
+    """A coordinator whose first commit was opened with these rows, and then failed."""
+    script = Script(SpoutKind.OPAQUE, records_open=True)
+    script.planned(10)
+    commands = script.do(Processed(1, 1, rows=rows))
+    assert commands[0].opened_rows == rows
+    script.do(Committed(1, 1, FAILED))
+    return script
+
+
+def test_an_opened_commit_is_repeated_with_the_same_rows_only() -> None:
+    assert opened({"letters": 2}).of(Commit, opened({"letters": 2}).do(Processed(1, 2, rows={"letters": 2}))) != []
+    script = opened({"letters": 2, "sink": 8})
+    commands = script.do(Processed(1, 2, rows={"letters": 2, "sink": 9}))
+    assert script.of(Commit, commands) == []
+    (stop,) = script.of(Stop, commands)
+    assert stop.failure.kind is FailureKind.FATAL
+    assert "txid 1 was opened with 8 rows for 'sink', and a repetition has 9" in stop.failure.message
+
+
+def test_a_new_leader_compares_the_rows_of_the_opened_commit() -> None:
+    for rows, kind in ((2, Commit), (3, Stop)):
+        recovered = Recovered(1, {1: 1}, {1: plan(0, 10)}, opened=True, opened_rows={"letters": 2, "removed": 1})
+        script = Script(SpoutKind.OPAQUE, recovered, records_open=True)
+        commands = script.do(Processed(1, 2, rows={"letters": rows, "added": 1}))
+        assert [type(each) for each in commands if isinstance(each, (Commit, Stop))] == [kind]
+
+
+def test_a_plan_that_replaces_one_that_was_rolled_back_may_have_other_rows() -> None:
+    script = Script(SpoutKind.OPAQUE, may_replan=True, records_open=True)
+    script.planned(10)
+    script.do(Processed(1, 1, rows={"letters": 2}))
+    script.do(Committed(1, 1, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))
+    script.do(RolledBack(1, 2))
+    script.planned(7)
+    assert script.of(Commit, script.do(Processed(1, 3, rows={"letters": 1}))) != []

@@ -24,7 +24,7 @@ from framework.errors import ConfigError, CorruptStateError
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import MemoryStore, coordinator
-from framework.transactions.coordinator import Persist
+from framework.transactions.coordinator import Persist, Recovered
 from framework.transactions.documents import INCARNATION, OPEN
 from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
@@ -44,6 +44,7 @@ class Happenings:
 
     def __init__(self) -> None:
         self.written: dict[int, list[int]] = {}
+        self.parts: dict[tuple[str, int], list[int]] = {}
         self.failures_left = 0
         self.stops_left = 0
         self.planned = 0
@@ -182,6 +183,73 @@ def test_positions_are_not_forgotten_while_a_commit_is_open_that_cannot_be_undon
     assert reset_positions(built, store) == 7
 
 
+class Parts(BaseTransactionalBolt):
+    """Sends numbers below a limit to one stream, and the others to another one."""
+
+    deterministic = True
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self.collector = collector
+
+    def execute(self, tup: Any) -> None:
+        self.collector.emit([tup["n"]], stream="low" if tup["n"] < self.limit else "high")
+
+    def finish_batch(self) -> None: ...
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS, stream="low")
+        declarer.declare(FIELDS, stream="high")
+
+
+class Part(Outside):
+    """Writes to a place of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def finish_batch(self) -> None:
+        happened.parts.setdefault((self.name, self.txid), self.rows)
+        if self.name == "first" and happened.stops_left:
+            happened.stops_left -= 1
+            raise ConfigError("as asked, after writing")
+
+
+def parted(spout: Any, limit: int, *, deterministic: bool = True) -> Topology:
+    builder = TransactionalTopologyBuilder("parted", "spout", spout)
+    parts = Parts(limit)
+    parts.deterministic = deterministic  # type: ignore[misc]
+    builder.set_bolt("parts", parts).global_grouping("spout")
+    builder.set_bolt("first", Part("first")).global_grouping("parts", "low")
+    builder.set_bolt("second", Part("second")).global_grouping("parts", "high")
+    return builder.build()
+
+
+@pytest.mark.rule("C11")
+def test_an_opened_commit_is_not_repeated_by_code_that_divides_its_rows_differently() -> None:
+    """What one committer has written, the changed code would give to the other one, too."""
+    spout, store = OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10), MemoryStore()
+    happened.stops_left = 1
+    with submit(parted(spout, 7), store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after"):
+        run.wait_until_caught_up(PATIENCE_S)
+    words = r"txid 1 was opened with \d+ rows for 'first', and a repetition has \d+"
+    with submit(parted(spout, 5), store=store, executor="local") as run, pytest.raises(TopologyFailed, match=words):
+        run.wait_until_caught_up(PATIENCE_S)
+    with submit(parted(spout, 7), store=store, executor="local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    assert Counter(n for rows in happened.parts.values() for n in rows) == Counter(
+        n for rows in ROWS.values() for (n,) in rows
+    )
+
+
+def test_rows_below_a_bolt_that_may_repeat_itself_differently_are_not_compared() -> None:
+    spout = OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10)
+    assert parted(spout, 7).repeatable_inputs() == {"first": ["parts/low->first"], "second": ["parts/high->second"]}
+    assert parted(spout, 7, deterministic=False).repeatable_inputs() == {}
+
+
 class CountingStore(MemoryStore):
     """Counts the writes of leaders: each is one multi in ZooKeeper."""
 
@@ -243,8 +311,11 @@ class Documents:
         return TopologyDocuments(self.store, self.leader, topology(OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10)))
 
     def opened(self) -> bool:
+        return self.recovered().opened
+
+    def recovered(self) -> Recovered:
         recovered, _ = self.next_leader().recover()
-        return recovered.opened
+        return recovered
 
 
 @pytest.fixture
@@ -258,6 +329,20 @@ def test_a_stored_plan_counts_as_opened_only_when_the_header_says_so(documents: 
     assert documents.opened()
     documents.next_leader().save(Persist({}, currtx=2))
     assert not documents.opened()
+
+
+def test_the_header_has_the_rows_that_it_was_opened_with(documents: Documents) -> None:
+    opens = OpenCommit(1, 1, plan_digest(PLAN))
+    documents.next_leader().save(Persist({1: 1}, opens=opens, opened_rows={"outside": 20}))
+    assert documents.recovered().opened_rows == {"outside": 20}
+    documents.next_leader().save(Persist({}, currtx=2))
+    assert documents.recovered().opened_rows == {}
+
+
+def test_a_header_of_the_previous_version_has_no_rows(documents: Documents) -> None:
+    document = {"txid": 1, "attempt_id": 1, "plan_digest": plan_digest(PLAN)}
+    TransactionalState(documents.store, "outside").set_data(OPEN, document)
+    assert documents.recovered().opened and documents.recovered().opened_rows == {}
 
 
 def test_a_rolled_back_commit_counts_as_not_opened(documents: Documents) -> None:
@@ -296,6 +381,10 @@ def test_state_of_the_previous_version_follows_the_rule_of_that_version(document
         ({"txid": 9, "attempt_id": 1, "plan_digest": "x"}, "txid 9 was opened with plan x.*restore"),
         ({"txid": 1}, "outside/coordinator/open: not the header of a commit"),
         ([1], "outside/coordinator/open: not the header of a commit"),
+        (
+            {"txid": 1, "attempt_id": 1, "plan_digest": plan_digest(PLAN), "rows": {"outside": "many"}},
+            "outside/coordinator/open: not the header of a commit",
+        ),
     ],
 )
 def test_a_header_that_contradicts_its_neighbours_is_named(documents: Documents, document: Any, words: str) -> None:

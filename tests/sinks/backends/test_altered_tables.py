@@ -24,6 +24,7 @@ from integration import PostgresServer
 from sinks import Last, PostgresBackend, SqliteBackend, Sum
 from sinks.backend import Row
 from sinks.sql.backend import SqlBackend
+from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE, SUMS = Fields(word=str), Fields(n=int), {"n": Sum("n")}
@@ -46,8 +47,8 @@ def role(postgres: PostgresServer) -> Iterator[tuple[str, Any]]:
         admin.execute(f"CREATE ROLE {name} LOGIN")
         admin.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
         yield name, admin
-        ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s"
-        assert all(each for (each,) in admin.execute(ended, [name]))
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+        wait_for(lambda: not admin.execute(ended, [name]).fetchall())
         admin.execute(f"DROP OWNED BY {name} CASCADE")
         admin.execute(f"DROP ROLE {name}")
 
