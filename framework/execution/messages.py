@@ -19,6 +19,7 @@ import pyarrow as pa
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import Phase
 from framework.topology.attempt import TransactionAttempt
+from framework.topology.bolts import LookupCounts
 from framework.topology.fencing import CommitFence, Header
 from framework.topology.spouts import ReadCounts
 
@@ -116,7 +117,8 @@ class TaskReport:
     * ``name``: its components and its number.
     * ``began``, ``ended``: seconds since the Unix epoch, by the clock of its host.
     * ``spent_s``: component -> seconds that the task was busy with it.
-    * ``late``: component -> records that were late there."""
+    * ``late``: component -> records that were late there.
+    * ``lookups``: ``component/function`` -> its lookups."""
 
     header: AttemptHeader
     phase: Phase
@@ -131,6 +133,7 @@ class TaskReport:
     ended: float = 0.0
     spent_s: dict[str, float] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    lookups: dict[str, LookupCounts] = field(default_factory=dict)
 
 
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")

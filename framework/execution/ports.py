@@ -13,6 +13,7 @@ import pyarrow as pa
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader, Seed, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
+from framework.topology.bolts import LookupCounts
 from framework.topology.spouts import ReadCounts, TransactionalSpout
 
 #: The only partition in the plans of a general ``TransactionalSpout``. Its entry is ``{"txid": ..,
@@ -59,7 +60,8 @@ class PhaseResult:
     * ``rows``: edge label -> (sent, received).
     * ``tasks``: the tasks that have reported, in order of their ends.
     * ``spent_s``: component -> seconds that its tasks were busy with it, summed.
-    * ``late``: component -> records that came after the watermark."""
+    * ``late``: component -> records that came after the watermark.
+    * ``lookups``: ``component/function`` -> its lookups, summed over the tasks."""
 
     failure: TaskFailure | None = None
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class PhaseResult:
     _: KW_ONLY
     spent_s: Mapping[str, float] = field(default_factory=dict)
     late: Mapping[str, int] = field(default_factory=dict)
+    lookups: Mapping[str, LookupCounts] = field(default_factory=dict)
 
 
 class TaskWatcher(Protocol):
@@ -209,13 +212,16 @@ def summarise(
     read = ReadCounts()
     spent_s: dict[str, float] = defaultdict(float)
     late: Counter[str] = Counter()
+    lookups: dict[str, LookupCounts] = {}
     for report in collected:
         read.add(report.read)
         for component_id, seconds in report.spent_s.items():
             spent_s[component_id] += seconds
         late.update(report.late)
+        for name, counts in report.lookups.items():
+            lookups[name] = lookups.get(name, LookupCounts()).plus(counts)
     times = [TaskTime.of(each) for each in collected]
-    return PhaseResult(failure, by_label, read, times, spent_s=dict(spent_s), late=dict(late))
+    return PhaseResult(failure, by_label, read, times, spent_s=dict(spent_s), late=dict(late), lookups=lookups)
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

@@ -259,6 +259,9 @@ class _Runner:
                 self.bolt.finish_batch()
         if isinstance(self.bolt, Committer) and self.bolt.late_records:
             self.task.report.late[self.component.id] = self.bolt.late_records
+        if isinstance(self.bolt, Bolt):
+            for name, counts in self.bolt.lookups().items():
+                self.task.report.lookups[f"{self.component.id}/{name}"] = counts
 
     def flush(self) -> None:
         """Send all buffered and combined rows. The component emits nothing more in this phase."""

@@ -55,6 +55,7 @@ class AttemptRecord:
     * ``component_ms``: component -> milliseconds that its tasks were busy with it, summed; for a
       task that reads, this includes waiting.
     * ``late_records``: component -> records that were late there.
+    * ``lookups``: ``component/function`` -> the counts and seconds of its lookups.
     * ``outcome``: running, committed, failed, cancelled, rolled back, or undone.
     * ``reason``: why it failed, was cancelled, rolled back or undone.
     * ``made_by``: the versions and hashes of the code, as in ``lineage_of``.
@@ -74,6 +75,7 @@ class AttemptRecord:
     rows: Mapping[str, int] = field(default_factory=dict)
     component_ms: Mapping[str, float] = field(default_factory=dict)
     late_records: Mapping[str, int] = field(default_factory=dict)
+    lookups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -179,15 +181,24 @@ class Journal:
         attempt_id: int,
         rows: Mapping[str, int],
         spent_s: Mapping[str, float] | None = None,
+        lookups: Mapping[str, Mapping[str, float]] | None = None,
         **counts: int | None,
     ) -> None:
-        """``spent_s``: of each component. ``counts``: ``source_rows``, ``source_bytes``,
-        ``bad_records``, ``oldest_ms``, ``newest_ms``."""
+        """``spent_s``: of each component. ``lookups``: as in ``AttemptRecord``. ``counts``:
+        ``source_rows``, ``source_bytes``, ``bad_records``, ``oldest_ms``, ``newest_ms``."""
         with self._lock:
             self._note("processed", txid, attempt_id)
             self.read_rows += counts.get("source_rows") or 0
             took_ms, busy_ms = self._lap(txid, attempt_id), _in_ms(spent_s or {})
-            self._change(txid, attempt_id, processing_ms=took_ms, rows=rows, component_ms=busy_ms, **counts)
+            self._change(
+                txid,
+                attempt_id,
+                processing_ms=took_ms,
+                rows=rows,
+                component_ms=busy_ms,
+                lookups=dict(lookups or {}),
+                **counts,
+            )
 
     def committing(self, txid: int, attempt_id: int) -> None:
         with self._lock:
@@ -201,6 +212,7 @@ class Journal:
         rows: Mapping[str, int],
         spent_s: Mapping[str, float] | None = None,
         late_records: Mapping[str, int] | None = None,
+        lookups: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """The states have been written. The transaction is not closed yet."""
         with self._lock:
@@ -216,6 +228,7 @@ class Journal:
                     rows={**known.rows, **rows},
                     component_ms=busy_ms,
                     late_records=dict(late_records or {}),
+                    lookups={**known.lookups, **(lookups or {})},
                     outcome="committed",
                 )
 

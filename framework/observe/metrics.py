@@ -73,6 +73,7 @@ class MetricDescription:
 
 _BY_PARTITION = ("topology", "partition")
 _BY_COMPONENT = ("topology", "component")
+_BY_FUNCTION = ("topology", "component", "function")
 _BY_KIND = ("topology", "kind")
 
 
@@ -162,6 +163,24 @@ METRICS = {
             "counter",
             "Committed records that came behind the watermark of a component; once for each window that they are too late for.",
             _BY_COMPONENT,
+        ),
+        MetricDescription(
+            "ratchet_lookup_keys",
+            "counter",
+            "Keys of lookups in committed transactions: asked for, cached, or missing, because the function had no answer.",
+            ("topology", "component", "function", "answer"),
+        ),
+        MetricDescription(
+            "ratchet_lookup_failures",
+            "counter",
+            "Calls of lookups that failed and were repeated, in committed transactions.",
+            _BY_FUNCTION,
+        ),
+        MetricDescription(
+            "ratchet_lookup_seconds",
+            "counter",
+            "Time that tasks waited for the function of a lookup, added up, in committed transactions.",
+            _BY_FUNCTION,
         ),
         MetricDescription("ratchet_lag_records", "gauge", "Records of the source that are not committed."),
         MetricDescription("ratchet_source_waiting", "gauge", "Whether the source does not answer: 1 or 0."),
@@ -290,6 +309,7 @@ class RunCollector(Collector):
         )
         yield _by_label(topology, "ratchet_component_busy_seconds", figures.component_s, ())
         yield _by_label(topology, "ratchet_late_records", figures.late_records, ())
+        yield from _lookups(topology, figures.lookups)
         latency = METRICS["ratchet_end_to_end_latency_seconds"].family()
         for record, seen in (("oldest", figures.oldest_s), ("newest", figures.newest_s)):
             _add_distribution(latency, [topology, record], seen)
@@ -354,6 +374,18 @@ def _by_label(topology: str, name: str, values: Mapping[str, float], known: Sequ
     for label in dict.fromkeys((*known, *sorted(values))):
         family.add_metric(_safe(topology, label), values.get(label, 0))  # type: ignore[attr-defined]
     return family
+
+
+def _lookups(topology: str, found: Mapping[str, Mapping[str, float]]) -> Iterable[Metric]:
+    """The figures of lookups. ``found``: as in ``TransactionFigures``."""
+    keys, failures, seconds = (METRICS[f"ratchet_lookup_{name}"].family() for name in ("keys", "failures", "seconds"))
+    for name, counts in sorted(found.items()):
+        labels = [topology, *name.split("/", 1)]
+        for answer in ("asked", "cached", "missing"):
+            keys.add_metric(_safe(*labels, answer), counts.get(answer, 0))
+        failures.add_metric(_safe(*labels), counts.get("failed", 0))
+        seconds.add_metric(_safe(*labels), counts.get("seconds", 0))
+    yield from (keys, failures, seconds)
 
 
 def _distributions(topology: str, **values: Distribution) -> Iterable[Metric]:

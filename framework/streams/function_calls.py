@@ -58,6 +58,8 @@ class Calls:
     timeout_s: float | None = None
     retries: int = 0
     key: str = field(default="", compare=False)
+    #: The calls of this batch and task that failed and were repeated, as the names of their errors.
+    failed: list[str] = field(default_factory=list, compare=False)
 
     @property
     def is_async(self) -> bool:
@@ -133,6 +135,7 @@ class Calls:
     def _pause_after(self, tries: int, error: Exception) -> float:
         """Seconds until the next try. Raises where there is none."""
         if tries <= self.retries and not isinstance(error, _LASTING):
+            self.failed.append(type(error).__name__)
             return min(_DELAY_S * 2.0 ** (tries - 1), _DELAY_MAX_S)
         if not isinstance(error, (TimeoutError, ConnectionError)):
             raise error

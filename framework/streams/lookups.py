@@ -7,8 +7,10 @@ one, unless a cache still holds the one before.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import polars as pl
@@ -17,6 +19,7 @@ from cachetools import LRUCache, TTLCache
 
 from framework.streams.function_steps import CallingStep, frame_of_values, values_of
 from framework.streams.steps import Columns
+from framework.topology.bolts import LookupCounts
 
 Key = tuple[Any, ...]
 Answer = tuple[Any, ...]
@@ -38,8 +41,18 @@ class Lookup(CallingStep):
     batch_size: int | None = None
     cache_s: float | None = None
     cache_size: int = CACHE_SIZE
-    #: The answers of this batch and task. Each has a copy of the step.
+    #: The answers of this batch and task, and their counts. Each has a copy of the step.
     answered: dict[Key, Answer] = field(default_factory=dict, compare=False)
+    counted: list[LookupCounts] = field(default_factory=list, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return getattr(self.calls.function, "__qualname__", type(self.calls.function).__qualname__)
+
+    def counts(self) -> LookupCounts:
+        """The lookups of this batch and task."""
+        return reduce(LookupCounts.plus, self.counted, LookupCounts(failed=len(self.calls.failed)))
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         names = list(self.on)
@@ -61,7 +74,9 @@ class Lookup(CallingStep):
             with _caches_lock:
                 for place in unknown:
                     found[place] = cache.get(keys[place])
-            unknown = [place for place in unknown if found[place] is None]
+            left = [place for place in unknown if found[place] is None]
+            self.counted.append(LookupCounts(cached=len(unknown) - len(left)))
+            unknown = left
         for place, answer in zip(unknown, self._asked([keys[place] for place in unknown]), strict=True):
             found[place] = answer
         answers = [answer for answer in found if answer is not None]
@@ -75,12 +90,16 @@ class Lookup(CallingStep):
         given = [key[0] for key in keys] if len(self.on) == 1 else list(keys)
         if not given:
             return []
+        began = time.monotonic()
         if self.batch_size is None:
             returned = self.calls.results(given)
         else:
             parts = [given[first : first + self.batch_size] for first in range(0, len(given), self.batch_size)]
             answers = self.calls.results(parts)
             returned = [each for part, its in zip(parts, answers, strict=True) for each in self._of_part(part, its)]
+        missing = sum(each is None for each in returned)
+        took_s = time.monotonic() - began
+        self.counted.append(LookupCounts(asked=len(given) - missing, missing=missing, seconds=took_s))
         nothing = (None,) * len(self.answers)
         return [values_of(self.call, self.answers, each) if each is not None else nothing for each in returned]
 

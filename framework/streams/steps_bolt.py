@@ -26,6 +26,7 @@ from framework.topology import (
     OutputFieldsDeclarer,
     TopologyContext,
 )
+from framework.topology.bolts import LookupCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,13 @@ class StepsBolt(ArrowBolt):
     def calls(self) -> list[str]:
         """The steps, as the user wrote them."""
         return list(dict.fromkeys(step.call.text for step in self._root.steps()))
+
+    def lookups(self) -> Mapping[str, LookupCounts]:
+        found: dict[str, LookupCounts] = {}
+        for step in self._root.steps():
+            if isinstance(step, Lookup):
+                found[step.name] = found.get(step.name, LookupCounts()).plus(step.counts())
+        return found
 
     def prepare(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector, batch_id: Any

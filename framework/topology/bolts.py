@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -133,6 +133,30 @@ class Combiner(ABC):
         when nothing was added."""
 
 
+class LookupCounts(NamedTuple):
+    """The lookups of one function in a task and transaction.
+
+    * ``asked``, ``cached``: keys that the function answered, and keys that a cache answered.
+    * ``missing``: keys for which the function had no answer.
+    * ``failed``: calls that failed and were repeated.
+    * ``seconds``: how long the task waited for the function."""
+
+    asked: int = 0
+    cached: int = 0
+    missing: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: LookupCounts) -> LookupCounts:
+        return LookupCounts(
+            self.asked + other.asked,
+            self.cached + other.cached,
+            self.missing + other.missing,
+            self.failed + other.failed,
+            self.seconds + other.seconds,
+        )
+
+
 class Bolt(ABC):
     """The base of all bolts."""
 
@@ -228,6 +252,11 @@ class Bolt(ABC):
     def bind_read_topics(self, read: ReadTopics | None) -> None:
         """Called once, on the driver, by the builder, with the topics that the spout of the
         topology reads. A bolt whose rows name the topics to write must refuse these."""
+
+    def lookups(self) -> Mapping[str, LookupCounts]:
+        """The lookups since ``prepare``, by the name of their function, for the metrics. Called in
+        the task, after ``finish_batch``."""
+        return {}
 
     def combiner(self) -> Combiner | None:
         """Return a combiner for the edges into this bolt, or None. Called in tasks."""

@@ -62,17 +62,25 @@ class Topology(Graph):
         return tuple(each for each in self.components if each.committer and not each.states)
 
     def repeatable_inputs(self) -> Mapping[str, list[str]]:
-        """Committers that have no header and cannot undo, whose input every attempt at a plan must
-        repeat, because all components above them are deterministic (C11): id -> the labels of its
-        inputs. Empty with ``at_least_once``."""
+        """Committers that cannot undo, and whose input every attempt at a plan must repeat, because
+        all components above them are deterministic (C11): id -> the labels of its inputs. Empty
+        with ``at_least_once``."""
         found: dict[str, list[str]] = {}
-        for each in self.headerless():
+        for each in self.components:
             bolt = each.instance
-            merges = not isinstance(bolt, Bolt) or bolt.can_undo or type(bolt).combiner is not Bolt.combiner
+            if self.at_least_once or not each.committer or not isinstance(bolt, Bolt):
+                continue
+            undoes = all(state.can_undo for state in each.states) if each.states else bolt.can_undo
+            merges = type(bolt).combiner is not Bolt.combiner  # the rows depend on the layout
             guesses = {above.id for above in upstream_of(self, each.id) if not _is_deterministic(above)}
-            if not (self.at_least_once or merges or guesses - {self.spout.id}):
+            if not (undoes or merges or guesses - {self.spout.id}):
                 found[each.id] = [f"{sub.label}->{each.id}" for sub in each.subscriptions]
         return found
+
+    def records_open(self) -> bool:
+        """Whether the opening of each commit is written down: for committers without a header, and
+        to compare the rows of a repetition."""
+        return bool(self.headerless() or self.repeatable_inputs())
 
     def irreversible(self) -> list[str]:
         """What a roll-back could not undo (C8): states without previous values, and committers

@@ -128,8 +128,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """The end of a processing phase; ``failure`` is None when it succeeded. ``rows``: committer
-    without a header -> the rows for it, where every attempt at a plan must produce equally many."""
+    """The end of a processing phase; ``failure`` is None when it succeeded. ``rows``: committer ->
+    the rows for it, where every attempt at a plan must produce equally many."""
 
     txid: int
     attempt_id: int
@@ -320,7 +320,8 @@ class Coordinator:
       is lost is planned again; otherwise lost data ends the run.
     * ``may_replan``: every state can undo as well. Then a batch that was opened is rolled back
       first and planned again too (C7, C8).
-    * ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
+    * ``records_open``: the opening of each commit is persisted, because a committer has no header
+      (C24), or to compare the rows of a repetition.
     * ``narrowing``: removes records whose values are refused from plans; None: such a value ends
       the run.
     * ``can_undo``: every state can undo, so narrowing works after the commit was opened, too.

@@ -190,12 +190,13 @@ class TopologyDocuments:
     def _opened(self, currtx: int, digests: Mapping[int, str]) -> tuple[bool, Mapping[str, int]]:
         """Whether committers without a header may have begun to commit ``currtx`` (C24), and the
         rows that it was opened with."""
-        if not self._topology.headerless():
+        if not self._topology.records_open():
             return False, {}
+        headerless = bool(self._topology.headerless())
         node = f"{self._topology.id}/{OPEN}"
         document = self._state.get_data(OPEN)
         if document is None:
-            return not self._topology.states and self._opened_before_headers(currtx, digests), {}
+            return headerless and not self._topology.states and self._opened_before_headers(currtx, digests), {}
         try:
             known = dict(document)
             rows = known.pop("rows", {})  # absent before Ratchet compared them
@@ -212,7 +213,7 @@ class TopologyDocuments:
                 f"{node}: txid {opened.txid} was opened with plan {opened.plan_digest}, and the stored plan of {currtx}, "
                 f"which is next, is {digests.get(currtx)}; restore the state of topology {self._topology.id!r} from one backup"
             )
-        return True, rows
+        return headerless, rows
 
     def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
         """Evaluate state of a version without ``open`` documents: a stored plan counts as

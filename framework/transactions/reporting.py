@@ -104,6 +104,7 @@ class TermReport:
             attempt_id,
             rows_received(result),
             result.spent_s,
+            _documents(result),
             source_rows=read.records,
             source_bytes=read.bytes,
             bad_records=read.bad_records,
@@ -113,7 +114,8 @@ class TermReport:
 
     def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
         """The sinks hold the attempt; the transaction is not closed yet."""
-        self._journal.commit_phase_done(txid, attempt_id, rows_received(result), result.spent_s, result.late)
+        rows, lookups = rows_received(result), _documents(result)
+        self._journal.commit_phase_done(txid, attempt_id, rows, result.spent_s, result.late, lookups)
 
     def rolled_back(self, txid: int, attempt_id: int) -> None:
         self._journal.rolled_back(txid, attempt_id)
@@ -165,6 +167,11 @@ class TermReport:
             waiting_ms=attempt.waiting_ms,
             commit_ms=attempt.commit_ms,
         )
+
+
+def _documents(result: PhaseResult) -> Mapping[str, Mapping[str, float]]:
+    """The lookups of a phase, JSON-able."""
+    return {name: counts._asdict() for name, counts in result.lookups.items()}
 
 
 def rows_received(result: PhaseResult) -> Mapping[str, Any]:

@@ -126,7 +126,7 @@ class Term:
             max_attempts=config.max_attempts,
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
-            records_open=bool(topology.headerless()),
+            records_open=topology.records_open(),
             narrowing=Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology)),
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,

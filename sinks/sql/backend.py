@@ -267,15 +267,27 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
                 born.append((*stored, *values))
             else:
                 changed.append((*values, *stored, expected.txid, expected.epoch, expected.attempt_id))
-        puts = ((self.shape.insert_row(), born), (self.shape.update_row(), changed))
         explaining = self._explaining(partial(self._refused_row, keys, rows))
         with explaining, self._writing() as connection, self._under(connection, header):
-            cursor = connection.cursor()
-            for statement, parameters in puts:
-                if parameters:
-                    cursor.executemany(statement, parameters)
-                    if cursor.rowcount != len(parameters):
-                        self._explain_refused(connection, keys, expected_stamps, rows)
+            for put, given in ((self._insert_rows, born), (self._update_rows, changed)):
+                if given and put(connection, given) != len(given):
+                    self._explain_refused(connection, keys, expected_stamps, rows)
+
+    def _insert_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Insert rows whose keys have no row. ``rows``: every column. Returns how many were
+        inserted."""
+        return self._for_each(connection, self.shape.insert_row(), rows)
+
+    def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Update rows that have the expected stamps. ``rows``: the parameters of
+        ``TableShape.update_row``. Returns how many were updated."""
+        return self._for_each(connection, self.shape.update_row(), rows)
+
+    def _for_each(self, connection: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        cursor = connection.cursor()
+        cursor.executemany(statement, rows)
+        changed: int = cursor.rowcount
+        return changed
 
     def _explain_refused(
         self, connection: Any, keys: Sequence[Key], expected: Sequence[Stamp | None], rows: Sequence[Row]

@@ -41,6 +41,7 @@ class MariaDbDialect(Dialect):
     collation = "utf8mb4_nopad_bin"
     name_bytes_max = 64
     folds_case = True
+    index_condition = ""
 
     @property
     def table_options(self) -> str:  # type: ignore[override]

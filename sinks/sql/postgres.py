@@ -11,7 +11,7 @@ tables and no prepared statements, and locks end with the sql_txn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
 from sinks.sql.postgres_rows import first_nul, long_keys
 from sinks.sql.postgres_store import SIZE, PostgresStore
-from sinks.sql.schema import qualified
+from sinks.sql.schema import EXPECTED, qualified
 from sinks.sql.store import SqlRollBack
 
 #: How long an exchange of two tables waits for their readers.
@@ -138,7 +138,7 @@ class PostgresBackend(PostgresStore, SqlBackend):
     def multi_put(
         self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
     ) -> None:
-        self._within_limits("put", 1, partial(super().multi_put, header, keys, expected_stamps, rows))
+        self._within_limits("put", len(keys), partial(super().multi_put, header, keys, expected_stamps, rows))
 
     def check_rows(self, deltas: pa.Table) -> None:
         key = tuple(self.shape.key)
@@ -325,6 +325,25 @@ class PostgresBackend(PostgresStore, SqlBackend):
             changed += connection.execute(statement, (*stamp, *columns)).rowcount
         return changed
 
+    def _insert_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        names = [name for name, _ in self.shape.columns]
+        return self._for_given(connection, self.shape.insert_given, names, rows)
+
+    def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        names = [name for name, _ in self.shape.columns if name not in self.shape.key]
+        return self._for_given(connection, self.shape.update_given, [*names, *self.shape.key, *EXPECTED], rows)
+
+    def _for_given(
+        self, connection: Any, statement: Callable[[str], str], names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+    ) -> int:
+        """Execute a statement over given rows, in parts. Returns how many rows it changed."""
+        kinds, changed = {**dict.fromkeys(EXPECTED, self.dialect.integer), **dict(self.shape.columns)}, 0
+        arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in names)
+        text = statement(f"(SELECT {arrays}) AS _given")
+        for part in _parts(rows, SIZE.rows(self._dsn)):
+            changed += connection.execute(text, [array_of(column) for column in zip(*part, strict=True)]).rowcount
+        return changed
+
     def _rows_per_statement(self, deltas: pa.Table) -> int:
         fitting: int = deltas.num_rows * _STATEMENT_BYTES // max(deltas.nbytes, 1)
         return max(min(fitting, SIZE.rows(self._dsn)), 1)
@@ -336,3 +355,18 @@ class PostgresBackend(PostgresStore, SqlBackend):
             return array_text(column)
         values = python_values(column, name)
         return array_of(None if value is None else self._stored(value, column.type) for value in values)
+
+
+def _parts(rows: Sequence[tuple[Any, ...]], most: int) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """The rows in parts of at most ``most`` rows, and of about ``_STATEMENT_BYTES`` of texts."""
+    part: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        length = sum(len(each) for each in row if isinstance(each, (str, bytes)))
+        if part and (len(part) == most or size + length > _STATEMENT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    if part:
+        yield part

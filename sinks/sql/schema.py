@@ -36,6 +36,8 @@ from sinks.backend import ROLLED_BACK, SWEPT
 HEADERS_TABLE = "_ratchet_headers"
 HEADER_COLUMNS = "format, topology_id, incarnation, epoch, open_txid, open_attempt, open_digest, done"
 STAMP_COLUMNS = ("_txid", "_epoch", "_attempt", "_writer", "_deleted", "_prev_exists")
+#: The stamp that a row must have to be updated, among given rows.
+EXPECTED = tuple(f"_expected{name}" for name in STAMP_COLUMNS[:3])
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -55,6 +57,8 @@ class Dialect(ABC):
     #: The text after the list of columns when a table, or the table of headers, is created.
     table_options = ""
     headers_options = ""
+    #: The text after the columns of an index of the rows that are not deleted.
+    index_condition = " WHERE NOT _deleted"
     least = ""
     greatest = ""
     #: The database silently truncates names after this many bytes. None: it does not.
@@ -300,8 +304,10 @@ class TableShape:
         return f"CREATE TABLE {self.name} ({', '.join(lines)}, PRIMARY KEY ({key})){self.dialect.table_options}"
 
     def index_ddl(self, column: str, name: str) -> str:
-        """The statement that creates an index of a column."""
-        return f'CREATE INDEX "{name}" ON {self.name} ("{column}")'
+        """The statement that creates an index of a column, for ``due``. Where the database can do
+        that, the index leaves out deleted rows: then no statement that finds a row by its key uses
+        it, although the column may be a part of the key that many rows share."""
+        return f'CREATE INDEX "{name}" ON {self.name} ("{column}"){self.dialect.index_condition}'
 
     @property
     def live_view(self) -> str | None:
@@ -430,6 +436,20 @@ class TableShape:
         updates = ", ".join(f"{_q(name)} = {m}" for name, _ in self.columns if name not in self.key)
         match = " AND ".join(f"{_q(name)} = {m}" for name in self.key)
         return f"UPDATE {self.name} SET {updates} WHERE {match} AND _txid = {m} AND _epoch = {m} AND _attempt = {m}"
+
+    def insert_given(self, given: str) -> str:
+        """As ``insert_row``, for many rows. ``given``: an item of FROM called ``_given``, with all
+        columns."""
+        columns, key = (", ".join(map(_q, each)) for each in ([name for name, _ in self.columns], self.key))
+        return f"INSERT INTO {self.name} ({columns}) SELECT {columns} FROM {given} ON CONFLICT ({key}) DO NOTHING"
+
+    def update_given(self, given: str) -> str:
+        """As ``update_row``, for many rows. ``given``: an item of FROM called ``_given``, with all
+        columns, and ``EXPECTED``."""
+        updates = ", ".join(f"{_q(name)} = _given.{_q(name)}" for name, _ in self.columns if name not in self.key)
+        match = [f"_held.{_q(name)} = _given.{_q(name)}" for name in self.key]
+        match += [f"_held.{name} = _given.{its}" for name, its in zip(STAMP_COLUMNS, EXPECTED, strict=False)]
+        return f"UPDATE {self.name} AS _held SET {updates} FROM {given} WHERE {' AND '.join(match)}"
 
     def purge(self) -> str:
         """Parameter: txid."""

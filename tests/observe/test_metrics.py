@@ -83,6 +83,7 @@ def worked() -> Journal:
         2,
         {},
         {"totals": 0.25},
+        {"rows-steps/city_of": {"asked": 4, "cached": 6, "missing": 1, "failed": 2, "seconds": 0.5}},
         source_rows=50,
         source_bytes=5_000,
         oldest_ms=now_ms - 20_000,
@@ -162,6 +163,15 @@ def test_the_time_of_each_component_is_that_of_both_phases() -> None:
 def test_late_records_of_committed_transactions_are_counted() -> None:
     found = samples(RunCollector(Seen, worked().figures, KINDS))
     assert found[("ratchet_late_records_total", (("component", "totals"),))] == 3
+
+
+def test_lookups_of_committed_transactions_are_counted() -> None:
+    found = samples(RunCollector(Seen, worked().figures, KINDS))
+    labels = (("component", "rows-steps"), ("function", "city_of"))
+    for answer, count in (("asked", 4), ("cached", 6), ("missing", 1)):
+        assert found[("ratchet_lookup_keys_total", (("answer", answer), *labels))] == count
+    assert found[("ratchet_lookup_failures_total", labels)] == 2
+    assert found[("ratchet_lookup_seconds_total", labels)] == 0.5
 
 
 def test_latency_is_the_age_of_the_oldest_and_of_the_newest_record_at_the_end() -> None:

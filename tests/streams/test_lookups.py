@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework import Fields
+from framework import Fields, submit
 from framework.errors import BadRecordError, TopologyError
 from framework.streams import lookups
 from framework.streams.steps import applied
 from framework.testing import crash, fail_attempt, replay
+from framework.transactions import MemoryStore
 from ratchet import (
     Count,
     MemoryTransactionalSpout,
@@ -144,6 +145,44 @@ def test_a_cache_forgets_what_is_old_and_holds_no_more_than_its_size(monkeypatch
     assert [(row["n"], row["name"]) for row in rows] == FOUND
     assert ASKED == {1: 2, 2: 2, 9: 1, 3: 1}
     assert len(made) == 1 and made[0].maxsize == 2
+
+
+def counted(stream: Callable[[Stream], Stream], folder: Path) -> dict[str, dict[str, float]]:
+    """The lookups in the records of all transactions, without their seconds."""
+    pipeline = Pipeline("rows")
+    stream(pipeline.read(ROWS, n=int, who=int)).append_into(parquet(folder / "out"), name="out")
+    found: dict[str, Counter[str]] = {}
+    with submit(pipeline.build(), store=MemoryStore(), executor="local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        for transaction in run.transactions():
+            for name, counts in transaction.attempts[-1].lookups.items():
+                assert counts["seconds"] >= 0
+                found.setdefault(name, Counter()).update({kind: counts[kind] for kind in counts if kind != "seconds"})
+    return {name: dict(counts) for name, counts in found.items()}
+
+
+def test_records_of_transactions_tell_what_was_asked_for_cached_and_missing(tmp_path: Path) -> None:
+    def stream(read: Stream) -> Stream:
+        return read.lookup(one, on="who", cache="1 h", name=str).lookup(some, on="n", batch_size=3, other=str)
+
+    found = counted(stream, tmp_path)
+    asked = {"asked": 3, "missing": 1, "failed": 0}
+    assert {name: found["rows-steps/one"][name] for name in asked} == asked
+    assert found["rows-steps/some"] == {"asked": 3, "cached": 0, "missing": 5, "failed": 0}
+
+
+def test_records_of_transactions_tell_of_repeated_calls(tmp_path: Path) -> None:
+    def second_try(key: int) -> str | None:
+        ASKED[key] += 1
+        if ASKED[key] == 1:
+            raise ConnectionError("reset")
+        return NAMES.get(key)
+
+    def stream(read: Stream) -> Stream:
+        return read.lookup(second_try, on="who", retries=1, name=str)
+
+    ((name, counts),) = counted(stream, tmp_path).items()
+    assert name.endswith(".second_try") and counts["failed"] == 4
 
 
 KEYS = st.one_of(st.none(), st.integers(-3, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +30,15 @@ from framework.transactions.documents import INCARNATION, OPEN
 from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
 from framework.transactions.reset import reset_positions
-from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from sinks import (
+    AppendCommitter,
+    Count,
+    DeltaLakeTable,
+    MemoryBackend,
+    OpaqueMapState,
+    ParquetTable,
+    StateCommitter,
+)
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -242,6 +251,36 @@ def test_an_opened_commit_is_not_repeated_by_code_that_divides_its_rows_differen
     assert Counter(n for rows in happened.parts.values() for n in rows) == Counter(
         n for rows in ROWS.values() for (n,) in rows
     )
+
+
+@pytest.mark.rule("C11")
+def test_rows_of_a_delta_table_which_skips_what_it_holds_are_compared_too(tmp_path: Path) -> None:
+    """The table has committed the first plan, and the other committer has not."""
+
+    def topology(limit: int) -> Topology:
+        builder = TransactionalTopologyBuilder("parted", "spout", spout)
+        builder.set_bolt("parts", Parts(limit)).global_grouping("spout")
+        table = AppendCommitter(DeltaLakeTable(tmp_path / "low"))
+        builder.set_bolt("table", table).global_grouping("parts", "low")
+        builder.set_bolt("first", Part("first")).global_grouping("parts", "high")
+        return builder.build()
+
+    spout, store = OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10), MemoryStore()
+    happened.stops_left = 1
+    with submit(topology(7), store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after"):
+        run.wait_until_caught_up(PATIENCE_S)
+    words = r"txid 1 was opened with 7 rows for 'table', and a repetition has 5"
+    with submit(topology(5), store=store, executor="local") as run, pytest.raises(TopologyFailed, match=words):
+        run.wait_until_caught_up(PATIENCE_S)
+    with submit(topology(7), store=store, executor="local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+
+
+def test_the_opening_is_written_down_where_a_table_skips_what_it_holds(tmp_path: Path) -> None:
+    for table, recorded in ((DeltaLakeTable(tmp_path / "a"), True), (ParquetTable(tmp_path / "b"), False)):
+        builder = TransactionalTopologyBuilder("t", "spout", OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10))
+        builder.set_bolt("table", AppendCommitter(table)).global_grouping("spout")
+        assert builder.build().records_open() is recorded
 
 
 def test_rows_below_a_bolt_that_may_repeat_itself_differently_are_not_compared() -> None:
