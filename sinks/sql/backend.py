@@ -78,6 +78,8 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
         self._model = ""  # the table next to which this one is
         self._ordered_by = ""  # the column with an index
         self._shape: TableShape | None = None
+        # names of fields -> the places and types of those whose values are converted
+        self._changing: dict[tuple[str, ...], list[tuple[int, pa.DataType]]] = {}
         if key is not None and value is not None:
             self.bind(key, value)
 
@@ -554,16 +556,26 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
         )
 
     def _typed(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:
-        return tuple(
-            None if value is None else self._loaded(value, fields.type_of(name))
-            for value, name in zip(values, fields, strict=True)
-        )
+        return self._converted(self._loaded, values, fields)
 
     def _bound(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:
-        return tuple(
-            None if value is None else self._stored(value, fields.type_of(name))
-            for value, name in zip(values, fields, strict=True)
-        )
+        return self._converted(self._stored, values, fields)
+
+    def _converted(
+        self, convert: Callable[[Any, pa.DataType], Any], values: Sequence[Any], fields: Fields
+    ) -> tuple[Any, ...]:
+        changing = self._changing.get(fields.names)
+        if changing is None:
+            kinds = map(fields.type_of, fields)
+            changing = [(place, kind) for place, kind in enumerate(kinds) if not self._keeps(kind)]
+            self._changing[fields.names] = changing
+        if not changing:
+            return tuple(values)
+        made = list(values)
+        for place, kind in changing:
+            if made[place] is not None:
+                made[place] = convert(made[place], kind)
+        return tuple(made)
 
     def _stored_key(self, key: Key) -> tuple[Any, ...]:
         if any(part is None for part in key):

@@ -8,10 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+#: Types whose texts need no quotes in an array.
+_BARE = frozenset({int, bool, float})
+_NONE = type(None)
+
 
 def array_of(values: Iterable[Any]) -> str:
     """The text of an array."""
-    return f"{{{','.join('NULL' if value is None else _element(value) for value in values)}}}"
+    values = list(values)
+    kinds = set(map(type, values))
+    if kinds <= _BARE:
+        texts: Iterable[str] = map(str, values)
+    elif kinds <= {*_BARE, _NONE}:
+        texts = ["NULL" if value is None else str(value) for value in values]
+    else:
+        texts = ["NULL" if value is None else _element(value) for value in values]
+    return f"{{{','.join(texts)}}}"
 
 
 def _element(value: Any) -> str:

@@ -344,6 +344,10 @@ class PostgresStore(SqlStore):
             return pa.scalar(value, declared).value
         return value
 
+    def _keeps(self, declared: pa.DataType) -> bool:
+        types = pa.types
+        return not (types.is_duration(declared) or types.is_uint64(declared) or types.is_floating(declared))
+
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         if pa.types.is_duration(declared):
             return pa.scalar(value, declared).as_py()

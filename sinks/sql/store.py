@@ -60,6 +60,10 @@ class SqlStore(StoreIdentity):
         """The value as a bound parameter."""
         return value
 
+    def _keeps(self, declared: pa.DataType) -> bool:
+        """Whether ``_stored`` and ``_loaded`` return every value of this type as it is."""
+        return False
+
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         """A selected value as a Python value of the declared type."""
         return value
