@@ -290,7 +290,15 @@ class RowTable(TableDefinition):
         names = self._fit(connection)
         held = self._held(connection)
         for each in rounds:
-            self._apply(connection, each, names, held, txid)
+            self._apply(connection, self._sorted(each), names, held, txid)
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        """The rows in the order of their keys: then neighbours in an index are written one after
+        the other. Unchanged if Arrow has no order for the type of a key."""
+        try:
+            return rows.sort_by([(name, "ascending") for name in self._by_key().key])
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
+            return rows
 
     def _held(self, connection: Any) -> HeldColumns:
         return HeldColumns(self._copied(connection))
@@ -402,8 +410,13 @@ class RowTable(TableDefinition):
         return (
             f"INSERT INTO {self._at(f'{self._table}_before')} ({self._list(held)}, {TXID}, {EXISTED}) "
             f"SELECT {', '.join(held.values())}, {txid:d}, CASE WHEN {table}.{self._q(key[0])} IS NULL THEN 0 ELSE 1 END "
-            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} WHERE TRUE {self._or_nothing(key[0])}"
+            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} WHERE {self._not_kept(staged)}"
         )
+
+    def _not_kept(self, staged: str) -> str:
+        """The end of an INSERT of rows of ``staged`` that leaves out those whose key is in
+        ``<table>_before``."""
+        return f"TRUE {self._or_nothing(self._by_key().key[0])}"
 
     def _write_staged(self, connection: Any, staged: str, names: Sequence[str], txid: int) -> None:
         """Insert the staged rows that are no deletions, or update those with their keys."""
