@@ -51,6 +51,14 @@ SELECT attrelid <> to_regclass(%s), attname, format_type(atttypid, -1),
 FROM pg_attribute WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 """
+#: How many of some columns of a table have a type that keeps every value as it is, and compares it
+#: so. Parameters: table, columns.
+_EXACT = """
+SELECT count(*) FROM pg_attribute LEFT JOIN pg_collation ON pg_collation.oid = attcollation
+WHERE attrelid = to_regclass(%s) AND attname = ANY(%s::text[]) AND coalesce(collisdeterministic, true) AND atttypid IN (
+    'text'::regtype, 'varchar'::regtype, 'smallint'::regtype, 'integer'::regtype, 'bigint'::regtype, 'uuid'::regtype,
+    'bytea'::regtype, 'date'::regtype, 'boolean'::regtype)
+"""
 #: The name of rows that are parameters, and the most rows and bytes of them.
 _GIVEN, _GIVEN_ROWS, _GIVEN_BYTES = "_ratchet_given", 1_000, 2**20
 _INFINITIES = (2**63 - 1, -(2**63))
@@ -188,12 +196,21 @@ class PostgresTable(PostgresStore, RebuildableTable):
             return False
         return held.kinds.keys() >= set(names) and not held.rounding.intersection((*changes.key, changes.sequence))
 
-    def _not_kept(self, staged: str) -> str:
-        """For many rows, an anti-join costs less than ``ON CONFLICT``, which confirms each row."""
-        if staged == _GIVEN:
-            return super()._not_kept(staged)
+    def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
+        """For many rows, an anti-join costs less than ``ON CONFLICT``, which confirms each row. It
+        needs keys of which no two are equal to the database."""
+        if staged == _GIVEN or not self._tells_keys_apart(connection):
+            super()._keep_before(connection, staged, copied, txid)
+            return
         before = self._at(f"{self._table}_before")
-        return f"NOT EXISTS (SELECT 1 FROM {before} WHERE {self._same(before, staged)})"
+        unless = f"NOT EXISTS (SELECT 1 FROM {before} WHERE {self._same(before, staged)})"
+        self._run(connection, self._keeping(staged, copied, txid, unless))
+
+    def _tells_keys_apart(self, connection: Any) -> bool:
+        """Whether keys that differ in a batch differ in the table, too."""
+        key = list(self._by_key().key)
+        found = connection.execute(_EXACT, (qualified(self._home, self._table), key)).fetchone()
+        return bool(found[0] == len(key))
 
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]

@@ -403,20 +403,17 @@ class RowTable(TableDefinition):
         """Invariant 3, and note which keys are not there yet."""
         self._run(connection, self._keeping(staged, copied, txid))
 
-    def _keeping(self, staged: str, copied: Sequence[str], txid: int) -> str:
+    def _keeping(self, staged: str, copied: Sequence[str], txid: int, unless: str = "") -> str:
+        """``unless``: the condition that leaves out keys that are kept already; by default, the end
+        of the INSERT does that."""
         key, table = self._by_key().key, self._at(self._table)
         held = {name: f"{table}.{self._q(name)}" for name in copied}
         held |= {name: f"COALESCE({table}.{self._q(name)}, {staged}.{self._q(name)})" for name in key}
         return (
             f"INSERT INTO {self._at(f'{self._table}_before')} ({self._list(held)}, {TXID}, {EXISTED}) "
             f"SELECT {', '.join(held.values())}, {txid:d}, CASE WHEN {table}.{self._q(key[0])} IS NULL THEN 0 ELSE 1 END "
-            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} WHERE {self._not_kept(staged)}"
+            f"FROM {staged} LEFT JOIN {table} ON {self._same(table, staged)} WHERE {unless or f'TRUE {self._or_nothing(key[0])}'}"
         )
-
-    def _not_kept(self, staged: str) -> str:
-        """The end of an INSERT of rows of ``staged`` that leaves out those whose key is in
-        ``<table>_before``."""
-        return f"TRUE {self._or_nothing(self._by_key().key[0])}"
 
     def _write_staged(self, connection: Any, staged: str, names: Sequence[str], txid: int) -> None:
         """Insert the staged rows that are no deletions, or update those with their keys."""
