@@ -260,7 +260,7 @@ class _Runner:
         if isinstance(self.bolt, Committer) and self.bolt.late_records:
             self.task.report.late[self.component.id] = self.bolt.late_records
         if isinstance(self.bolt, Bolt):
-            for name, counts in self.bolt.lookups().items():
+            for name, counts in self.bolt._lookup_counts().items():
                 self.task.report.lookups[f"{self.component.id}/{name}"] = counts
 
     def flush(self) -> None:

@@ -76,7 +76,7 @@ class StepsBolt(ArrowBolt):
         """The steps, as the user wrote them."""
         return list(dict.fromkeys(step.call.text for step in self._root.steps()))
 
-    def lookups(self) -> Mapping[str, LookupCounts]:
+    def _lookup_counts(self) -> Mapping[str, LookupCounts]:
         found: dict[str, LookupCounts] = {}
         for step in self._root.steps():
             if isinstance(step, Lookup):

@@ -253,9 +253,9 @@ class Bolt(ABC):
         """Called once, on the driver, by the builder, with the topics that the spout of the
         topology reads. A bolt whose rows name the topics to write must refuse these."""
 
-    def lookups(self) -> Mapping[str, LookupCounts]:
+    def _lookup_counts(self) -> Mapping[str, LookupCounts]:
         """The lookups since ``prepare``, by the name of their function, for the metrics. Called in
-        the task, after ``finish_batch``."""
+        the task, after ``finish_batch``. Not for bolts of the user's."""
         return {}
 
     def combiner(self) -> Combiner | None:

@@ -26,6 +26,7 @@ from framework.topology.graph import (
     upstream_of,
     valid_id,
 )
+from framework.topology.groupings import AllGrouping, DirectGrouping
 from framework.topology.hashing import ALGORITHM
 from framework.topology.rich_components import BaseRichBolt
 from framework.topology.signatures import check_signatures
@@ -62,9 +63,9 @@ class Topology(Graph):
         return tuple(each for each in self.components if each.committer and not each.states)
 
     def repeatable_inputs(self) -> Mapping[str, list[str]]:
-        """Committers that cannot undo, and whose input every attempt at a plan must repeat, because
-        all components above them are deterministic (C11): id -> the labels of its inputs. Empty
-        with ``at_least_once``."""
+        """Committers that cannot undo, and whose number of rows is the same in every attempt at a
+        plan, because all components above them are deterministic (C11): id -> the labels of its
+        inputs. Empty with ``at_least_once``."""
         found: dict[str, list[str]] = {}
         for each in self.components:
             bolt = each.instance
@@ -72,15 +73,12 @@ class Topology(Graph):
                 continue
             undoes = all(state.can_undo for state in each.states) if each.states else bolt.can_undo
             merges = type(bolt).combiner is not Bolt.combiner  # the rows depend on the layout
+            of_tasks = any(isinstance(sub.grouping, (AllGrouping, DirectGrouping)) for sub in each.subscriptions)
             guesses = {above.id for above in upstream_of(self, each.id) if not _is_deterministic(above)}
-            if not (undoes or merges or guesses - {self.spout.id}):
+            late = _below_committer(self, each)  # its rows come in the commit phase
+            if not (undoes or merges or of_tasks or late or guesses - {self.spout.id}):
                 found[each.id] = [f"{sub.label}->{each.id}" for sub in each.subscriptions]
         return found
-
-    def records_open(self) -> bool:
-        """Whether the opening of each commit is written down: for committers without a header, and
-        to compare the rows of a repetition."""
-        return bool(self.headerless() or self.repeatable_inputs())
 
     def irreversible(self) -> list[str]:
         """What a roll-back could not undo (C8): states without previous values, and committers

@@ -126,10 +126,24 @@ class Planned:
     plan: Plan
 
 
+#: The place of the number of records read, among numbers of rows. No component has this id.
+READ = "@read"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRows:
+    """The ``Processed.rows`` of an opened commit."""
+
+    txid: int
+    plan_digest: str
+    rows: Mapping[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Processed:
     """The end of a processing phase; ``failure`` is None when it succeeded. ``rows``: committer ->
-    the rows for it, where every attempt at a plan must produce equally many."""
+    the rows for it, where every attempt at a plan must produce equally many; and ``READ`` -> the
+    records read."""
 
     txid: int
     attempt_id: int
@@ -192,7 +206,7 @@ class Persist:
     * ``plans``: txid -> (attempt id, plan) to write.
     * ``currtx``: the new value, None to leave it.
     * ``opens``: the commit that is about to begin, or that was rolled back.
-    * ``opened_rows``: the ``Processed.rows`` of the commit that is about to begin.
+    * ``opened_rows``: of the commit that is about to begin; None where no committer needs them.
     * ``dropped``: txids whose stored plans are removed."""
 
     attempts: Mapping[int, int]
@@ -200,7 +214,7 @@ class Persist:
     currtx: int | None = None
     opens: OpenCommit | None = None
     dropped: frozenset[int] = frozenset()
-    opened_rows: Mapping[str, int] = field(default_factory=dict)
+    opened_rows: OpenedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +279,8 @@ Command = Union[AskPlan, Persist, Process, Commit, RollBack, Cancel, Release, St
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """The state that a new leader found. ``opened``: a header, or the stored ``open`` document,
-    says that the commit of ``currtx`` was opened with its plan. ``opened_rows``: from the ``open``
-    document."""
+    says that the commit of ``currtx`` was opened with its plan. ``opened_rows``: from the document
+    of that name."""
 
     currtx: int = 1
     attempts: Mapping[int, int] = field(default_factory=dict)
@@ -320,8 +334,7 @@ class Coordinator:
       is lost is planned again; otherwise lost data ends the run.
     * ``may_replan``: every state can undo as well. Then a batch that was opened is rolled back
       first and planned again too (C7, C8).
-    * ``records_open``: the opening of each commit is persisted, because a committer has no header
-      (C24), or to compare the rows of a repetition.
+    * ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
     * ``narrowing``: removes records whose values are refused from plans; None: such a value ends
       the run.
     * ``can_undo``: every state can undo, so narrowing works after the commit was opened, too.
@@ -658,9 +671,10 @@ class Coordinator:
             replay = first.opened
             first.opened, first.opened_rows = True, first.rows
             self._move(first, TransactionPhase.COMMITTING, now_ms)
-            if self._records_open:
-                opens = OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))
-                commands += self._write(opens=opens, opened_rows=first.rows)
+            opens = OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))
+            rows = OpenedRows(opens.txid, opens.plan_digest, first.rows) if first.rows else None
+            if self._records_open or rows is not None:
+                commands += self._write(opens=opens if self._records_open else None, opened_rows=rows)
             commands.append(Commit(first.txid, first.attempt_id, first.plan, replay))
         if now_ms < self._not_before_ms:
             return commands
@@ -704,7 +718,7 @@ class Coordinator:
         plans: Mapping[int, tuple[int, Plan]] | None = None,
         *,
         opens: OpenCommit | None = None,
-        opened_rows: Mapping[str, int] | None = None,
+        opened_rows: OpenedRows | None = None,
     ) -> list[Command]:
         """Build a write that also closes the committed transaction (invariant 9); closed
         transactions are then released."""
@@ -720,12 +734,12 @@ class Coordinator:
         *,
         currtx: int | None = None,
         opens: OpenCommit | None = None,
-        opened_rows: Mapping[str, int] | None = None,
+        opened_rows: OpenedRows | None = None,
     ) -> Persist:
         """Build a write. It also removes the plans dropped since the last write (invariant 8)."""
         dropped = frozenset(self._dropped.difference(plans or ()))
         self._dropped.clear()
-        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped, opened_rows or {})
+        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped, opened_rows)
 
     def _rolling_back(self) -> bool:
         """Whether a plan in flight is about to be dropped. If so, plan no batch after it."""
@@ -763,9 +777,13 @@ class Coordinator:
 
 def _differing_rows(transaction: _Transaction) -> TaskFailure | None:
     """The failure of an attempt at an opened commit that has other rows for a committer than the
-    attempt that opened it (C11); None if they agree."""
-    for component_id, before in transaction.opened_rows.items():
-        now = transaction.rows.get(component_id, before)
+    attempt that opened it (C11); None if they agree, or if the source has other records: it may
+    have lost some, as a compacted topic does."""
+    opened, rows = transaction.opened_rows, transaction.rows
+    if opened.get(READ) != rows.get(READ):
+        return None
+    for component_id, before in opened.items():
+        now = rows.get(component_id, before)
         if now != before:
             return TaskFailure(
                 FailureKind.FATAL,

@@ -13,6 +13,8 @@ need no leadership.
     <topology id>/coordinator/attempts    txid -> last attempt id used, from the last closed txid on
     <topology id>/coordinator/open        the commit that was opened last: in place of a header, for
                                           committers that have none
+    <topology id>/coordinator/opened_rows how many rows the commit that was opened last had, for
+                                          committers that cannot undo
     <topology id>/user/<spout>/<txid>     the plan of that batch: every partition's metadata, packed
                                           when it is long
     <topology id>/history/<slot>          the record of a closed transaction; the slot is txid mod
@@ -49,6 +51,8 @@ from framework.transactions.shape_changes import shape_changes
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
 OPEN = "coordinator/open"
+#: ``{"txid": int, "plan_digest": str, "rows": {committer: rows}}``.
+OPENED_ROWS = "coordinator/opened_rows"
 META = "meta"
 INCARNATION = "incarnation"
 #: The longest incarnation, in characters.
@@ -103,7 +107,7 @@ def forget_everything(
     """
     state = TransactionalState(store, topology_id, leadership.apply)
     with state.atomically():
-        for path in (META, CURRTX, ATTEMPTS, OPEN, ORIGIN, JOINED, UNDONE, PACE, LETTERS, SCHEMAS):
+        for path in (META, CURRTX, ATTEMPTS, OPEN, OPENED_ROWS, ORIGIN, JOINED, UNDONE, PACE, LETTERS, SCHEMAS):
             state.delete(path)
         state.set_data(INCARNATION, incarnation or new_incarnation())
         for folder in (HISTORY, *(f"user/{spout}" for spout in state.children("user"))):

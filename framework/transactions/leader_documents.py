@@ -26,7 +26,7 @@ from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
 from framework.topology.clock_stream import CLOCK_STREAM
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
-from framework.transactions.coordinator import Persist, Recovered
+from framework.transactions.coordinator import OpenedRows, Persist, Recovered
 from framework.transactions.documents import (
     ATTEMPTS,
     CURRTX,
@@ -36,6 +36,7 @@ from framework.transactions.documents import (
     LETTERS,
     META,
     OPEN,
+    OPENED_ROWS,
     ORIGIN,
     SCHEMAS,
     UNDONE,
@@ -173,7 +174,7 @@ class TopologyDocuments:
                 "start, is missing; restore the state from a backup"
             )
         digests = {txid: plan_digest(plan) for txid, plan in plans.items()}
-        opened, rows = self._opened(currtx, digests)
+        opened, rows = self._opened(currtx, digests), self._opened_rows(currtx, digests)
         return Recovered(currtx, {int(txid): last for txid, last in attempts.items()}, plans, opened, rows), digests
 
     def _check_spout(self) -> None:
@@ -187,33 +188,42 @@ class TopologyDocuments:
                 f"{self._topology.spout.id!r}. Run it once with --accept-changed-topology, or name the former one"
             )
 
-    def _opened(self, currtx: int, digests: Mapping[int, str]) -> tuple[bool, Mapping[str, int]]:
-        """Whether committers without a header may have begun to commit ``currtx`` (C24), and the
-        rows that it was opened with."""
-        if not self._topology.records_open():
-            return False, {}
-        headerless = bool(self._topology.headerless())
+    def _opened(self, currtx: int, digests: Mapping[int, str]) -> bool:
+        """Whether committers without a header may have begun to commit ``currtx`` (C24)."""
+        if not self._topology.headerless():
+            return False
         node = f"{self._topology.id}/{OPEN}"
         document = self._state.get_data(OPEN)
         if document is None:
-            return headerless and not self._topology.states and self._opened_before_headers(currtx, digests), {}
+            return not self._topology.states and self._opened_before_headers(currtx, digests)
         try:
-            known = dict(document)
-            rows = known.pop("rows", {})  # absent before Ratchet compared them
-            check_fields(OpenCommit, known)
-            opened = OpenCommit(**known)
-            if not fits(rows, Mapping[str, int]):
-                raise TypeError("its rows are no numbers")
-        except (TypeError, ValueError) as error:
+            check_fields(OpenCommit, document)
+            opened = OpenCommit(**document)
+        except TypeError as error:
             raise CorruptStateError(f"{node}: not the header of a commit; restore it from a backup") from error
         if opened.txid < currtx or opened.plan_digest == ROLLED_BACK:
-            return False, {}
+            return False
         if opened.txid > currtx or opened.plan_digest != digests.get(currtx):
             raise CorruptStateError(
                 f"{node}: txid {opened.txid} was opened with plan {opened.plan_digest}, and the stored plan of {currtx}, "
                 f"which is next, is {digests.get(currtx)}; restore the state of topology {self._topology.id!r} from one backup"
             )
-        return headerless, rows
+        return True
+
+    def _opened_rows(self, currtx: int, digests: Mapping[int, str]) -> Mapping[str, int]:
+        """The rows that the commit of ``currtx`` was opened with under its stored plan; empty if
+        they are unknown."""
+        document = self._state.get_data(OPENED_ROWS)
+        if document is None:
+            return {}
+        try:
+            check_fields(OpenedRows, document)
+            opened = OpenedRows(**document)
+        except TypeError as error:
+            node = f"{self._topology.id}/{OPENED_ROWS}"
+            raise CorruptStateError(f"{node}: not the rows of a commit; restore it from a backup") from error
+        same = (opened.txid, opened.plan_digest) == (currtx, digests.get(currtx))
+        return opened.rows if same else {}
 
     def _opened_before_headers(self, currtx: int, digests: Mapping[int, str]) -> bool:
         """Evaluate state of a version without ``open`` documents: a stored plan counts as
@@ -245,7 +255,9 @@ class TopologyDocuments:
             for txid in change.dropped:
                 self._plans.remove_state(txid)
             if change.opens is not None:
-                self._state.set_data(OPEN, {**asdict(change.opens), "rows": dict(change.opened_rows)})
+                self._state.set_data(OPEN, asdict(change.opens))
+            if change.opened_rows is not None:
+                self._state.set_data(OPENED_ROWS, asdict(change.opened_rows))
             if change.currtx is not None:
                 self._state.set_data(CURRTX, change.currtx)
                 self._plans.cleanup_before(change.currtx - 1)
@@ -362,6 +374,7 @@ class TopologyDocuments:
             if isinstance(meta, dict):
                 self._state.set_data(META, {**meta, "source": None})
             self._state.delete(OPEN)
+            self._state.delete(OPENED_ROWS)
             self._state.delete(LETTERS)
             self._state.delete(SCHEMAS)
             self._state.set_data(ORIGIN, {"txid": currtx, "positions": {}})

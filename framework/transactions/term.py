@@ -33,6 +33,7 @@ from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit_pace import CommitPace
 from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import (
+    READ,
     AskPlan,
     Cancel,
     Command,
@@ -126,7 +127,7 @@ class Term:
             max_attempts=config.max_attempts,
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
-            records_open=topology.records_open(),
+            records_open=bool(topology.headerless()),
             narrowing=Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology)),
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,
@@ -349,6 +350,8 @@ class Term:
             committer: sum(result.rows.get(label, (0, 0))[0] for label in labels)
             for committer, labels in self._repeatable_inputs.items()
         }
+        if rows:
+            rows[READ] = result.read.records
         self._answer(Processed(header.txid, header.attempt_id, result.failure, rows), result)
 
     def _on_states(

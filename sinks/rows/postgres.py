@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -51,13 +51,23 @@ SELECT attrelid <> to_regclass(%s), attname, format_type(atttypid, -1),
 FROM pg_attribute WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 """
+#: Whether the order of the rows of a statement has no effect on a table: it has no other unique
+#: or exclusive values than its key, no triggers, and no values that count. Parameter: table.
+_ANY_ORDER = """
+SELECT (SELECT count(*) FROM pg_index WHERE indrelid = to_regclass(%s) AND (indisunique OR indisexclusion)) = 1
+    AND NOT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal)
+    AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attidentity <> '' AND NOT attisdropped)
+    AND NOT EXISTS (
+        SELECT 1 FROM pg_attrdef WHERE adrelid = to_regclass(%s) AND pg_get_expr(adbin, adrelid) LIKE '%%nextval(%%'
+    )
+"""
 #: How many of some columns of a table have a type that keeps every value as it is, and compares it
 #: so. Parameters: table, columns.
 _EXACT = """
 SELECT count(*) FROM pg_attribute LEFT JOIN pg_collation ON pg_collation.oid = attcollation
-WHERE attrelid = to_regclass(%s) AND attname = ANY(%s::text[]) AND coalesce(collisdeterministic, true) AND atttypid IN (
-    'text'::regtype, 'varchar'::regtype, 'smallint'::regtype, 'integer'::regtype, 'bigint'::regtype, 'uuid'::regtype,
-    'bytea'::regtype, 'date'::regtype, 'boolean'::regtype)
+WHERE attrelid = to_regclass(%s) AND attname = ANY(%s::text[]) AND coalesce(collisdeterministic, true) AND (atttypid IN (
+    'text'::regtype, 'smallint'::regtype, 'integer'::regtype, 'bigint'::regtype, 'uuid'::regtype,
+    'bytea'::regtype, 'date'::regtype, 'boolean'::regtype) OR (atttypid = 'varchar'::regtype AND atttypmod < 0))
 """
 #: The name of rows that are parameters, and the most rows and bytes of them.
 _GIVEN, _GIVEN_ROWS, _GIVEN_BYTES = "_ratchet_given", 1_000, 2**20
@@ -172,7 +182,8 @@ class PostgresTable(PostgresStore, RebuildableTable):
         more than all of them."""
         changes = self._by_key()
         if not self._can_give(rows, names, held):
-            super()._apply(ungrouped(connection), rows, names, held, txid)
+            plain = ungrouped(connection)
+            super()._apply(plain, self._sorted(plain, rows), names, held, txid)
             return
         kinds = {**{name: held.kinds[name] for name in names}, ACTION: self.dialect.integer}
         selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
@@ -186,6 +197,15 @@ class PostgresTable(PostgresStore, RebuildableTable):
                 self._write_staged(_Given(group, given, arrays, keeping), _GIVEN, names, txid)
             else:
                 self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
+
+    def _sorted(self, connection: Any, rows: pa.Table) -> pa.Table:
+        """The rows in the order of their keys, if the table allows any order: then neighbours in
+        an index are written one after the other. Unchanged if Arrow has no order for a key."""
+        (allows,) = connection.execute(_ANY_ORDER, (qualified(self._home, self._table),) * 4).fetchone()
+        if allows and self._tells_keys_apart(connection):
+            with suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
+                return rows.sort_by([(name, "ascending") for name in self._by_key().key])
+        return rows
 
     def _can_give(self, rows: pa.Table, names: Sequence[str], held: HeldColumns) -> bool:
         """Whether the rows can be parameters. A cast to an array does not round to a column's

@@ -290,15 +290,7 @@ class RowTable(TableDefinition):
         names = self._fit(connection)
         held = self._held(connection)
         for each in rounds:
-            self._apply(connection, self._sorted(each), names, held, txid)
-
-    def _sorted(self, rows: pa.Table) -> pa.Table:
-        """The rows in the order of their keys: then neighbours in an index are written one after
-        the other. Unchanged if Arrow has no order for the type of a key."""
-        try:
-            return rows.sort_by([(name, "ascending") for name in self._by_key().key])
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
-            return rows
+            self._apply(connection, each, names, held, txid)
 
     def _held(self, connection: Any) -> HeldColumns:
         return HeldColumns(self._copied(connection))

@@ -143,6 +143,7 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
                 f"-> {value}: leave key and value out, or make them equal"
             )
         _ = shape.columns  # check the types now, not in a task
+        self._changing.clear()
         self._shape = shape
 
     @property

@@ -38,6 +38,8 @@ from sinks.sql.store import SqlRollBack
 #: How long an exchange of two tables waits for their readers.
 RENAME_TIMEOUT_MS = 2_000
 _STATEMENT_BYTES = 16 * 2**20
+#: Rows of more bytes of texts on average are written one by one.
+_LONG_ROW_BYTES = 32 * 2**10
 
 
 #: The statements that remove all of its users' permissions from a table, once it is called
@@ -326,10 +328,14 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return changed
 
     def _insert_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        if _are_long(rows):
+            return super()._insert_rows(connection, rows)
         names = [name for name, _ in self.shape.columns]
         return self._for_given(connection, self.shape.insert_given, names, rows)
 
     def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        if _are_long(rows):
+            return super()._update_rows(connection, rows)
         names = [name for name, _ in self.shape.columns if name not in self.shape.key]
         return self._for_given(connection, self.shape.update_given, [*names, *self.shape.key, *EXPECTED], rows)
 
@@ -357,12 +363,21 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return array_of(None if value is None else self._stored(value, column.type) for value in values)
 
 
+def _are_long(rows: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether the text of an array would cost more than a statement per row."""
+    return sum(map(_length, rows)) > len(rows) * _LONG_ROW_BYTES
+
+
+def _length(row: tuple[Any, ...]) -> int:
+    return sum(len(each) for each in row if isinstance(each, (str, bytes)))
+
+
 def _parts(rows: Sequence[tuple[Any, ...]], most: int) -> Iterator[Sequence[tuple[Any, ...]]]:
     """The rows in parts of at most ``most`` rows, and of about ``_STATEMENT_BYTES`` of texts."""
     part: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:
-        length = sum(len(each) for each in row if isinstance(each, (str, bytes)))
+        length = _length(row)
         if part and (len(part) == most or size + length > _STATEMENT_BYTES):
             yield part
             part, size = [], 0

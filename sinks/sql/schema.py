@@ -230,7 +230,7 @@ class TableShape:
                 f"table {self.table!r}: {dialect.name} reserves names that begin with {dialect.reserved_prefix!r}; use another"
             )
         seen: dict[str, str] = {}
-        own = {self._folded(each): each for each in (*STAMP_COLUMNS, *map(previous, self.value))}
+        own = {self._folded(each): each for each in (*STAMP_COLUMNS, *EXPECTED, *map(previous, self.value))}
         for name in (*self.key, *self.value):
             if name in dialect.reserved_columns:
                 raise TopologyError(

@@ -13,12 +13,14 @@ from framework.execution import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.coordinator import (
     CLOSE_AFTER_MS,
+    READ,
     AskPlan,
     Cancel,
     Command,
     Commit,
     Committed,
     Coordinator,
+    OpenedRows,
     Persist,
     Planned,
     Process,
@@ -477,7 +479,7 @@ def opened(rows: dict[str, int]) -> Script:
     script = Script(SpoutKind.OPAQUE, records_open=True)
     script.planned(10)
     commands = script.do(Processed(1, 1, rows=rows))
-    assert commands[0].opened_rows == rows
+    assert commands[0].opened_rows == OpenedRows(1, plan_digest(plan(0, 10)), rows)
     script.do(Committed(1, 1, FAILED))
     return script
 
@@ -490,6 +492,20 @@ def test_an_opened_commit_is_repeated_with_the_same_rows_only() -> None:
     (stop,) = script.of(Stop, commands)
     assert stop.failure.kind is FailureKind.FATAL
     assert "txid 1 was opened with 8 rows for 'sink', and a repetition has 9" in stop.failure.message
+
+
+def test_fewer_records_of_the_source_are_no_change_of_the_code() -> None:
+    """A compacted topic loses records that nobody has to read again."""
+    for read, kind in ((10, Stop), (9, Commit)):
+        commands = opened({READ: 10, "letters": 2}).do(Processed(1, 2, rows={READ: read, "letters": 1}))
+        assert [type(each) for each in commands if isinstance(each, (Commit, Stop))] == [kind]
+
+
+def test_rows_are_written_down_also_where_every_committer_has_a_header() -> None:
+    script = Script(SpoutKind.OPAQUE)
+    script.planned(10)
+    persist, commit = script.do(Processed(1, 1, rows={"table": 2}))[:2]
+    assert (persist.opens, persist.opened_rows.rows, type(commit)) == (None, {"table": 2}, Commit)
 
 
 def test_a_new_leader_compares_the_rows_of_the_opened_commit() -> None:

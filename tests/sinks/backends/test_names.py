@@ -144,6 +144,8 @@ def test_names_that_cannot_be_kept_are_refused_when_they_are_declared(postgres: 
             made("rows", "n", key="_txid")
         with pytest.raises(TopologyError, match=r"column '_prev_n'.*keeps a column '_prev_n'"):
             made("rows", "n", "_prev_n")
+        with pytest.raises(TopologyError, match=r"column '_expected_txid'.*rename the field"):
+            made("rows", "_expected_txid")
         with pytest.raises(TopologyError, match=r"'1st' is not usable in SQL"):
             made("rows", "1st")
     with pytest.raises(TopologyError, match=r"column '_TXID'.*keeps a column '_txid'"):

@@ -504,3 +504,30 @@ def test_a_reader_of_one_moment_does_not_see_what_is_committed_meanwhile(postgre
         assert list(items_as_of(still, 1)) == [(("dog",), (1,))]
     assert dict(items_as_of(state.backend, 4)) == {("dog",): (4,), ("cat",): (4,)}
     state.close()
+
+
+@pytest.mark.parametrize("letters", [10, 50_000])
+def test_rows_of_any_length_are_inserted_updated_and_deleted(
+    postgres: PostgresServer, table: str, letters: int
+) -> None:
+    """Short rows are arrays of a statement, and long ones have a statement each."""
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, Fields(text=str)))
+    words = [f"w{number}" for number in range(7)]
+    texts = {word: f'{word}\\"{{NULL}}, ' * (letters // 10) for word in words}
+    for txid, changes in enumerate((texts, {"w1": "", "w2": None, "w9": "NULL"}), start=1):
+        attempt = TransactionAttempt(txid, 1)
+        state.begin_commit(attempt)
+        gone = [word for word, text in changes.items() if text is None]
+        state.multi_put(*zip(*((word, text) for word, text in changes.items() if text is not None), strict=True))
+        state.delete(gone)
+        state.commit(attempt)
+    expected = {**texts, "w1": "", "w2": None, "w9": "NULL"}
+    assert {word: state.get(word) for word in expected} == expected
+
+
+def test_a_table_that_is_bound_again_converts_by_the_new_types(postgres: PostgresServer, table: str) -> None:
+    backend = PostgresBackend(postgres.dsn, table, KEY, Fields.of({"took": pa.duration("s")}))
+    took = (datetime.timedelta(seconds=5),)
+    assert backend._bound(took, backend.shape.value) == (5,)
+    backend.bind(KEY, Fields.of({"took": pa.duration("us")}))
+    assert backend._bound(took, backend.shape.value) == (5_000_000,)
