@@ -966,12 +966,16 @@ def test_driver_and_rebuild_are_killed_and_every_count_is_right(
     try:
         with contextlib.closing(store_of(Config.of(words.config))) as store:
             wait_for(lambda: committed_txid(store, name) > 0, what="the first commit")
-        for _ in range(kills):
+            for _ in range(kills):
+                send(300)
+                rebuilt += words.killed_after(chance.uniform(0.8, 4.0), "rebuild", "words", "--yes")
+                if chance.random() < 0.5:
+                    driver.kill()
+                    driver.start()
+            # a rebuild is refused while the transaction that a killed driver left is not closed
+            left = committed_txid(store, name)
             send(300)
-            rebuilt += words.killed_after(chance.uniform(0.8, 4.0), "rebuild", "words", "--yes")
-            if chance.random() < 0.5:
-                driver.kill()
-                driver.start()
+            wait_for(lambda: committed_txid(store, name) > left, what="a commit of the last driver")
         answer = words.ratchet("rebuild", "words", "--yes")
         assert answer.returncode == 0, answer.stderr
         assert "in place; the former ones are kept" in answer.stdout
