@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 #: Keys or rows in one page.
@@ -16,3 +16,21 @@ def pages_of(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while page := list(itertools.islice(iterator, size)):
         yield page
+
+
+def pages_within(
+    items: Iterable[T], most: int, size_max: int, size_of: Callable[[T], int]
+) -> Iterator[tuple[list[T], int]]:
+    """Lists of up to ``most`` items, in their order, and the size of each list. Together, the items
+    of a list are at most ``size_max``, unless there is only one."""
+    page: list[T] = []
+    size = 0
+    for item in items:
+        its = size_of(item)
+        if page and (len(page) == most or size + its > size_max):
+            yield page, size
+            page, size = [], 0
+        page.append(item)
+        size += its
+    if page:
+        yield page, size

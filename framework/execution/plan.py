@@ -40,7 +40,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, DataFrameBolt, Input
 from framework.topology.fields import Fields
-from framework.topology.graph import AnySpout, Component, Graph, Subscription, stream_label, upstream_of
+from framework.topology.graph import AnySpout, Component, Graph, Subscription, edge_label, stream_label, upstream_of
 from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
 
 #: Groupings that only share the work: tasks below them can be merged.
@@ -72,7 +72,7 @@ class Edge:
 
     @property
     def label(self) -> str:
-        return f"{self.input_name}->{self.target}"
+        return edge_label(self.source, self.stream, self.target)
 
     def check_task(self, task: int) -> None:
         """Raise ``TopologyError`` if the bolt does not have this task."""

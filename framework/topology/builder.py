@@ -22,6 +22,7 @@ from framework.topology.graph import (
     Component,
     Graph,
     checked_parallelism,
+    edge_label,
     in_order,
     upstream_of,
     valid_id,
@@ -74,10 +75,13 @@ class Topology(Graph):
             undoes = all(state.can_undo for state in each.states) if each.states else bolt.can_undo
             merges = type(bolt).combiner is not Bolt.combiner  # the rows depend on the layout
             of_tasks = any(isinstance(sub.grouping, (AllGrouping, DirectGrouping)) for sub in each.subscriptions)
-            guesses = {above.id for above in upstream_of(self, each.id) if not _is_deterministic(above)}
-            late = _below_committer(self, each)  # its rows come in the commit phase
-            if not (undoes or merges or of_tasks or late or guesses - {self.spout.id}):
-                found[each.id] = [f"{sub.label}->{each.id}" for sub in each.subscriptions]
+            # A committer emits in the commit phase. Every spout reads a batch again as it was.
+            differ = any(
+                above.committer or not (_is_deterministic(above) or above.id == self.spout.id)
+                for above in upstream_of(self, each.id)
+            )
+            if not (undoes or merges or of_tasks or differ):
+                found[each.id] = [edge_label(sub.component_id, sub.stream, each.id) for sub in each.subscriptions]
         return found
 
     def irreversible(self) -> list[str]:

@@ -200,7 +200,6 @@ class RowForm:
 
     def __init__(self, fields: Fields | None) -> None:
         self._columns = [(name, form_of(fields.type_of(name))) for name in fields] if fields is not None else None
-        self._forms = [form for _, form in self._columns or ()]
 
     def __call__(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the row in canonical form. Raises ``ValueError`` when the number of values is
@@ -209,15 +208,8 @@ class RowForm:
             return tuple([_untyped(value) for value in values])
         if len(values) != len(self._columns):
             raise ValueError(f"{len(values)} values for {len(self._columns)} columns")
-        try:
-            return tuple([None if value is None else form(value) for form, value in zip(self._forms, values)])  # noqa: B905
-        except (ValueError, TypeError, ArithmeticError, pa.ArrowException):
-            return self._named(values)
-
-    def _named(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """As a call, with the column in the error."""
         made = []
-        for (name, form), value in zip(self._columns or (), values, strict=True):
+        for (name, form), value in zip(self._columns, values, strict=True):
             try:
                 made.append(None if value is None else form(value))
             except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:

@@ -40,6 +40,11 @@ def stream_label(component_id: str, stream: str) -> str:
     return component_id if stream == "default" else f"{component_id}/{stream}"
 
 
+def edge_label(component_id: str, stream: str, target: str) -> str:
+    """A stream and the bolt that it goes into."""
+    return f"{stream_label(component_id, stream)}->{target}"
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """A bolt's subscription to one stream of one component."""

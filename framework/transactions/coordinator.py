@@ -394,9 +394,10 @@ class Coordinator:
             if self._kind is SpoutKind.OPAQUE and not opened:
                 self._dropped = {each for each in recovered.plans if each >= txid}
                 return
-            again = _Transaction(txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened)
-            again.opened_rows = recovered.opened_rows if opened else {}
-            self._active[txid] = again
+            rows = recovered.opened_rows if opened else {}
+            self._active[txid] = _Transaction(
+                txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened, opened_rows=rows
+            )
             txid += 1
 
     # --- queries of the driver --------------------------------------------------------------------

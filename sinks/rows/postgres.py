@@ -54,12 +54,13 @@ ORDER BY attnum
 #: Whether the order of the rows of a statement has no effect on a table: it has no other unique
 #: or exclusive values than its key, no triggers, and no values that count. Parameter: table.
 _ANY_ORDER = """
-SELECT (SELECT count(*) FROM pg_index WHERE indrelid = to_regclass(%s) AND (indisunique OR indisexclusion)) = 1
-    AND NOT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal)
-    AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attidentity <> '' AND NOT attisdropped)
+SELECT (SELECT count(*) FROM pg_index WHERE indrelid = held.oid AND (indisunique OR indisexclusion)) = 1
+    AND NOT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = held.oid AND NOT tgisinternal)
+    AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = held.oid AND attidentity <> '' AND NOT attisdropped)
     AND NOT EXISTS (
-        SELECT 1 FROM pg_attrdef WHERE adrelid = to_regclass(%s) AND pg_get_expr(adbin, adrelid) LIKE '%%nextval(%%'
+        SELECT 1 FROM pg_attrdef WHERE adrelid = held.oid AND pg_get_expr(adbin, adrelid) LIKE '%%nextval(%%'
     )
+FROM pg_class AS held WHERE oid = to_regclass(%s)
 """
 #: How many of some columns of a table have a type that keeps every value as it is, and compares it
 #: so. Parameters: table, columns.
@@ -201,8 +202,8 @@ class PostgresTable(PostgresStore, RebuildableTable):
     def _sorted(self, connection: Any, rows: pa.Table) -> pa.Table:
         """The rows in the order of their keys, if the table allows any order: then neighbours in
         an index are written one after the other. Unchanged if Arrow has no order for a key."""
-        (allows,) = connection.execute(_ANY_ORDER, (qualified(self._home, self._table),) * 4).fetchone()
-        if allows and self._tells_keys_apart(connection):
+        (allows,) = connection.execute(_ANY_ORDER, (qualified(self._home, self._table),)).fetchone()
+        if allows:
             with suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
                 return rows.sort_by([(name, "ascending") for name in self._by_key().key])
         return rows

@@ -18,6 +18,7 @@ import pyarrow as pa
 from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError
 from framework.topology import Header, Reach
 from framework.topology.json_values import plain
+from sinks.pages import pages_within
 from sinks.sql.mysql_connections import Connection, Connections, address_of
 from sinks.sql.mysql_dialect import MariaDbDialect, MySqlDialect
 from sinks.sql.mysql_server import READ_ONLY, code_of, identity, line_of, losses, named, unfit
@@ -150,21 +151,17 @@ class MySqlStore(SqlStore):
     def _statements(self, connection: Any, rows: list[str]) -> Iterator[list[str]]:
         """Rows as literals, divided into statements. Raises ``BadRecordError`` for a row that the
         server accepts in no statement."""
-        most = min(_STATEMENT_BYTES, connection.packet_bytes // 2)
-        part: list[str] = []
-        size = 0
-        for row in rows:
+
+        def length(row: str) -> int:
             length = len(row) if row.isascii() else len(row.encode())
             if length > connection.packet_bytes - 2**14:
                 raise BadRecordError(
                     f"{self.location}: a row of {length:,} bytes is longer than max_allowed_packet, {connection.packet_bytes:,}"
                 )
-            if part and (size + length > most or len(part) == _STATEMENT_ROWS):
-                yield part
-                part, size = [], 0
-            part.append(row)
-            size += length
-        yield part
+            return length
+
+        most = min(_STATEMENT_BYTES, connection.packet_bytes // 2)
+        return (part for part, _ in pages_within(rows, _STATEMENT_ROWS, most, length))
 
     # --- connections ------------------------------------------------------------------------------
 

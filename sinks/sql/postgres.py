@@ -27,6 +27,7 @@ from framework.topology import REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
+from sinks.pages import pages_within
 from sinks.refusals import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
@@ -38,7 +39,8 @@ from sinks.sql.store import SqlRollBack
 #: How long an exchange of two tables waits for their readers.
 RENAME_TIMEOUT_MS = 2_000
 _STATEMENT_BYTES = 16 * 2**20
-#: Rows of more bytes of texts on average are written one by one.
+#: Rows of more bytes of texts on average are written one by one: the text of an array would cost
+#: more.
 _LONG_ROW_BYTES = 32 * 2**10
 
 
@@ -328,26 +330,34 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return changed
 
     def _insert_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
-        if _are_long(rows):
-            return super()._insert_rows(connection, rows)
-        names = [name for name, _ in self.shape.columns]
-        return self._for_given(connection, self.shape.insert_given, names, rows)
+        shape = self.shape
+        names = [name for name, _ in shape.columns]
+        return self._for_given(connection, shape.insert_given, shape.insert_row(), names, rows)
 
     def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
-        if _are_long(rows):
-            return super()._update_rows(connection, rows)
-        names = [name for name, _ in self.shape.columns if name not in self.shape.key]
-        return self._for_given(connection, self.shape.update_given, [*names, *self.shape.key, *EXPECTED], rows)
+        shape = self.shape
+        names = [*(name for name, _ in shape.columns if name not in shape.key), *shape.key, *EXPECTED]
+        return self._for_given(connection, shape.update_given, shape.update_row(), names, rows)
 
     def _for_given(
-        self, connection: Any, statement: Callable[[str], str], names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+        self,
+        connection: Any,
+        statement: Callable[[str], str],
+        alone: str,
+        names: Sequence[str],
+        rows: Sequence[tuple[Any, ...]],
     ) -> int:
-        """Execute a statement over given rows, in parts. Returns how many rows it changed."""
+        """Execute a statement over given rows, in parts; and over long rows ``alone``, which takes
+        one row. Returns how many rows changed."""
         kinds, changed = {**dict.fromkeys(EXPECTED, self.dialect.integer), **dict(self.shape.columns)}, 0
         arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in names)
         text = statement(f"(SELECT {arrays}) AS _given")
-        for part in _parts(rows, SIZE.rows(self._dsn)):
-            changed += connection.execute(text, [array_of(column) for column in zip(*part, strict=True)]).rowcount
+        for part, size in pages_within(rows, SIZE.rows(self._dsn), _STATEMENT_BYTES, _length):
+            if size > len(part) * _LONG_ROW_BYTES:
+                changed += self._for_each(connection, alone, part)
+            else:
+                columns = [array_of(column) for column in zip(*part, strict=True)]
+                changed += connection.execute(text, columns).rowcount
         return changed
 
     def _rows_per_statement(self, deltas: pa.Table) -> int:
@@ -363,25 +373,6 @@ class PostgresBackend(PostgresStore, SqlBackend):
         return array_of(None if value is None else self._stored(value, column.type) for value in values)
 
 
-def _are_long(rows: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether the text of an array would cost more than a statement per row."""
-    return sum(map(_length, rows)) > len(rows) * _LONG_ROW_BYTES
-
-
 def _length(row: tuple[Any, ...]) -> int:
+    """The bytes of a row's texts, approximately."""
     return sum(len(each) for each in row if isinstance(each, (str, bytes)))
-
-
-def _parts(rows: Sequence[tuple[Any, ...]], most: int) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """The rows in parts of at most ``most`` rows, and of about ``_STATEMENT_BYTES`` of texts."""
-    part: list[tuple[Any, ...]] = []
-    size = 0
-    for row in rows:
-        length = _length(row)
-        if part and (len(part) == most or size + length > _STATEMENT_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(row)
-        size += length
-    if part:
-        yield part

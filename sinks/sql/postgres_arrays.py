@@ -9,21 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: Types whose texts need no quotes in an array.
-_BARE = frozenset({int, bool, float})
-_NONE = type(None)
+_BARE = frozenset({int, bool, float, type(None)})
 
 
 def array_of(values: Iterable[Any]) -> str:
     """The text of an array."""
     values = list(values)
-    kinds = set(map(type, values))
-    if kinds <= _BARE:
-        texts: Iterable[str] = map(str, values)
-    elif kinds <= {*_BARE, _NONE}:
-        texts = ["NULL" if value is None else str(value) for value in values]
-    else:
-        texts = ["NULL" if value is None else _element(value) for value in values]
-    return f"{{{','.join(texts)}}}"
+    text = str if _BARE.issuperset(map(type, values)) else _element
+    return f"{{{','.join(['NULL' if value is None else text(value) for value in values])}}}"
 
 
 def _element(value: Any) -> str:

@@ -117,6 +117,10 @@ def kill_often(
                 raise RuntimeError(f"the driver had ended by itself; its log ends:\n{process.tail()}")
             process.start(*options)
 
+        def stop_driver() -> None:
+            process.signal(signal.SIGTERM)
+            process.finish()
+
         def other_tasks() -> Sequence[str]:
             nonlocal tasks
             tasks = chance.choice([each for each in range(1, 5) if each != tasks])
@@ -124,15 +128,13 @@ def kill_often(
 
         def rescale() -> None:
             if chance.random() < 0.5:
-                process.signal(signal.SIGTERM)
-                process.finish()
+                stop_driver()
                 process.start(*other_tasks())
             else:
                 kill_driver(*other_tasks())
 
         def deployed() -> None:
-            process.signal(signal.SIGTERM)
-            process.finish()
+            stop_driver()
             if deploy is not None:
                 deploy()
             process.start()
@@ -179,8 +181,7 @@ def kill_often(
             _await(process, progress)
             stop.set()
             feeder.join()
-            process.signal(signal.SIGTERM)
-            process.finish()
+            stop_driver()
             process.start("--until-caught-up")
             if process.finish() != 0:
                 raise RuntimeError(f"the last run failed; its log ends:\n{process.tail()}")
@@ -188,8 +189,7 @@ def kill_often(
                 process.start()
                 if not process.wait_for(lambda: settled(seen.messages), pause_s=1.0):
                     raise RuntimeError(f"it ended before all had settled; its log ends:\n{process.tail()}")
-                process.signal(signal.SIGTERM)
-                process.finish()
+                stop_driver()
         finally:
             stop.set()
             process.end()

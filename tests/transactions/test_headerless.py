@@ -238,7 +238,7 @@ def parted(spout: Any, limit: int, *, deterministic: bool = True) -> Topology:
 
 @pytest.mark.rule("C11")
 def test_an_opened_commit_is_not_repeated_by_code_that_divides_its_rows_differently() -> None:
-    """What one committer has written, the changed code would give to the other one, too."""
+    """The changed code would give a row to one committer that the other one has written."""
     spout, store = OpaqueMemoryTransactionalSpout(ROWS, FIELDS, 10), MemoryStore()
     happened.stops_left = 1
     with submit(parted(spout, 7), store=store, executor="local") as run, pytest.raises(TopologyFailed, match="after"):
