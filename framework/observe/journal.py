@@ -211,6 +211,7 @@ class Journal:
         attempt_id: int,
         rows: Mapping[str, int],
         spent_s: Mapping[str, float] | None = None,
+        *,
         late_records: Mapping[str, int] | None = None,
         lookups: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:

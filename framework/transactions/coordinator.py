@@ -214,6 +214,7 @@ class Persist:
     currtx: int | None = None
     opens: OpenCommit | None = None
     dropped: frozenset[int] = frozenset()
+    _: KW_ONLY
     opened_rows: OpenedRows | None = None
 
 
@@ -740,7 +741,7 @@ class Coordinator:
         """Build a write. It also removes the plans dropped since the last write (invariant 8)."""
         dropped = frozenset(self._dropped.difference(plans or ()))
         self._dropped.clear()
-        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped, opened_rows)
+        return Persist(dict(self._attempts), plans or {}, currtx, opens, dropped, opened_rows=opened_rows)
 
     def _rolling_back(self) -> bool:
         """Whether a plan in flight is about to be dropped. If so, plan no batch after it."""

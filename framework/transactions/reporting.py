@@ -115,7 +115,9 @@ class TermReport:
     def committed(self, txid: int, attempt_id: int, result: PhaseResult) -> None:
         """The sinks hold the attempt; the transaction is not closed yet."""
         rows, lookups = rows_received(result), _documents(result)
-        self._journal.commit_phase_done(txid, attempt_id, rows, result.spent_s, result.late, lookups)
+        self._journal.commit_phase_done(
+            txid, attempt_id, rows, result.spent_s, late_records=result.late, lookups=lookups
+        )
 
     def rolled_back(self, txid: int, attempt_id: int) -> None:
         self._journal.rolled_back(txid, attempt_id)

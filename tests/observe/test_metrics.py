@@ -90,7 +90,7 @@ def worked() -> Journal:
         newest_ms=now_ms - 2_000,
     )
     journal.committing(1, 2)
-    journal.commit_phase_done(1, 2, {}, {"totals": 0.5, "words": 0.125}, {"totals": 3})
+    journal.commit_phase_done(1, 2, {}, {"totals": 0.5, "words": 0.125}, late_records={"totals": 3})
     journal.committed(1)
     journal.emitted(2, 1, 3, {}, "digest")
     journal.failed(2, 1, "still down", kind="retryable", component="totals")
