@@ -1,16 +1,17 @@
-"""``python -m benchmarks``: measures W1, W2, W3, W5, W6, W9, the spouts' reading alone, topics of
-many partitions, the states' writing alone, the cost of being watched, a rebuild and an explanation,
-and prints JSON lines."""
+"""``python -m benchmarks``: measures W1, W2, W3, W5, W6, W9, W1 by a pipeline, the spouts' reading
+alone, topics of many partitions, the states' writing alone, the cost of being watched, a rebuild
+and an explanation, and prints JSON lines."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import statistics
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +31,7 @@ from benchmarks import (
     workload,
 )
 from benchmarks.limit import Limit
+from framework import Topology
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 
@@ -40,6 +42,7 @@ WORKLOADS = [
     "w5",
     "w6",
     "w9",
+    "pipeline",
     "reading",
     "ranges",
     "acked",
@@ -76,6 +79,8 @@ def main() -> int:
         if "w9" in arguments.workloads:
             count = arguments.messages // 2
             _print(closed_windows.measure(servers, count, arguments.repeat, _config(servers, 2)))
+        if "pipeline" in arguments.workloads:
+            _print(_by_pipeline(servers, folder, arguments))
         if "reading" in arguments.workloads:
             _print(reading.measure(servers.bootstrap_servers, limit, arguments.messages, arguments.repeat))
         if "ranges" in arguments.workloads:
@@ -146,8 +151,38 @@ def _per_tuple(servers: EmbeddedServers, folder: Path, arguments: argparse.Names
     }
 
 
+def _by_pipeline(servers: EmbeddedServers, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """W1 in turns as a topology of bolts and as a pipeline, where the two fields that are used are
+    declared, and where all are: a pipeline decodes only what it uses."""
+    topic = workload.filled_topic(servers.bootstrap_servers, arguments.messages)
+    kinds: dict[str, dict[str, Any]] = {
+        "bolts": {},
+        "pipeline": {"make": workload.word_pipeline},
+        "bolts, all fields": {"fields": workload.ALL_FIELDS},
+        "pipeline, all fields": {"fields": workload.ALL_FIELDS, "make": workload.word_pipeline},
+    }
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(arguments.repeat):
+        for kind, options in kinds.items():
+            rates[kind].append(_exact_rate(servers, folder, topic, arguments, **options))
+    medians = {kind: statistics.median(each) for kind, each in rates.items()}
+    return {
+        "workload": "W1 by a pipeline",
+        "messages": arguments.messages,
+        "records_per_s": {kind: round(each) for kind, each in medians.items()},
+        "runs": {kind: _rounded(each) for kind, each in rates.items()},
+        "ratio": round(medians["pipeline"] / medians["bolts"], 3),
+        "ratio_all_fields": round(medians["pipeline, all fields"] / medians["bolts, all fields"], 3),
+        "exact": True,
+    }
+
+
 def _rounded(rates: list[float]) -> list[int]:
     return [round(each) for each in rates]
+
+
+def _word_count(*arguments: Any, **options: Any) -> Topology:
+    return workload.word_count(*arguments, **options)[0]
 
 
 def _exact_rate(
@@ -158,14 +193,15 @@ def _exact_rate(
     *,
     settings: Mapping[str, Any] = MappingProxyType({}),
     is_watched: bool = False,
-    **shape: bool,
+    make: Callable[..., Topology] = _word_count,
+    **shape: Any,
 ) -> float:
     """Records per second, from the first batch emitted to the last transaction closed. Raises
     ``RuntimeError`` if the table is wrong."""
     limits = {"batch_records_max": arguments.batch_records} if arguments.batch_records else {}
     name = uuid.uuid4().hex[:6]
     database = folder / f"{name}.db"
-    topology, _ = workload.word_count(f"w1-{name}", servers.bootstrap_servers, topic, database, **shape, **limits)
+    topology = make(f"w1-{name}", servers.bootstrap_servers, topic, database, **shape, **limits)
     with watched.watched(topology.id) if is_watched else contextlib.nullcontext({}) as watching:
         config = {**_config(servers, arguments.pending or 2), **watching, **settings}
         elapsed_s = workload.seconds_of(topology, config, 300)

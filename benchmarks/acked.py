@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import workload
-from framework.topology import TopologyContext
+from framework.topology import Fields, TopologyContext
 from spouts import JsonCodec, KafkaSpout, TextCodec
 from spouts.codecs.codec import Codec
 from spouts.kafka.consumer.native_range_consumer import why_not_native
 
 #: Records per call of ``next_tuples``.
 AT_ONCE = 1_000
-CODECS: dict[str, Codec] = {"json": JsonCodec(workload.FIELDS), "text": TextCodec("line")}
+CODECS: dict[str, Codec] = {"json": JsonCodec(Fields(**workload.FIELDS)), "text": TextCodec("line")}
 
 
 class _Dropping:

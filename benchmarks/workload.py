@@ -28,6 +28,7 @@ from framework import (
     Tuple,
     submit,
 )
+from ratchet import Json, Pipeline, count, sqlite, sum_
 from sinks import (
     Count,
     MapBackend,
@@ -45,7 +46,9 @@ WORDS = 20_000
 AMOUNT_MODULUS = 997
 SEED = 7
 #: What the topologies make of a message.
-FIELDS = Fields(word=str, amount=int)
+FIELDS = {"word": str, "amount": int}
+#: What is in a message.
+ALL_FIELDS = {"id": int, "word": str, "user": str, "amount": int, "ts": int}
 
 
 def create_topic(bootstrap_servers: str, topic: str) -> None:
@@ -140,7 +143,7 @@ class ParseJson(BaseBasicBolt):
         collector.emit([message["word"], message["amount"]])
 
     def declare_output_fields(self, declarer: Any) -> None:
-        declarer.declare(FIELDS)
+        declarer.declare(Fields(**FIELDS))
 
 
 def word_count(
@@ -151,11 +154,13 @@ def word_count(
     *,
     exactly_once: bool = True,
     per_tuple: bool = False,
+    fields: Mapping[str, Any] = FIELDS,
     **limits: int,
 ) -> tuple[Topology, RecordingSpout]:
     """Count and sum(amount) per word. ``place``: of the words; a path means the table ``words`` of
-    a SQLite file. ``per_tuple``: a bolt parses the JSON, not the codec."""
-    codec = TextCodec() if per_tuple else JsonCodec(FIELDS)
+    a SQLite file. ``per_tuple``: a bolt parses the JSON, not the codec. ``fields``: those that the
+    codec decodes."""
+    codec = TextCodec() if per_tuple else JsonCodec(Fields(**fields))
     spout = RecordingSpout([topic], bootstrap_servers=bootstrap_servers, codec=codec, **limits)
     backend = SqliteBackend(place, "words") if isinstance(place, Path) else place
     state: MapState = OpaqueMapState(backend) if exactly_once else NonTransactionalMapState(backend)
@@ -165,6 +170,19 @@ def word_count(
     committer = StateCommitter(state, key=["word"], aggregates={"count": Count(), "amount": Sum("amount")})
     builder.set_bolt("count", committer).global_grouping("parsed" if per_tuple else "words")
     return builder.build(), spout
+
+
+def word_pipeline(
+    name: str, bootstrap_servers: str, topic: str, database: Path, *, fields: Mapping[str, Any] = FIELDS, **limits: int
+) -> Topology:
+    """The same as ``word_count``, as a pipeline. ``fields``: those that are declared."""
+    pipeline = Pipeline(name)
+    words = pipeline.read_kafka(
+        topic, value=Json(**fields), bootstrap_servers=bootstrap_servers, parallelism=2, **limits
+    )
+    table = words.group_by("word").agg(count=count(), amount=sum_("amount"))
+    table.upsert_into(sqlite(database, "words"))
+    return pipeline.build()
 
 
 def read_back(database: Path) -> dict[str, tuple[int, int]]:
