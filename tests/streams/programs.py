@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -416,6 +417,14 @@ DRAWN = st.builds(
 )
 #: The operators of each branch, after those that all branches share.
 CHAINS = st.tuples(st.lists(DRAWN, max_size=2), st.lists(st.lists(DRAWN, max_size=2), min_size=1, max_size=2))
+#: The arguments of ``check``, besides its folder.
+PROGRAMS: dict[str, Any] = {
+    "rows": ROWS,
+    "chains": CHAINS,
+    "take": st.integers(1, 5),
+    "faults": st.lists(st.integers(0, 3), max_size=4),
+    "tasks": st.integers(1, 2),
+}
 
 
 def check(
@@ -443,6 +452,12 @@ def check(
     tables = pipeline.test(take=take, faults=failures)
     for name, its in expected.items():
         assert _sorted(tables[name]) == _sorted(its), name
+
+
+def checked(**drawn: Any) -> None:
+    """``check`` in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder), **drawn)
 
 
 def _sorted(rows: Any) -> list[Row]:
