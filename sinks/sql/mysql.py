@@ -27,8 +27,9 @@ from sinks.backend import Key
 from sinks.refusals import explained
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection
-from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width
+from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width, write_rows
 from sinks.sql.mysql_store import MySqlStore
+from sinks.sql.schema import STAMP_COLUMNS
 
 #: Keys per SELECT.
 _KEYS_PER_SELECT = 500
@@ -258,6 +259,22 @@ class MySqlBackend(MySqlStore, SqlBackend):
             one = "(" + " AND ".join(f"{name} = %s" for name in names) + ")"
             condition = " OR ".join([one] * len(keys))
         return condition, [part for key in keys for part in key]
+
+    def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Lock the rows that have the expected stamps, and write all if these are all: the database
+        updates many rows to a value each only by an INSERT that finds their keys."""
+        own = len(self.shape.columns)
+        conditions = [*self.shape.key, *STAMP_COLUMNS[:3]]
+        one = "(" + " AND ".join(f'"{name}" = %s' for name in conditions) + ")"
+        found = 0
+        for start in range(0, len(rows), _KEYS_PER_SELECT):
+            page = rows[start : start + _KEYS_PER_SELECT]
+            query = f"SELECT COUNT(*) FROM {self.shape.name} WHERE {' OR '.join([one] * len(page))} FOR UPDATE"
+            parameters = [each for row in page for each in row[own - len(self.shape.key) :]]
+            found += connection.execute(query, parameters).fetchone()[0]
+        if found == len(rows):
+            self._for_each(connection, write_rows(self.shape), [row[:own] for row in rows])
+        return found
 
     def _merge(self, connection: Any, merge: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         if deltas.num_rows == 0:

@@ -173,6 +173,16 @@ def upsert(shape: TableShape, aggregates: Mapping[str, Aggregate], value_type: V
     return f"INSERT INTO {shape.name} ({columns}) VALUES ", f" ON DUPLICATE KEY UPDATE {updates}"
 
 
+def write_rows(shape: TableShape) -> str:
+    """The statement that replaces what rows of existing keys hold. Parameters of each row: every
+    column except the key, then the key."""
+    held = [name for name, _ in shape.columns if name not in shape.key]
+    columns = ", ".join(f'"{name}"' for name in (*held, *shape.key))
+    marks = ", ".join([shape.dialect.mark] * len(shape.columns))
+    updates = ", ".join(f'"{name}" = {shape.dialect.proposed(name)}' for name in held)
+    return f"INSERT INTO {shape.name} ({columns}) VALUES ({marks}) ON DUPLICATE KEY UPDATE {updates}"
+
+
 def literals(column: pa.ChunkedArray) -> pa.Array:
     """The values of a column as SQL literals that are independent of session settings."""
     types, kind = pa.types, column.type

@@ -108,6 +108,32 @@ def test_the_database_merges_a_batch_by_itself(mariadb: MariaDbServer, table: st
     }
 
 
+def test_many_changed_rows_are_written_by_few_statements(mariadb: MariaDbServer, table: str) -> None:
+    rows = 2_000
+    backend = MySqlBackend(mariadb.dsn, table, KEY, VALUE)
+    backend.prepare("topology")
+    keys = [(f"w{number}",) for number in range(rows)]
+    state = OpaqueMapState(backend)
+
+    def write(txid: int, values: list[Any]) -> None:
+        attempt = open_attempt(state, txid, 1)
+        state.begin_commit(attempt)
+        assert state.multi_get(keys) == [txid - 1 or None] * rows
+        state.multi_put(keys, values)
+        state.commit(attempt)
+
+    write(1, [1] * rows)
+    with client(mariadb.dsn) as admin:
+        before = _questions(admin)
+        write(2, [2] * rows)
+        assert _questions(admin) - before < rows / 10
+    assert {key: (row.value, row.prev) for key, row in backend.scan()} == dict.fromkeys(keys, ((2,), (1,)))
+
+
+def _questions(connection: Any) -> int:
+    return int(connection.execute("SHOW GLOBAL STATUS LIKE 'Questions'")[0][1])
+
+
 def test_the_settings_of_the_server_change_nothing(own_mariadb: MariaDbServer, table: str) -> None:
     """Without a strict mode the server would cut what does not fit, and round what is no number."""
     with client(own_mariadb.dsn) as admin:
