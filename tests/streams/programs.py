@@ -399,7 +399,7 @@ def into_sinks(program: Program, name: str, folder: Path, parallelism: int) -> d
 # --- programs -------------------------------------------------------------------------------------
 
 
-def _in_time(drawn: list[tuple[str, int, int]]) -> list[Row]:
+def in_time(drawn: list[tuple[str, int, int]]) -> list[Row]:
     """Rows of (k, n, minutes after the row before)."""
     times = accumulate(step for _, _, step in drawn)
     return [row_of(k, n, START + minutes(minute)) for (k, n, _), minute in zip(drawn, times, strict=True)]
@@ -410,7 +410,7 @@ def _in_time(drawn: list[tuple[str, int, int]]) -> list[Row]:
 STEPS = [0, 0, 1, 1, 2, 3, 5, 5, 7, 10, 14, 30, -1, -3, -5, -20]
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(-4, 9), st.sampled_from(STEPS)), min_size=1, max_size=14
-).map(_in_time)
+).map(in_time)
 DRAWN = st.builds(
     Drawn,
     kind=st.sampled_from(sorted(OPERATORS)),
