@@ -19,7 +19,9 @@ class TableChanges(NamedTuple):
     last. ``key``: the columns of its primary key. ``rows``: a row for each change, with all of its
     columns; None: the table is emptied. ``deleted``: which of them delete. ``unchanged``: for each,
     the names of the columns whose values did not change and are not in the row; None: there are
-    none. ``server``: tells databases of the same name apart; empty if there is only one."""
+    none. ``server``: tells databases of the same name apart; empty if there is only one.
+    ``positions``: for each, where the source has made it: an integer that rises with the changes of
+    a key, null if it is not known; for an emptied table a single one; None: none is known."""
 
     table: tuple[str, ...]
     key: tuple[str, ...]
@@ -27,6 +29,7 @@ class TableChanges(NamedTuple):
     deleted: pa.Array | None = None
     unchanged: pa.Array | None = None
     server: str = ""
+    positions: pa.Array | None = None
 
 
 class ChangeReader(Protocol):

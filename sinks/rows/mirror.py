@@ -21,7 +21,7 @@ from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.reference_mirror import ReferenceMirror
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table import RowTable
-from sinks.rows.table_definition import Changes
+from sinks.rows.table_definition import POSITION, Changes
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 
@@ -164,13 +164,14 @@ def _parts(
     for (server, table), its in by_table.items():
         name, shown = named(table), f"{'.'.join(table)} of {server}" if server else ".".join(table)
         for run in _runs(its):
-            columns = run[0].rows.schema if run[0].rows is not None else None
-            rounds = None
-            if columns is not None:
-                settings = Changes(run[0].key)
-                location = into(name).location
-                rounds = [storable(each, location) for each in reduced(_rows(run, settings), settings)]
-            yield Part(name, shown, run[0].key, columns, rounds)
+            first, settings = run[0], Changes(run[0].key)
+            if first.rows is None:
+                positions = first.positions.to_pylist() if first.positions is not None else []
+                yield Part(name, shown, first.key, None, None, emptied_at=positions[0] if positions else None)
+                continue
+            location = into(name).location
+            rounds = [storable(each, location) for each in reduced(_rows(run, settings), settings)]
+            yield Part(name, shown, first.key, first.rows.schema, rounds)
 
 
 def _runs(changes: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:
@@ -192,6 +193,7 @@ def _shape(changes: TableChanges) -> tuple[Any, ...]:
 def _rows(run: Sequence[TableChanges], settings: Changes) -> pa.Table:
     """The rows, with the columns that ``reduced`` reads."""
     leaves_out = any(each.unchanged is not None for each in run)
+    has_positions = any(each.positions is not None for each in run)
     found = []
     for each in run:
         rows = each.rows
@@ -204,5 +206,8 @@ def _rows(run: Sequence[TableChanges], settings: Changes) -> pa.Table:
         if leaves_out:
             nothing = pa.array([[]] * rows.num_rows, pa.list_(pa.string()))
             rows = rows.append_column(UNCHANGED, each.unchanged if each.unchanged is not None else nothing)
+        if has_positions:
+            nowhere = pa.nulls(rows.num_rows, pa.int64())
+            rows = rows.append_column(POSITION, each.positions if each.positions is not None else nowhere)
         found.append(rows)
     return pa.concat_tables(found)

@@ -14,7 +14,7 @@ from framework.topology import Fields, TransactionAttempt
 from framework.topology.mirror_changes import DEFAULT
 from sinks.rows.reduction import DELETED, reduced
 from sinks.rows.table import Members, RowTable
-from sinks.rows.table_definition import Changes
+from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes
 
 #: The table with a row for each table of the copy.
 CATALOG = "ratchet_mirror"
@@ -26,13 +26,19 @@ _BESIDE = ("_before", "_deleted")
 
 class Part(NamedTuple):
     """Changes of a table with one set of columns. ``rounds``: as ``RowTable.change`` takes them;
-    None: all rows are removed."""
+    None: all rows are removed, at the position ``emptied_at`` if that is known."""
 
     name: str
     source: str
     key: tuple[str, ...]
     columns: pa.Schema | None
     rounds: Sequence[pa.Table] | None
+    emptied_at: int | None = None
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether changes leave out unchanged values."""
+        return any(ROW_NEEDED in each.column_names for each in self.rounds or ())
 
 
 class _Entry(NamedTuple):
@@ -59,13 +65,22 @@ class Catalog(Members):
         for name, key in self._own.rows_where(connection, [NAME, KEY], condition):
             yield self._table(name, tuple(json.loads(key)))
 
-    def _table(self, name: str, key: tuple[str, ...], columns: pa.Schema | None = None) -> RowTable:
+    def _table(
+        self, name: str, key: tuple[str, ...], columns: pa.Schema | None = None, *, keeps_positions: bool = False
+    ) -> RowTable:
         """``columns``: without them, the table can be emptied and taken back."""
         table = self._into(name).in_schema_of(self._own)
         fields = Fields.of_schema(columns) if columns is not None else Fields.of(dict.fromkeys(key, pa.string()))
         metadata = {each.name: each.metadata or {} for each in columns or ()}
         defaults = [(name, json.loads(each[DEFAULT])) for name, each in metadata.items() if DEFAULT in each]
-        table.bind_changes(fields, Changes(key, on_new_column="add", defaults=tuple(defaults)))
+        changes = Changes(
+            key,
+            on_new_column="add",
+            keep_deletes=KEEP_DELETES,
+            defaults=tuple(defaults),
+            keeps_positions=keeps_positions,
+        )
+        table.bind_changes(fields, changes)
         return table
 
     def change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
@@ -89,7 +104,7 @@ class Catalog(Members):
                 elif each.name in known:
                     table = self._table(each.name, known[each.name].key)
                     with table.named(_copy_of(each)):
-                        table.empty(connection, attempt.txid)
+                        table.empty(connection, attempt.txid, each.emptied_at)
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
 
     def _known(self, held: Mapping[str, _Entry], parts: Sequence[Part]) -> dict[str, _Entry]:
@@ -120,7 +135,7 @@ class Catalog(Members):
             if each.columns is None:
                 continue
             wanted, before = _Entry(each.source, each.key, _shown(each.columns)), held.get(each.name)
-            table = self._table(each.name, each.key, each.columns)
+            table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
             if before == wanted and table.keeps_all(connection):
                 continue
             if before is None:

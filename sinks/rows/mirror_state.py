@@ -193,11 +193,11 @@ class MirrorState(KeyedState):
         """Raise ``ConfigError`` for the tables of another topology."""
         self._inspected.check_replayed(topology_id)
 
-    def before(self, keys: Sequence[Key], txid: int) -> dict[Key, MirroredRow]:
-        """The rows with these keys before a transaction, as far as the tables tell."""
+    def before(self, keys: Sequence[Key], txid: int) -> dict[Key, MirroredRow | None]:
+        """The rows with these keys before a transaction, as far as the tables tell; None: there was
+        none."""
         with self.held_rows() as held:
-            found = held.values(keys, txid - 1)
-        return {key: row[0] for key, row in found.items() if row is not None}
+            return {key: _bare(row) for key, row in held.values(keys, txid - 1).items()}
 
     def changed_keys(self, name: str, txid: int) -> list[Key]:
         """The keys in a table that a transaction has changed, as far as the table tells."""

@@ -17,7 +17,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table import READ_ROWS, REPLACE, UPSERT, HeldColumns
-from sinks.rows.table_definition import ACTION, ROW_NEEDED, TXID, Column
+from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_rows import first_nul
@@ -186,7 +186,8 @@ class PostgresTable(PostgresStore, RebuildableTable):
             plain = ungrouped(connection)
             super()._apply(plain, self._sorted(plain, rows), names, held, txid)
             return
-        kinds = {**{name: held.kinds[name] for name in names}, ACTION: self.dialect.integer}
+        own = [each for each in (ACTION, POSITION) if each in rows.column_names]
+        kinds = {name: held.kinds[name] for name in names} | dict.fromkeys(own, self.dialect.integer)
         selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
         given = f"SELECT {selected}"
         if changes.sequence is not None:
@@ -198,6 +199,7 @@ class PostgresTable(PostgresStore, RebuildableTable):
                 self._write_staged(_Given(group, given, arrays, keeping), _GIVEN, names, txid)
             else:
                 self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
+                self._keep_deletions(_Given(group, given, arrays), _GIVEN, rows.column_names, txid)
 
     def _sorted(self, connection: Any, rows: pa.Table) -> pa.Table:
         """The rows in the order of their keys, if the table allows any order: then neighbours in

@@ -10,7 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.rows.table import DELETE, REPLACE, UPSERT
-from sinks.rows.table_definition import ACTION, DELETED_AT, KEPT, NEEDED, NEVER, NOT_NEEDED, ROW_NEEDED, Changes
+from sinks.rows.table_definition import (
+    ACTION,
+    DELETED_AT,
+    KEPT,
+    NEEDED,
+    NEVER,
+    NOT_NEEDED,
+    POSITION,
+    ROW_NEEDED,
+    WHOLE,
+    Changes,
+)
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
@@ -19,6 +30,8 @@ Truths = np.ndarray[Any, np.dtype[np.bool_]]
 DELETED = "_ratchet_deleted"
 #: The column with the names of the columns that a change leaves out, because they are as they were.
 UNCHANGED = "_ratchet_unchanged"
+#: The position of a deletion, or of another change, that the source does not tell.
+_UNKNOWN, _ABOVE_ALL = -1, 2**63 - 1
 
 
 def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
@@ -26,10 +39,16 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     With a sequence, a change below the one before it has no effect.
 
     Without one, what a later change deletes has no effect: it may leave out values of a row that
-    is not there, as in changes that a restarted connector repeats."""
+    is not there, as in changes that a restarted connector repeats. Nor has a change that does so
+    after a deletion with a higher ``POSITION``."""
     deleted = rows.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False).astype(bool)
     unchanged = _unchanged(rows, deleted, changes)
-    rows = rows.drop_columns([each for each in (DELETED, UNCHANGED) if each in rows.column_names])
+    positions = _positions(rows, deleted)
+    if positions is not None and unchanged and deleted.any():
+        repeated = _repeated(_grouped(rows, changes.key)[0], deleted, _any(unchanged), positions)
+        if repeated.any():
+            return reduced(rows.filter(pa.array(~repeated)), changes)
+    rows = rows.drop_columns([each for each in (DELETED, UNCHANGED, POSITION) if each in rows.column_names])
     if rows.num_rows == 0:
         return []
     groups, rank, count = _grouped(rows, changes.key)
@@ -73,13 +92,23 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     if changes.sequence is not None:
         at = pa.array(last_deleted, mask=action != REPLACE)
         found = found.append_column(DELETED_AT, rows.column(changes.sequence).take(at))
+    newest_position = np.full(count, _UNKNOWN)
+    if positions is not None:
+        np.maximum.at(newest_position, groups[deleted], positions[deleted])
     if unchanged:
-        leaving = np.logical_or.reduce(list(unchanged.values()))
+        leaving = _any(unchanged)
+        whole = after & ~leaving & ~deleted
+        first_whole = np.full(count, rows.num_rows)
+        np.minimum.at(first_whole, groups[whole], places[whole])
         needed = np.full(count, NOT_NEEDED)
-        needed[groups[leaving & after & (rank == 0)]] = NEEDED
+        needs = groups[leaving & after & (rank == 0)]
+        needed[needs] = np.where(first_whole[needs] < rows.num_rows, WHOLE, NEEDED)
         needed[groups[leaving & after & _after_a_delete(groups, rank, deleted)]] = NEVER
+        if positions is not None:
+            taking = leaving & after & (places < first_whole[groups])
+            np.maximum.at(newest_position, groups[taking], positions[taking])
         found = _marked(found, {ROW_NEEDED: needed, **kept})
-    return [found]
+    return [_marked(found, {POSITION: newest_position}) if positions is not None else found]
 
 
 def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, Truths]:
@@ -96,6 +125,40 @@ def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, T
             found[number][its] = True
             found[number] &= ~deleted
     return {number: each for number, each in found.items() if each.any()}
+
+
+def _positions(rows: pa.Table, deleted: Truths) -> Numbers | None:
+    """Where the source has made each change. An unknown position is below all others for a
+    deletion, and above them for others, so that it never shows a repetition."""
+    if POSITION not in rows.column_names:
+        return None
+    column = rows.column(POSITION).combine_chunks()
+    known = column.is_valid().to_numpy(zero_copy_only=False)
+    numbers: Numbers = pc.fill_null(column, _UNKNOWN).to_numpy(zero_copy_only=False)
+    return np.where(known, numbers, np.where(deleted, _UNKNOWN, _ABOVE_ALL))
+
+
+def _repeated(groups: Numbers, deleted: Truths, leaving: Truths, positions: Numbers) -> Truths:
+    """Which changes leave out values of a row that a later change has deleted before them."""
+    found = np.zeros(len(groups), np.bool_)
+    newest: dict[int, int] = {}  # the highest position of the deletions of a key
+    gone: set[int] = set()
+    for place in np.flatnonzero(np.isin(groups, groups[deleted]) & np.isin(groups, groups[leaving])).tolist():
+        group = int(groups[place])
+        if deleted[place]:
+            newest[group] = max(int(positions[place]), newest.get(group, _UNKNOWN))
+            gone.add(group)
+        elif leaving[place] and group in gone:
+            found[place] = positions[place] < newest[group]
+        else:
+            gone.discard(group)
+    return found
+
+
+def _any(unchanged: Mapping[int, Truths]) -> Truths:
+    """Which changes leave out values."""
+    found: Truths = np.logical_or.reduce(list(unchanged.values()))
+    return found
 
 
 def _after_a_delete(groups: Numbers, rank: Numbers, deleted: Truths) -> Truths:
@@ -115,7 +178,7 @@ def _acting(
     found = found.append_column(DELETED_AT, pa.nulls(len(places), kind))
     if not unchanged:
         return found
-    leaving = np.logical_or.reduce(list(unchanged.values()))[places]
+    leaving = _any(unchanged)[places]
     kept = {} if changes.ignore_nulls else {f"{KEPT}{number}": each[places] for number, each in unchanged.items()}
     return _marked(found, {ROW_NEEDED: np.where(leaving, NEEDED, NOT_NEEDED), **kept})
 

@@ -2,6 +2,8 @@
 after the other.
 
 Only the reading of the records is the same: changes are not reduced, and no database applies them.
+
+It departs in one: the position of a deletion is never forgotten.
 """
 
 from __future__ import annotations
@@ -37,6 +39,14 @@ class _Column(NamedTuple):
     default: Any
 
 
+class _Held(NamedTuple):
+    """What is known of a key. ``row``: None: there is no row. ``deleted_at``: the highest position
+    of its deletions; None: it is not known."""
+
+    row: MirroredRow | None
+    deleted_at: int | None = None
+
+
 class ReferenceTables(OpaqueMapState):
     """The rows of all tables of a mirror, in a scratch store, with deleted ones."""
 
@@ -44,17 +54,18 @@ class ReferenceTables(OpaqueMapState):
         key = Fields.of({"table": pa.string(), "key": pa.string()})
         super().__init__(scratch_backend(folder, key, Fields.of({"row": pa.binary()})))
 
-    def rows(self, keys: Sequence[Key]) -> list[MirroredRow | None]:
-        """The rows with these keys, as this commit starts from them."""
-        return [_row(each) for each in self.multi_get([_packed(key) for key in keys])]
+    def found(self, keys: Sequence[Key]) -> dict[Key, _Held]:
+        """What is known of these keys, as this commit starts from it."""
+        return dict(zip(keys, map(_held, self.multi_get([_packed(key) for key in keys])), strict=True))
 
     def columns(self, name: str) -> dict[str, _Column] | None:
         """The columns of a table, as this commit starts from them; None: there is no table."""
         (found,) = self.multi_get([(name, _COLUMNS)])
         return pickle.loads(found) if found is not None else None
 
-    def put(self, rows: Mapping[Key, MirroredRow | None], columns: Mapping[str, Mapping[str, _Column]]) -> None:
-        self.multi_put([_packed(key) for key in rows], [pickle.dumps(each) for each in rows.items()])
+    def put(self, held: Mapping[Key, _Held], columns: Mapping[str, Mapping[str, _Column]]) -> None:
+        packed = [pickle.dumps((key, *each)) for key, each in held.items()]
+        self.multi_put([_packed(key) for key in held], packed)
         self.multi_put([(name, _COLUMNS) for name in columns], [pickle.dumps(dict(each)) for each in columns.values()])
 
     def keys_of(self, name: str) -> list[Key]:
@@ -126,10 +137,11 @@ class ReferenceMirror(ReferenceCommitter):
         for each in self._batches:
             name = self._named(each.table)
             if each.rows is None:
-                work.empty(name)
+                work.empty(name, each.positions[0].as_py() if each.positions is not None else None)
             else:
                 work.apply(name, each, each.rows, self._only)
-        work.check()
+        if self._only is None:  # explain tries parts of a batch, without the change that made the row
+            work.check()
         self.state.put(work.changed, work.columns)
         self.state.commit(self._attempt)
 
@@ -139,8 +151,8 @@ class _Work:
 
     def __init__(self, state: ReferenceTables, sink: MirrorState | None, txid: int) -> None:
         self._state, self._sink, self._txid = state, sink, txid
-        self._found: dict[Key, MirroredRow | None] = {}
-        self.changed: dict[Key, MirroredRow | None] = {}
+        self._found: dict[Key, _Held] = {}
+        self.changed: dict[Key, _Held] = {}
         self.columns: dict[str, dict[str, _Column]] = {}
         self._lacking: dict[Key, None] = {}
 
@@ -151,10 +163,20 @@ class _Work:
                 f"table {name!r}, key {tuple(key)!r}: a change leaves out unchanged values, and has no row"
             )
 
-    def empty(self, name: str) -> None:
+    def empty(self, name: str, position: int | None) -> None:
         keys = self._sink.changed_keys(name, self._txid) if self._sink is not None else self._state.keys_of(name)
-        for key in {*keys, *(each for each in self.changed if each[0] == name)}:
-            self.changed[key] = None
+        every = list({*keys, *(each for each in self.changed if each[0] == name)})
+        self._find(every)
+        for key in every:
+            self._delete(key, position)
+
+    def _delete(self, key: Key, position: int | None) -> None:
+        known = [each for each in (position, self._held(key).deleted_at) if each is not None]
+        self.changed[key] = _Held(None, max(known, default=None))
+        self._lacking.pop(key, None)
+
+    def _held(self, key: Key) -> _Held:
+        return self.changed.get(key) or self._found.get(key) or _Held(None)
 
     def apply(self, name: str, changes: TableChanges, rows: pa.Table, only: Key | None) -> None:
         fields = Fields.of_schema(rows.schema)
@@ -165,26 +187,37 @@ class _Work:
         self._find(keys)
         deleted = changes.deleted.to_pylist() if changes.deleted is not None else [False] * len(keys)
         left_out = changes.unchanged.to_pylist() if changes.unchanged is not None else [None] * len(keys)
-        for key, dead, kept, row in zip(keys, deleted, left_out, zip(*values.values(), strict=True), strict=True):
+        positions = changes.positions.to_pylist() if changes.positions is not None else [None] * len(keys)
+        rows_of = zip(*values.values(), strict=True)
+        for key, dead, kept, at, row in zip(keys, deleted, left_out, positions, rows_of, strict=True):
             if only is not None and key != only:
                 continue
-            held = self.changed[key] if key in self.changed else self._found[key]
             if dead:
-                self.changed[key] = None
-                self._lacking.pop(key, None)
+                self._delete(key, at)
                 continue
-            if kept and held is None and self._sink is None:  # a replay may not know the row
-                self._lacking[key] = None
+            held = self._held(key)
+            if kept and held.row is None:
+                if self._is_repeated(key, at):
+                    continue
+                if self._sink is None:  # a replay may not know the row
+                    self._lacking[key] = None
             given = {each: value for each, value in zip(values, row, strict=True) if each not in (kept or ())}
-            self.changed[key] = {**(held or {}), **given}
+            self.changed[key] = held._replace(row={**(held.row or {}), **given})
+
+    def _is_repeated(self, key: Key, position: int | None) -> bool:
+        """Whether a change that finds no row was applied before the row was deleted. A replay of
+        what was committed knows that from the row that it does not find."""
+        if self._sink is not None:
+            return key in self.changed or key in self._found
+        deleted_at = self._held(key).deleted_at
+        return position is not None and deleted_at is not None and position < deleted_at
 
     def _find(self, keys: Sequence[Key]) -> None:
         missing = [each for each in dict.fromkeys(keys) if each not in self._found]
         if self._sink is not None:
-            before = self._sink.before(missing, self._txid)
-            self._found |= {each: before.get(each) for each in missing}
+            self._found |= {key: _Held(row) for key, row in self._sink.before(missing, self._txid).items()}
         else:
-            self._found |= dict(zip(missing, self._state.rows(missing), strict=True))
+            self._found |= self._state.found(missing)
 
     def _learn(self, name: str, schema: pa.Schema) -> None:
         known = self.columns.get(name) or self._state.columns(name)
@@ -202,9 +235,12 @@ def _packed(key: Key) -> tuple[str, str]:
     return key[0], repr(key[1:])
 
 
+def _held(packed: bytes | None) -> _Held:
+    return _Held(*pickle.loads(packed)[1:]) if packed is not None else _Held(None)
+
+
 def _row(packed: bytes | None) -> MirroredRow | None:
-    found: MirroredRow | None = pickle.loads(packed)[1] if packed is not None else None
-    return found
+    return _held(packed).row
 
 
 def _formed(row: MirroredRow | None, columns: Mapping[str, _Column]) -> MirroredRow | None:

@@ -4,7 +4,8 @@
 
     <table>             the user's columns, and at most one of ours, the stamp (_txid)
     <table>_before      the rows as they were before the open transaction changed them (C41)
-    <table>_deleted     with sequence_by: the sequences of deleted rows
+    <table>_deleted     with sequence_by: the sequences of deleted rows; in a mirror, if the source
+                        leaves out unchanged values: the positions of their deletions
     _ratchet_headers    the header of each table (C1)
     _ratchet_written    the tasks of the open transaction that have written
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType, check_granted
@@ -39,8 +41,10 @@ from sinks.rows.table_definition import (
     KEPT,
     NEEDED,
     NEVER,
+    POSITION,
     ROW_NEEDED,
     TXID,
+    WHOLE,
     WRITTEN_TABLE,
     TableDefinition,
 )
@@ -125,14 +129,14 @@ class RowTable(TableDefinition):
             return self._take_back(connection, header.stamp.txid)
 
     def purge(self, header: Header, before_txid: int) -> int:
-        if self._changes is None or self._changes.sequence is None:
+        if self._changes is None or (self._changes.sequence is None and self.members is None):
             return 0
         with self._writing() as connection:
             self._check_header(connection, header, self._keep_header)
-            limit = before_txid - self._changes.keep_deletes
-            query = f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {TXID} < {limit}"
-            removed: int = self._run(connection, query).rowcount
-            return removed
+            return sum(
+                each._forget_deletions(connection, f"{TXID} < {before_txid - each._by_key().keep_deletes:d}")
+                for each in self._all(connection)
+            )
 
     def clear(self, topology_id: str) -> Header:
         if self._stamp is None:
@@ -143,11 +147,11 @@ class RowTable(TableDefinition):
         with self._writing() as connection:
             found = self._found_header(connection, self._own_header)
             header = Header(topology_id, uuid.uuid4().hex, epoch=found.epoch)
-            for each in (*(self.members.every(connection) if self.members is not None else ()), self):
+            for each in self._all(connection):
                 self._run(connection, f"DELETE FROM {each._at(each._table)} WHERE {each._q(self._stamp)} IS NOT NULL")
+                if each._changes is not None:
+                    each._forget_deletions(connection)
             self._forget(connection)
-            if self._changes is not None and self._changes.sequence is not None:
-                self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')}")
             self._run(connection, self._headers.update(), (*header_values(header), self._table))
             return header
 
@@ -195,8 +199,7 @@ class RowTable(TableDefinition):
             {name: f"excluded.{self._q(name)}" for name in names if name not in (*changes.key, *kept)},
             overriding=bool(kept),
         )
-        if changes.sequence is not None:
-            self._run(connection, f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {TXID} = {txid:d}")
+        self._forget_deletions(connection, f"{TXID} = {txid:d}")
         return count
 
     def _forget(self, connection: Any, txid: int | None = None) -> None:
@@ -215,6 +218,17 @@ class RowTable(TableDefinition):
     def _forget_before(self, connection: Any, txid: int | None = None) -> None:
         where = f" WHERE {TXID} = {txid:d}" if txid is not None else ""
         self._run(connection, f"DELETE FROM {self._at(f'{self._table}_before')}{where}")
+
+    def _forget_deletions(self, connection: Any, condition: str = "TRUE") -> int:
+        if self._by_key().sequence is None and not self.has_positions(connection):
+            return 0
+        query = f"DELETE FROM {self._at(f'{self._table}_deleted')} WHERE {condition}"
+        removed: int = self._run(connection, query).rowcount
+        return removed
+
+    def _all(self, connection: Any) -> list[RowTable]:
+        """The tables under this table's header, and itself, which says which they are."""
+        return [*(self.members.every(connection) if self.members is not None else ()), self]
 
     def _changed_last(self, connection: Any) -> list[RowTable]:
         return list(self.members.changed_last(connection)) if self.members is not None else []
@@ -238,7 +252,8 @@ class RowTable(TableDefinition):
         """Apply rounds of changes one after the other; a round has each key once. Its columns are
         those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
-        ``ROW_NEEDED`` and columns ``KEPT`` too."""
+        ``ROW_NEEDED`` and columns ``KEPT`` too. ``POSITION``: of the last deletion, or of the last
+        change that takes values from the table."""
         stored = [self._storable(each) for each in rounds]
         with self.committing(attempt, grouped=True) as (connection, first):
             if not first or not any(each.num_rows for each in stored):
@@ -290,7 +305,14 @@ class RowTable(TableDefinition):
         names = self._fit(connection)
         held = self._held(connection)
         for each in rounds:
-            self._apply(connection, each, names, held, txid)
+            self._apply(connection, self._with_positions(connection, each), names, held, txid)
+
+    def _with_positions(self, connection: Any, rows: pa.Table) -> pa.Table:
+        """The rows without their positions, unless these count."""
+        if POSITION not in rows.column_names:
+            return rows
+        counts = ROW_NEEDED in rows.column_names or pc.any(pc.equal(rows.column(ACTION), DELETE)).as_py()
+        return rows if counts and self.has_positions(connection) else rows.drop_columns([POSITION])
 
     def _held(self, connection: Any) -> HeldColumns:
         return HeldColumns(self._copied(connection))
@@ -314,9 +336,17 @@ class RowTable(TableDefinition):
                 "with Mirror(name=...)"
             )
 
-    def empty(self, connection: Any, txid: int) -> None:
-        """Delete all rows, and keep them as they were before the transaction."""
+    def empty(self, connection: Any, txid: int, position: int | None = None) -> None:
+        """Delete all rows, and keep them as they were before the transaction. ``position``: where
+        the source has emptied the table."""
         names, table = self._list(self._copied(connection)), self._at(self._table)
+        if position is not None and self.has_positions(connection):
+            key = self._list(self._by_key().key)
+            self._run(
+                connection,
+                f"INSERT INTO {self._at(f'{self._table}_deleted')} ({key}, {POSITION}, {TXID}) SELECT {key}, {position:d}, "
+                f"{txid:d} FROM {table} WHERE TRUE {self._or_replace(f'{key}, {TXID}', POSITION)}",
+            )
         self._run(
             connection,
             f"INSERT INTO {self._at(f'{self._table}_before')} ({names}, {TXID}, {EXISTED}) SELECT {names}, {txid:d}, 1 "
@@ -364,7 +394,7 @@ class RowTable(TableDefinition):
         if sequence is not None:
             own.append(f"{self._q(sequence)} AS {DELETED_AT}")
         kept = [f"{KEPT}{number}" for number, each in enumerate(self.schema.names) if each in names]
-        marks = [each for each in rows.column_names if each == ROW_NEEDED or each in kept]
+        marks = [each for each in rows.column_names if each in (ROW_NEEDED, POSITION, *kept)]
         own += [f"{self.dialect.null_integer} AS {each}" for each in marks]
         staged = self._stage(connection, ", ".join([self._list(names), *own]))
         loaded = [*names, ACTION, *([DELETED_AT] if sequence is not None else []), *marks]
@@ -374,6 +404,7 @@ class RowTable(TableDefinition):
         if ROW_NEEDED in marks:
             self._keep_unchanged(connection, staged, marks)
         self._apply_staged(connection, staged, names, held.copied, txid)
+        self._keep_deletions(connection, staged, marks, txid)
 
     def _apply_staged(
         self, connection: Any, staged: str, names: Sequence[str], copied: Sequence[str], txid: int
@@ -382,14 +413,21 @@ class RowTable(TableDefinition):
         self._keep_before(connection, staged, copied, txid)
         self._delete(connection, staged, f"{ACTION} <> {UPSERT}")
         self._write_staged(connection, staged, names, txid)
+
+    def _keep_deletions(self, connection: Any, staged: str, columns: Sequence[str], txid: int) -> None:
+        """Keep the sequences or the positions of the staged deletions. ``columns``: some of the
+        staged rows."""
         changes = self._by_key()
-        if changes.sequence is not None:
-            deleted, key, at = self._at(f"{self._table}_deleted"), self._list(changes.key), self._q(changes.sequence)
-            self._run(
-                connection,
-                f"INSERT INTO {deleted} ({key}, {at}, {TXID}) SELECT {key}, {at}, {txid:d} FROM {staged} "
-                f"WHERE {ACTION} = {DELETE} {self._or_replace(f'{key}, {TXID}', at)}",
-            )
+        if changes.sequence is None and POSITION not in columns:
+            return
+        deleted, key = self._at(f"{self._table}_deleted"), self._list(changes.key)
+        at = self._q(changes.sequence) if changes.sequence is not None else POSITION
+        newest, of = (at, "") if changes.sequence is not None else (f"MAX({at})", f"GROUP BY {key}")
+        self._run(
+            connection,
+            f"INSERT INTO {deleted} ({key}, {at}, {TXID}) SELECT {key}, {newest}, {txid:d} FROM {staged} "
+            f"WHERE {ACTION} = {DELETE} {of} {self._or_replace(f'{key}, {TXID}', at)}",
+        )
 
     def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
         """Invariant 3, and note which keys are not there yet."""
@@ -422,21 +460,28 @@ class RowTable(TableDefinition):
 
     def _keep_unchanged(self, connection: Any, staged: str, marks: Sequence[str]) -> None:
         """Give the staged rows the values that they keep. Raises ``BadRecordError`` for one that
-        keeps a value of a row that is not there."""
+        keeps a value of a row that is not there, unless the row was deleted by a later change: then
+        a connector repeats what was applied, and the staged row is left out."""
         key, table = self._by_key().key, self._at(self._table)
         same = self._same(table, staged)
-        lost = (
-            f"SELECT {self._list(key)} FROM {staged} WHERE {ROW_NEEDED} = {NEVER} OR ({ROW_NEEDED} = {NEEDED} "
-            f"AND NOT EXISTS (SELECT 1 FROM {table} WHERE {same})) LIMIT 1"
-        )
-        if (row := self._run(connection, lost).fetchone()) is not None:
+        missing = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"
+        of_row = f"{ROW_NEEDED} IN ({NEEDED}, {WHOLE}) AND {missing}"
+        lost = f"SELECT {self._list(key)} FROM {staged} WHERE {ROW_NEEDED} = {NEVER} OR ({of_row}"
+        row = self._run(connection, f"{lost}) LIMIT 1").fetchone()
+        if row is not None and POSITION in marks:
+            deleted = self._at(f"{self._table}_deleted")
+            later = f"{self._same(deleted, staged)} AND {deleted}.{POSITION} > {staged}.{POSITION}"
+            repeated = f"EXISTS (SELECT 1 FROM {deleted} WHERE {later})"
+            row = self._run(connection, f"{lost} AND NOT {repeated}) LIMIT 1").fetchone()
+            self._run(connection, f"DELETE FROM {staged} WHERE {ROW_NEEDED} = {NEEDED} AND {missing}")
+        if row is not None:
             raise BadRecordError(
                 f"{self.location}: a change leaves out unchanged values, and there is no row with its key that has them; give "
                 "the source table REPLICA IDENTITY FULL, or take a snapshot of it",
                 f"key {', '.join(f'{name}={value!r}' for name, value in zip(key, row, strict=True))}",
             )
         for mark in marks:
-            if mark != ROW_NEEDED:
+            if mark.startswith(KEPT):
                 name = self._q(self.schema.names[int(mark.removeprefix(KEPT))])
                 self._run(
                     connection,

@@ -33,11 +33,17 @@ WRITTEN_TABLE = "_ratchet_written"
 #: Columns of ours in side tables and in staged rows.
 TXID, EXISTED, ACTION, DELETED_AT = "_ratchet_txid", "_ratchet_existed", "_ratchet_action", "_ratchet_deleted_at"
 #: Staged rows of sources that leave out unchanged values: whether there must be a row with the key
-#: (``NEEDED``: in the table; ``NEVER``: there cannot be one), and for each column that is left out,
-#: by its number in the schema, whether the row keeps its value.
+#: (``NEEDED``: in the table; ``WHOLE``: too, but a later change has all values; ``NEVER``: there
+#: cannot be one), and for each column that is left out, by its number in the schema, whether the
+#: row keeps its value.
 ROW_NEEDED, KEPT = "_ratchet_row_needed", "_ratchet_kept_"
-NOT_NEEDED, NEEDED, NEVER = 0, 1, 2
-OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED)
+NOT_NEEDED, NEEDED, NEVER, WHOLE = 0, 1, 2, 3
+#: In staged rows and in ``<table>_deleted``: where a source that leaves out unchanged values has
+#: made a change.
+POSITION = "_ratchet_position"
+OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED, POSITION)
+#: For how many transactions the sequence or the position of a deleted row is kept.
+KEEP_DELETES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,8 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class Changes:
     """How an ``UpsertCommitter`` changes a table. ``defaults``: of columns that are added, what the
-    rows hold in them that are there already."""
+    rows hold in them that are there already. ``keeps_positions``: whether the table needs the
+    positions of deletions."""
 
     key: tuple[str, ...]
     sequence: str | None = None
@@ -64,6 +71,7 @@ class Changes:
     on_new_column: OnNewColumn = "fail"
     keep_deletes: int = 0
     defaults: tuple[tuple[str, Default], ...] = ()
+    keeps_positions: bool = False
 
 
 class TableDefinition(SqlStore, Table):
@@ -393,13 +401,21 @@ class TableDefinition(SqlStore, Table):
         }
         if not widened:  # as in almost every transaction
             return added
-        before = f"{self._table}_before"
-        has_before = self._changes is not None and self._held_columns(connection, before)
         return added + [
             f"ALTER TABLE {self._at(table)} ALTER COLUMN {self._q(name)} TYPE {kind}"
+            for table, its in self._with_side_tables(connection, widened)
             for name, kind in widened.items()
-            for table in (self._table, *([before] if has_before else []))
+            if name in its
         ]
+
+    def _with_side_tables(self, connection: Any, names: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
+        """The table and those beside it, and which of its columns each has. ``names``: of some."""
+        yield self._table, set(names)
+        if self._changes is not None:
+            for table in (f"{self._table}_before", f"{self._table}_deleted"):
+                held = {each.name for each in self._held_columns(connection, table)}
+                if TXID in held:
+                    yield table, held
 
     def _adding(self, name: str) -> str:
         """The statement that adds a declared column."""
@@ -412,10 +428,22 @@ class TableDefinition(SqlStore, Table):
         return [each for each in self._held_columns(connection, self._table) if each.name != self._stamp]
 
     def keeps_all(self, connection: Any) -> bool:
-        """Whether the rows from before have all columns of the table. Somebody may have added some
-        by hand."""
+        """Whether the tables beside it have all that they need. Somebody may have added columns to
+        the table by hand."""
         held = {each.name for each in self._held_columns(connection, self._table) if not each.generated}
-        return held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}
+        if not held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}:
+            return False
+        return not self._by_key().keeps_positions or self.has_positions(connection)
+
+    def has_positions(self, connection: Any) -> bool:
+        """Whether the positions of deletions are kept, under the key that the table has."""
+        key = self._by_key().key
+        held = {each.name: _kind(each) for each in self._held_columns(connection, f"{self._table}_deleted")}
+        if held.keys() != {*key, POSITION, TXID}:
+            return False
+        return all(
+            held[each.name] == _kind(each) for each in self._held_columns(connection, self._table) if each.name in key
+        )
 
     # --- the tables beside it ---------------------------------------------------------------------
 
@@ -447,14 +475,33 @@ class TableDefinition(SqlStore, Table):
                 if each.name not in found:
                     self._run(connection, f"ALTER TABLE {self._at(before)} ADD COLUMN {self._q(each.name)} {each.kind}")
         self._index_before(connection)
-        if changes.sequence is not None:
-            kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns)
-            named = ", ".join(f"{self._q(name)} {kinds_of[name]} NOT NULL" for name in (*changes.key, changes.sequence))
+        if changes.sequence is not None or self._lacks_positions(connection):
+            kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns) | {POSITION: integer}
+            names = (*changes.key, changes.sequence or POSITION)
+            named = ", ".join(f"{self._q(name)} {kinds_of[name]} NOT NULL" for name in names)
             self._run(
                 connection,
                 f"CREATE TABLE IF NOT EXISTS {self._at(f'{self._table}_deleted')} ({named}, {TXID} {integer} NOT NULL, "
                 f"PRIMARY KEY ({self._list(changes.key)}, {TXID})){self.side_table_options}",
             )
+
+    def _lacks_positions(self, connection: Any) -> bool:
+        """Whether a table of the positions of deletions must be created. One that does not fit the
+        table, because somebody has changed the table's key, is removed."""
+        deleted, needed = f"{self._table}_deleted", self._by_key().keeps_positions
+        names = {each.name for each in self._held_columns(connection, deleted)}
+        if not names:
+            return needed
+        if not {POSITION, TXID} <= names:
+            if needed:
+                raise ConfigError(
+                    f"{self.location} needs a table {deleted!r} beside it, and there is another one of that name: rename it"
+                )
+            return False
+        if self.has_positions(connection):
+            return False
+        self._run(connection, f"DROP TABLE {self._at(deleted)}")
+        return True
 
     def _fitting_before(self, connection: Any, columns: Sequence[Column], txid: int | None) -> set[str]:
         """The columns of ``<table>_before``; none if there is no such table. One that does not fit
@@ -462,9 +509,9 @@ class TableDefinition(SqlStore, Table):
         and else changed. ``txid``: of the transaction under way; rows from before an earlier one
         are not needed."""
         before, key = f"{self._table}_before", self._by_key().key
-        held = {each.name: each.kind.removesuffix(" NULL") for each in self._held_columns(connection, before)}
+        held = {each.name: _kind(each) for each in self._held_columns(connection, before)}
         shared = [each for each in columns if each.name in held]
-        other = [each for each in shared if held[each.name] != each.kind.removesuffix(" NULL")]
+        other = [each for each in shared if held[each.name] != _kind(each)]
         same_key = not held or self._unique(connection, before, key)
         if same_key and not other:
             return set(held)
@@ -502,6 +549,11 @@ class TableDefinition(SqlStore, Table):
 
     def _list(self, names: Iterable[str]) -> str:
         return ", ".join(map(self._q, names))
+
+
+def _kind(column: Column) -> str:
+    """The type of a column, which may take null or not."""
+    return column.kind.removesuffix(" NULL")
 
 
 def _holds(held: str, declared: str) -> bool:

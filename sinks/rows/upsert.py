@@ -21,14 +21,12 @@ from sinks.rows.reference_upserts import ReferenceUpserts
 from sinks.rows.replay_table import ReplayTable
 from sinks.rows.scratch_table import ScratchTable
 from sinks.rows.table import RowTable
-from sinks.rows.table_definition import Changes, OnNewColumn
+from sinks.rows.table_definition import KEEP_DELETES, Changes, OnNewColumn
 from sinks.table_committer import TableCommitter
 
 #: The field that names the columns whose values a change leaves out, as of ``DebeziumCodec``.
 UNAVAILABLE = "unavailable"
 _NAMES = pa.list_(pa.string())
-#: For how many transactions the sequence of a deleted row is kept.
-KEEP_DELETES = 100_000
 
 
 class UpsertCommitter(TableCommitter[RowTable, pa.Table]):

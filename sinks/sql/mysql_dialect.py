@@ -84,7 +84,8 @@ class MariaDbDialect(Dialect):
 
     @property
     def null_integer(self) -> str:
-        return "CAST(NULL AS SIGNED)"
+        """A table that is made of a cast null has a column of 32 bits."""
+        return f"NULLIF({2**63 - 1}, {2**63 - 1})"
 
     def proposed(self, name: str) -> str:
         return f'VALUES("{name}")'

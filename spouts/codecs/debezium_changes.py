@@ -16,17 +16,9 @@ from framework.topology.mirror_changes import DEFAULT, TableChanges
 from spouts.codecs.debezium import DebeziumCodec, columns_of_schema, prefix_of
 from spouts.codecs.debezium_columns import Described, column_type
 
-_OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE = (
-    f"_ratchet_{name}" for name in ("op", "server", "database", "schema", "table", "unavailable")
-)
-_METADATA = {
-    _OP: "op",
-    _SERVER: "server",
-    _DATABASE: "database",
-    _SCHEMA: "schema",
-    _TABLE: "table",
-    _UNAVAILABLE: "unavailable",
-}
+_HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
+_METADATA = {f"_ratchet_{name}": name for name in _HELD}
+_OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE, _POSITION = _METADATA
 _PAYLOAD = b'},"payload":'
 
 
@@ -131,10 +123,11 @@ def _in_order(parts: Sequence[_Read]) -> list[_Run]:
     found = []
     for its in np.split(np.arange(len(place)), cuts):
         part = parts[owner[its[0]]]
-        if empties[its[0]]:
-            found.append(_Run(int(place[its[0]]), TableChanges(part.table, part.key, None, server=part.server)))
-            continue
         rows = part.rows.take(pa.array(within[its]))
+        if empties[its[0]]:
+            changes = TableChanges(part.table, part.key, None, server=part.server, positions=rows.column(_POSITION))
+            found.append(_Run(int(place[its[0]]), changes))
+            continue
         columns = part.columns
         deleted = pa.array([op == "d" for op in rows.column(_OP).to_pylist()], pa.bool_())
         changes = TableChanges(
@@ -144,6 +137,7 @@ def _in_order(parts: Sequence[_Read]) -> list[_Run]:
             deleted,
             unchanged=rows.column(_UNAVAILABLE) if any(rows.column(_UNAVAILABLE).to_pylist()) else None,
             server=part.server,
+            positions=rows.column(_POSITION),
         )
         found.append(_Run(int(place[its[0]]), changes))
     return found

@@ -23,8 +23,10 @@ def change_record(
     schema: str = "public",
     server: str | None = None,
     before: Mapping[str, Any] | None = None,
+    lsn: int | None = 1,
 ) -> Record:
-    """``row``: after the change, or of a delete before it. ``before``: the row before a change."""
+    """``row``: after the change, or of a delete before it. ``before``: the row before a change.
+    ``lsn``: where the change is in the log of the source."""
     described = [{"optional": True, **kind, "field": name} for name, kind in columns.items()]
     sides = [{"type": "struct", "fields": described, "optional": True, "field": side} for side in ("before", "after")]
     envelope = {"type": "struct", "fields": sides, "name": f"shop.{schema}.{table}.Envelope"}
@@ -32,7 +34,7 @@ def change_record(
     payload = {
         "before": row if deleted else before,
         "after": None if deleted else row,
-        "source": {"name": server, "db": "shop", "schema": schema, "table": table, "lsn": 1},
+        "source": {"name": server, "db": "shop", "schema": schema, "table": table, "lsn": lsn},
         "op": op,
         "ts_ms": 1,
     }

@@ -4,9 +4,10 @@ C49).
 A simulated source commits transactions over several tables: rows are inserted, updated, deleted and
 get another key; tables are emptied, get columns, lose them, and join later. Its connector writes
 each change to a log, leaves out large values that did not change, takes snapshots, and after a
-restart repeats changes. A transaction of the mirror takes the next records of the log. After each
-one, the copy is compared with a reference that applies record by record, and with the source itself
-where the log has come to the end of a transaction of the source.
+restart repeats changes, sometimes from where it stopped in a repetition. A transaction of the
+mirror takes the next records of the log. After each one, the copy is compared with a reference that
+applies record by record, and with the source itself where the log has come to the end of a
+transaction of the source.
 """
 
 from __future__ import annotations
@@ -86,37 +87,23 @@ class Source:
             self._change()
         self._write(self.history[begin:])
         if self._strikes("restarted connector", 0.2):
-            self._write(self.history[self._repeats_from(self.chance.randint(1, 8)) :])
+            begin = max(0, len(self.history) - self.chance.randint(1, 12))
+            while self._strikes("restarted again", 0.3):
+                end = self.chance.randint(begin, len(self.history))
+                self._write(self.history[begin:end], whole=False)
+                begin = self.chance.randint(begin, end)
+            self._write(self.history[begin:])
 
-    def _write(self, changes: Sequence[Change]) -> None:
+    def _write(self, changes: Sequence[Change], *, whole: bool = True) -> None:
         for each in changes:
             self.log.append(each)
             if each.op == "d":
                 self.log.append(Change((each.record[0], None)))
             if self.chance.random() < 0.05:
                 self.log.append(Change(HEARTBEAT))
-        if changes:
+        if changes and whole:
             self.log[-1] = copy.copy(self.log[-1])
             self.log[-1].settled = copy.deepcopy(self.rows)
-
-    def _repeats_from(self, count: int) -> int:
-        """Where the repetition of that many changes begins. A change that leaves out a value is
-        bad where its row is gone for good."""
-        begin = max(0, len(self.history) - count)
-        there = {(table, key) for table, rows in self.rows.items() for key in rows}
-        for place in range(begin, len(self.history)):
-            each = self.history[place]
-            here = each.table, each.key
-            if each.op == "d":
-                there.discard(here)
-            elif each.op == "t":
-                there = {other for other in there if other[0] != each.table}
-            elif UNAVAILABLE in each.row.values() and here not in there:
-                self.struck["shorter repetition"] += 1
-                return self._repeats_from(len(self.history) - place - 1) if place + 1 < len(self.history) else place + 1
-            elif each.op is not None:
-                there.add(here)
-        return begin
 
     def _change(self) -> None:
         if "Orders" not in self.rows and self._strikes("new table", 0.1):
@@ -195,7 +182,8 @@ class Source:
 
     def _note(self, table: str, op: str, key: Key, row: Row) -> None:
         columns = self.columns[table]
-        record = change_record(table, columns, op, None if op == "t" else row, key=TABLES[table])
+        its = None if op == "t" else row
+        record = change_record(table, columns, op, its, key=TABLES[table], lsn=len(self.history))
         defaults = {name: self.defaults[table].get(name) for name in columns}
         self.history.append(Change(record, table, op, key, dict(row), defaults))
 
@@ -230,6 +218,8 @@ class Copy:
         if change.op == "d":
             rows.pop(change.key, None)
             return
+        if change.key not in rows and UNAVAILABLE in change.row.values():
+            return  # it is repeated, and so will be the deletion of its row
         held = rows.get(change.key, known)
         rows[change.key] = held | {name: value for name, value in change.row.items() if value != UNAVAILABLE}
 
@@ -267,6 +257,9 @@ class World(TableWorld[Change, Copy]):
     def rows(self, records: Sequence[Change]) -> pa.RecordBatch:
         columns = zip(*(each.record for each in records), strict=True)
         return pa.RecordBatch.from_arrays([pa.array(each, pa.binary()) for each in columns], names=list(FIELDS))
+
+    def is_written(self, part: Sequence[Change]) -> bool:
+        return any(each.op is not None for each in part)
 
     def after(self, txid: int, batch: Sequence[Change]) -> Copy:
         found = copy.deepcopy(self.model)

@@ -35,17 +35,25 @@ COLUMNS = {"id": INT, "name": TEXT}
 WIDER = {**COLUMNS, "note": TEXT}
 
 
-def put(table: str, key: int, name: str | None = None, *, op: str = "u", **more: Any) -> Record:
+#: Where the log of the source begins: positions have more than 32 bits.
+BEGIN = 2**40
+
+
+def put(table: str, key: int, name: str | None = None, *, op: str = "u", lsn: int | None = 1, **more: Any) -> Record:
     columns = WIDER if more else COLUMNS
-    return change_record(table, columns, op, {"id": key, "name": name, **more})
+    return change_record(table, columns, op, {"id": key, "name": name, **more}, lsn=in_log(lsn))
 
 
-def delete(table: str, key: int) -> Record:
-    return change_record(table, COLUMNS, "d", {"id": key})
+def delete(table: str, key: int, *, lsn: int | None = 1) -> Record:
+    return change_record(table, COLUMNS, "d", {"id": key}, lsn=in_log(lsn))
 
 
-def truncate(table: str) -> Record:
-    return change_record(table, COLUMNS, "t", None)
+def truncate(table: str, *, lsn: int | None = 1) -> Record:
+    return change_record(table, COLUMNS, "t", None, lsn=in_log(lsn))
+
+
+def in_log(lsn: int | None) -> int | None:
+    return BEGIN + lsn if lsn is not None else None
 
 
 class Writer:
@@ -151,6 +159,75 @@ def test_values_that_did_not_change_are_kept(database: Database) -> None:
     assert rows(database, columns="id, name, note") == [(1, "anna", "long")]
 
 
+#: A row that is made, updated without its unchanged large value, and deleted.
+MADE = put("people", 1, "ann", op="c", lsn=10, note="long")
+UPDATED = put("people", 1, "anna", lsn=20, note=UNAVAILABLE)
+RENAMED = put("people", 1, "anne", lsn=25, note=UNAVAILABLE)
+WHOLE = put("people", 1, "annie", lsn=27, note="longer")
+GONE = {
+    "deleted": delete("people", 1, lsn=30),
+    "emptied": truncate("people", lsn=30),
+    "key changed": change_record("people", WIDER, "d", {"id": 1, "name": "anna", "note": "long"}, lsn=in_log(30)),
+}
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+@pytest.mark.parametrize(
+    "repeated", [[[UPDATED]], [[UPDATED], [RENAMED]], [[UPDATED, RENAMED]], [[put("things", 1), UPDATED]]]
+)
+def test_a_repeated_change_of_a_row_that_a_later_one_has_removed_is_accepted(
+    database: Database, gone: Record, repeated: list[list[Record]]
+) -> None:
+    """The connector stops again before it repeats the removal, and repeats both once more."""
+    writer = Writer(database)
+    writer.commit(1, [MADE, UPDATED])
+    writer.commit(2, [gone])
+    for txid, batch in enumerate([*repeated, [UPDATED, gone, UPDATED], [gone]], 3):
+        writer.commit(txid, batch)
+        assert rows(database) == []
+
+
+def test_a_repeated_change_with_all_values_brings_a_row_back_until_its_removal(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [MADE, UPDATED, WHOLE, GONE["deleted"]])
+    writer.commit(2, [UPDATED, WHOLE, RENAMED])
+    assert rows(database, columns="id, name, note") == [(1, "anne", "longer")]
+    writer.commit(3, [GONE["deleted"], UPDATED])
+    writer.commit(4, [GONE["deleted"], put("people", 1, "new", op="c", lsn=40, note="n")])
+    writer.commit(5, [put("people", 1, "newer", lsn=50, note=UNAVAILABLE)])
+    assert rows(database, columns="id, name, note") == [(1, "newer", "n")]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        [put("people", 1, "anna", lsn=40, note=UNAVAILABLE)],
+        [put("people", 1, "anna", lsn=None, note=UNAVAILABLE)],
+        [put("people", 2, "bo", lsn=20, note=UNAVAILABLE)],
+        [UPDATED, put("people", 1, "anna", lsn=40, note=UNAVAILABLE)],
+        [GONE["deleted"], put("people", 1, "anna", lsn=40, note=UNAVAILABLE)],
+        [delete("people", 1, lsn=None), put("people", 1, "anna", lsn=None, note=UNAVAILABLE)],
+    ],
+)
+def test_a_change_that_lost_its_row_is_refused_beside_repeated_ones(database: Database, lost: list[Record]) -> None:
+    writer = Writer(database)
+    writer.commit(1, [MADE, UPDATED, put("people", 3, "cy", lsn=22)])
+    writer.commit(2, [GONE["deleted"], delete("people", 3, lsn=50)])
+    with pytest.raises(BadRecordError, match="leaves out unchanged values"):
+        writer.begin(3, lost)
+    assert rows(database) == []
+
+
+def test_a_deletion_that_was_taken_back_excuses_no_change(database: Database) -> None:
+    writer = Writer(database)
+    writer.commit(1, [MADE, UPDATED, put("people", 2, "bo", lsn=22)])
+    writer.commit(2, [GONE["deleted"]])
+    writer.begin(3, [delete("people", 2, lsn=50), truncate("people", lsn=60)])
+    assert database.rows("people_deleted", "id") == [(1,), (2,)]
+    writer.commit(3, [], 2)
+    assert database.rows("people_deleted", "id") == [(1,)] and rows(database) == [(2, "bo")]
+
+
 def test_a_truncate_removes_all_rows(database: Database) -> None:
     writer = Writer(database)
     writer.commit(1, [truncate("people"), put("people", 1, "ann"), put("things", 1, "pen")])
@@ -215,10 +292,23 @@ def copied(batches: Iterable[Sequence[Record]]) -> dict[str, dict[int, tuple[Any
             table.clear()
         elif payload["op"] == "d":
             table.pop(row["id"], None)
-        else:
+        elif row.get("note") != UNAVAILABLE or row["id"] in table:  # otherwise, its deletion is repeated too
             held_note = table.get(row["id"], (None,))[-1]
-            table[row["id"]] = row["id"], row["name"], row.get("note", held_note)
+            note = held_note if row.get("note") == UNAVAILABLE else row.get("note", held_note)
+            table[row["id"]] = row["id"], row["name"], note
     return held
+
+
+def expected_rows(held: dict[str, dict[int, tuple[Any, ...]]], table: str) -> list[tuple[Any, ...]]:
+    return sorted(held[table].values(), key=repr)
+
+
+def copied_rows(database: SqliteDatabase, table: str) -> list[tuple[Any, ...]]:
+    """The rows of a copy, with the columns of the widest one; none of a table that is not made."""
+    if not database.run("SELECT name FROM sqlite_master WHERE name = ?", table):
+        return []
+    columns = [name for _, name, *_ in database.run(f"PRAGMA table_info({table})")]
+    return rows(database, table, f"id, name, {'note' if 'note' in columns else 'NULL'}")
 
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -238,11 +328,60 @@ def test_the_mirror_holds_what_the_source_holds(tmp_path_factory: Any, drawn: An
             mirror.begin(txid, lost, 1)
         mirror.commit(txid, changes, 2)
         expected = copied(each for each, _ in drawn[:txid])
-        for table, held in expected.items():
-            made = database.run("SELECT name FROM sqlite_master WHERE name = ?", table)
-            columns = [name for _, name, *_ in database.run(f"PRAGMA table_info({table})")] if made else []
-            names = f"id, name, {'note' if 'note' in columns else 'NULL'}"
-            assert (rows(database, table, names) if made else []) == sorted(held.values(), key=repr)
+        for table in expected:
+            assert copied_rows(database, table) == expected_rows(expected, table)
+
+
+#: What the source does to a key: insert or update, update but for the large value, change the key,
+#: delete; empty the table.
+DEEDS = st.lists(st.tuples(st.sampled_from("ppuuukddt"), st.integers(0, 1)), min_size=1, max_size=14)
+
+
+def history(deeds: Sequence[tuple[str, int]]) -> list[Record]:
+    """The changes of a source that does this, as Debezium writes them."""
+    there: set[int] = set()
+    found: list[Record] = []
+    for lsn, (deed, key) in enumerate(deeds):
+        name, note = f"name {lsn}", f"note {lsn}"
+        if deed == "t":
+            there.clear()
+            found.append(truncate("people", lsn=lsn))
+        elif deed == "d" or (deed == "k" and 1 - key not in there):
+            if key in there:
+                there.remove(key)
+                found.append(delete("people", key, lsn=lsn))
+                if deed == "k":
+                    there.add(1 - key)
+                    found.append(put("people", 1 - key, name, op="c", lsn=lsn, note=note))
+        else:
+            left_out = deed == "u" and key in there
+            op = "u" if key in there else "c"
+            found.append(put("people", key, name, op=op, lsn=lsn, note=UNAVAILABLE if left_out else note))
+            there.add(key)
+    return found
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(DEEDS, st.data())
+def test_a_connector_may_repeat_any_changes_at_any_border(tmp_path_factory: Any, deeds: Any, data: Any) -> None:
+    """It goes on behind what it has stored, never before an earlier such place."""
+    changes = history(deeds)
+    log, at, stored = list[Record](), 0, 0
+    while at < len(changes):
+        end = data.draw(st.integers(at + 1, len(changes)), "written until")
+        log += changes[at:end]
+        stored = data.draw(st.integers(stored, end), "stored until")
+        at = stored if data.draw(st.integers(0, 2), "restarts") and len(log) < 40 else end
+    database = SqliteDatabase(tmp_path_factory.mktemp("mirror") / "copy.db")
+    mirror, txid, done = Writer(database), 0, 0
+    while done < len(log):
+        txid, size = txid + 1, data.draw(st.integers(1, 5), "batch")
+        if data.draw(st.booleans(), "lost attempt"):
+            mirror.begin(txid, log[done : done + data.draw(st.integers(1, 5))], 1)
+        mirror.commit(txid, log[done : done + size], 2)
+        done += size
+        assert copied_rows(database, "people") == expected_rows(copied([log[:done]]), "people")
+    assert copied_rows(database, "people") == expected_rows(copied([changes]), "people")
 
 
 NUMBER = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}

@@ -82,6 +82,25 @@ def test_verify_of_a_right_mirror_finds_no_difference(database: Database) -> Non
     assert [each.compared for each in report.states] == [5]
 
 
+def test_the_tools_leave_out_repeated_changes_as_the_mirror_does(database: Database) -> None:
+    updated = put("people", 1, "anna", lsn=2, note=UNAVAILABLE)
+    gone, emptied = delete("people", 1, lsn=3), truncate("things", lsn=6)
+    used = put("things", 1, "ink", lsn=5, note=UNAVAILABLE)
+    made = [put("people", 1, "ann", lsn=1, note="long"), updated, gone, put("people", 2, "bo", lsn=4, note="n")]
+    things = [put("things", 1, "pen", lsn=4, note="long"), used, emptied, put("people", 2, "bob", lsn=7)]
+    records = [*made, *things, updated, put("people", 3, "cy", lsn=8), used, gone]
+    mirrored = Mirrored(database, records).run()
+    assert database.rows("people", "id, name") == [(2, "bob"), (3, "cy")] and database.rows("things") == []
+    report = mirrored.verify()
+    assert report.right and report.not_verified == [], report.lines()
+    for txid in (5, 6):
+        planned = plan_to_replay(mirrored.store, mirrored.topology, txid)
+        (state,) = replay(mirrored.topology, mirrored.store, planned=planned).states
+        assert not state.differing()
+    told = explain(mirrored.topology, mirrored.store, state="mirror", key='["people", 1]')
+    assert told.agrees and told.held is None and [step.txid for step in told.steps] == [1, 2]
+
+
 def test_rows_that_are_older_than_a_column_have_its_default(database: Database) -> None:
     records = [put("things", 1, "pen"), put("people", 1), change_record("things", ADDED, "c", {"id": 3, "n": None})]
     mirrored = Mirrored(database, [*records, put("things", 4, "ink")]).run()
