@@ -3,8 +3,8 @@ ids, as JSON lines.
 
 Each operator keeps ``--rows`` rows open in PostgreSQL or Redis, and each transaction then opens and
 closes as many as it has records. In the same process are the driver and all tasks, so its memory is
-the memory of both. For comparison, the same runs with a hundredth of the rows. A run whose results
-are not exact fails.
+the memory of both. For comparison, the same runs with a hundredth of the rows. With ``--at-once``,
+the last transaction lets all rows fall due together. A run whose results are not exact fails.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ def ids_of(at: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Numbers(OpaquePartitionedTransactionalSpout):
-    """``total`` records, one per microsecond of event time, ``take`` per batch."""
+    """``total`` records, one per microsecond of event time, ``take`` per batch. The last batch is
+    ``jump`` later than that."""
 
-    def __init__(self, total: int, take: int) -> None:
-        self.total, self.take = total, take
+    def __init__(self, total: int, take: int, jump: int) -> None:
+        self.total, self.take, self.jump = total, take, jump
 
     def output_fields(self) -> Fields:
         return LEFT
@@ -97,7 +98,7 @@ class Numbers(OpaquePartitionedTransactionalSpout):
         return NumbersPlanner(self.total, self.take)
 
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
-        return NumbersReader()
+        return NumbersReader(self.total, self.jump)
 
 
 class NumbersPlanner(PartitionPlanner):
@@ -122,10 +123,20 @@ class NumbersPlanner(PartitionPlanner):
         return int((previous.get("0") or {"next": 0})["next"])
 
 
+def times_of(at: np.ndarray[Any, Any], first: int, jump: int) -> np.ndarray[Any, Any]:
+    """The times of records. ``first``: the number of the first one of the last batch."""
+    return np.where(at >= first, at + jump, at)
+
+
 class NumbersReader(PartitionReader):
+    def __init__(self, total: int, jump: int) -> None:
+        self._total, self._jump = total, jump
+
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[pa.RecordBatch]:
         at = np.arange(meta["first"], meta["next"], dtype=np.int64)
-        yield pa.RecordBatch.from_arrays([ids_of(at), at, np.zeros(len(at), np.int64)], names=list(LEFT))
+        last = meta["first"] if meta["next"] == self._total else self._total
+        columns = [ids_of(at), times_of(at, last, self._jump), np.zeros(len(at), np.int64)]
+        yield pa.RecordBatch.from_arrays(columns, names=list(LEFT))
 
 
 class NoPayments(ArrowBolt):
@@ -140,9 +151,9 @@ class NoPayments(ArrowBolt):
         declarer.declare(Fields(id=int, paid_at=int))
 
 
-def topology(operator: str, state: MapState, rows: int, total: int, take: int) -> Topology:
+def topology(operator: str, state: MapState, rows: int, numbers: Numbers) -> Topology:
     """``rows``: how many microseconds a row stays open. ``sent`` counts what the operator sends."""
-    builder = TransactionalTopologyBuilder("open-rows", "numbers", Numbers(total, take))
+    builder = TransactionalTopologyBuilder("open-rows", "numbers", numbers)
     open_for, none = datetime.timedelta(microseconds=rows), datetime.timedelta()
     lag = open_for if operator == "windows" else none  # the others stay open by a bound of their own
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", out_of_orderness=lag, unit="us")
@@ -167,19 +178,22 @@ def topology(operator: str, state: MapState, rows: int, total: int, take: int) -
     return builder.build()
 
 
-def expected(operator: str, rows: int, total: int) -> int:
+def expected(operator: str, rows: int, numbers: Numbers) -> int:
     """The number of rows that the operator sends."""
-    at = np.arange(total, dtype=np.int64)
-    ids, watermark = ids_of(at), total - 1
+    numbered = np.arange(numbers.total, dtype=np.int64)
+    ids = ids_of(numbered)
+    at = times_of(numbered, (numbers.total - 1) // numbers.take * numbers.take, numbers.jump)
+    watermark = int(at[-1])
     if operator == "deduplicate":
         return len(np.unique(ids))
     if operator == "windows":
         closed = (at // WINDOW + 1) * WINDOW <= watermark - rows
-        return len(np.unique(ids[closed] * 2 + (at[closed] // WINDOW - ids[closed] // WINDOW)))
+        return len(np.unique(np.stack([ids[closed], at[closed] // WINDOW]), axis=1).T)
     if operator == "sessions":
-        last = at.copy()
-        np.maximum.at(last, ids, at)
-        return int(np.count_nonzero(last[np.unique(ids)] + rows <= watermark))
+        order = np.lexsort((at, ids))
+        ids, at = ids[order], at[order]
+        ends = np.append((ids[1:] != ids[:-1]) | (at[1:] - at[:-1] >= rows), [True])
+        return int(np.count_nonzero(at[ends] + rows <= watermark))
     return int(np.count_nonzero(at + rows < watermark))
 
 
@@ -209,11 +223,11 @@ class Memory:
         return round(max((each for at, each in self.samples if first_s <= at <= last_s), default=0))
 
 
-def measure(store: str, address: str, operator: str, rows: int, take: int) -> dict[str, Any]:
+def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers) -> dict[str, Any]:
     """Raises ``RuntimeError`` if the number of sent rows is wrong."""
     backend = (RedisBackend if store == "redis" else PostgresBackend)(address, "open_rows")
-    total = rows + STEADY * take
-    built = topology(operator, OpaqueMapState(backend), rows, total, take)
+    total, take = numbers.total, numbers.take
+    built = topology(operator, OpaqueMapState(backend), rows, numbers)
     executor = LocalExecutor(plan_execution(built), {})
     committed: dict[int, float] = {}
     begun_s = time.monotonic()
@@ -229,11 +243,20 @@ def measure(store: str, address: str, operator: str, rows: int, take: int) -> di
             raise TypeError(type(sent).__name__)
         found = sum(row.value[0] for _, row in sent.backend.scan() if row.value is not None)
         kept = looked_up(store, address, OPERATORS[operator], total)
-    if found != expected(operator, rows, total):
-        raise RuntimeError(
-            f"{operator}: {found:,} rows were sent, and {expected(operator, rows, total):,} are expected"
-        )
+    if found != (wanted := expected(operator, rows, numbers)):
+        raise RuntimeError(f"{operator}: {found:,} rows were sent, and {wanted:,} are expected")
     times = [committed[txid] for txid in sorted(committed)]
+    if numbers.jump:
+        return {
+            "rows_open": rows,
+            "at_once_s": round(times[-1] - times[-2], 1),
+            "memory_mb": {
+                "before": memory.between(begun_s, times[-2]),
+                "at_once": memory.between(times[-2], times[-1]),
+            },
+            **kept,
+            "exact": True,
+        }
     took = [after - before for before, after in itertools.pairwise(times)]
     filling, steady = took[:-STEADY], took[-STEADY:]
     fifth = max(len(filling) // 5, 1)
@@ -279,6 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.open_rows", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="open rows; a hundredth is measured for comparison")
     parser.add_argument("--batch-records", type=int, default=5_000)
+    parser.add_argument("--at-once", action="store_true", help="let all rows fall due in the last transaction")
     parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     arguments = parser.parse_args()
@@ -287,18 +311,19 @@ def main() -> int:
     for store in arguments.stores:
         for operator in arguments.operators:
             for rows in (max(arguments.rows // 100, FILLING * take), max(arguments.rows, FILLING * take)):
+                jump, steady = (3 * rows, 1) if arguments.at_once else (0, STEADY)
                 with open_folder() as folder:
-                    found = _measured(store, operator, rows, take, folder)
+                    found = _measured(store, operator, rows, Numbers(rows + steady * take, take, jump), folder)
                 print(json.dumps({"store": store, "operator": operator, **found}), flush=True)
     return 0
 
 
-def _measured(store: str, operator: str, rows: int, take: int, folder: Path) -> dict[str, Any]:
+def _measured(store: str, operator: str, rows: int, numbers: Numbers, folder: Path) -> dict[str, Any]:
     if store == "redis":
         with RedisServer(folder / "redis") as cache:
-            return measure(store, cache.url, operator, rows, take)
+            return measure(store, cache.url, operator, rows, numbers)
     with PostgresServer(folder / "postgres", settings=POSTGRES) as server:
-        return measure(store, server.dsn, operator, rows, take)
+        return measure(store, server.dsn, operator, rows, numbers)
 
 
 if __name__ == "__main__":

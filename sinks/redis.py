@@ -25,6 +25,7 @@ writes, in one atomic step for up to ``ROWS_PER_STEP`` rows.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
 import threading
@@ -58,6 +59,7 @@ from sinks.redis_scripts import (
     COUNT,
     COUNTED_PARTS,
     CREATE,
+    DUE,
     EXCHANGE,
     PROBE,
     PROBE_ORDER,
@@ -92,6 +94,10 @@ _TYPES = {
 _WRITTEN = ("header", "", "touched", "deleted", "due", "count")
 #: Rows per script. While a script runs, Redis answers no other client.
 ROWS_PER_STEP = 5_000
+#: Names of due rows per script. The rows themselves are read together, so fewer than above.
+DUE_NAMES = 1_000
+#: By so many names of a page the next one finds its beginning: another task may have removed some.
+_ANCHORS = 200
 TIMEOUT_S = 15.0
 #: The most characters of a damaged text that an error shows.
 _SHOWN = 200
@@ -286,7 +292,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         self._script(PROBE, ["probe"], [])
         if self._ordered_by:
             self._script(PROBE_ORDER, ["probe"], [])
-            client.zrangebyscore(self._key("probe"), 0, 1)
+            self._script(DUE, ["probe"], [0.0, 1.0, 1])
 
     def _other_type(self) -> str:
         """The first key of a wrong type, if there is one."""
@@ -350,24 +356,40 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         self._ordered_by = column
 
     def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
-        client, held = _clients.get(self._url), self.column(column)
         with self._named(writes=False):
-            ordered = client.hget(self._key("count"), "order")
-            if ordered == column.encode():  # the set's numbers are floats: it may return a few more
-                names = client.zrangebyscore(self._key("due"), float(after), float(upto))
-                names += client.lrange(self._key("touched"), 0, -1) if txid is not None else []
+            ordered = _clients.get(self._url).hget(self._key("count"), "order")
         if ordered != column.encode():  # the rows were written without that order
             yield from super().due(column, after, upto, txid=txid)
             return
-        names = list(dict.fromkeys(names))
-        for start in range(0, len(names), ROWS_PER_STEP):
-            page = names[start : start + ROWS_PER_STEP]
+        held = self.column(column)
+        for page in self._due_names(after, upto, touched=txid is not None):
             for name, row in zip(page, self._rows(page, self._texts(page)), strict=True):
                 if row is None:
                     continue
                 key = self._key_of(name)
                 if row.stamp.txid == txid or (row.value is not None and after < held(key, row.value) <= upto):
                     yield key, row
+
+    def _due_names(self, after: int, upto: int, *, touched: bool) -> Iterator[list[bytes]]:
+        """Pages of the names of rows that are due, and, with ``touched``, of those that the open
+        transaction has touched. The numbers of the sorted set are floats, so a few more may be
+        among them. The list of touched names only grows while the transaction is open."""
+        last: list[bytes] = []
+        while True:
+            arguments = [float(after), float(upto), DUE_NAMES, *last]
+            with self._named(writes=False):
+                found = self._script(DUE, ["due"], arguments)
+            if not found:
+                break
+            yield found[::2]
+            places = range(len(found) - 2, max(len(found) - 2 - 2 * _ANCHORS, -1), -2)
+            last = [each for at in places for each in found[at : at + 2]]
+        for start in itertools.count(0, DUE_NAMES) if touched else ():
+            with self._named(writes=False):
+                names = _clients.get(self._url).lrange(self._key("touched"), start, start + DUE_NAMES - 1)
+            if not names:
+                break
+            yield list(dict.fromkeys(names))
 
     def _exchanged(self) -> bytes | None:
         """The header of the former rows, which differs after each exchange."""

@@ -220,6 +220,29 @@ COUNT = f"""{_COUNTED}
 return lost or {{1}}
 """
 
+# KEYS: due. ARGV: the lowest and the highest number (both included), how many names to return; then
+# the names and numbers of the page before, the last one first. Returns names and numbers in turn.
+# The page begins after the first of these names that still has its number: the others were removed
+# or moved by other tasks. If there is none, it begins with the number of the last one again.
+DUE = """
+local lowest = ARGV[5] or ARGV[1]
+local first = nil
+for i = 4, #ARGV, 2 do
+  local number = redis.call('ZSCORE', KEYS[1], ARGV[i])
+  if number and tonumber(number) == tonumber(ARGV[i + 1]) then
+    first = redis.call('ZRANK', KEYS[1], ARGV[i]) + 1
+    break
+  end
+end
+first = first or redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. lowest)
+local found, kept = redis.call('ZRANGE', KEYS[1], first, first + ARGV[3] - 1, 'WITHSCORES'), {}
+for i = 1, #found, 2 do
+  if tonumber(found[i + 1]) > tonumber(ARGV[2]) then break end
+  kept[i], kept[i + 1] = found[i], found[i + 1]
+end
+return kept
+"""
+
 # KEYS: a scratch key. Runs the commands of the other scripts, to check the user's permissions.
 PROBE = """
 redis.call('HSET', KEYS[1], 'a', 'b')
@@ -237,11 +260,13 @@ return {1}
 PROBE_ORDER = """
 redis.call('ZADD', KEYS[1], 1, 'a')
 redis.call('ZCARD', KEYS[1])
+redis.call('ZSCORE', KEYS[1], 'a')
+redis.call('ZRANK', KEYS[1], 'a')
 redis.call('ZREM', KEYS[1], 'a')
 return {1}
 """
 
 SHA = {
     source: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    for source in (PUT, RAISE, PURGE, CLEAR, EXCHANGE, CREATE, COUNT, PROBE, PROBE_ORDER)
+    for source in (PUT, RAISE, PURGE, CLEAR, EXCHANGE, CREATE, COUNT, DUE, PROBE, PROBE_ORDER)
 }

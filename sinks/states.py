@@ -40,12 +40,13 @@ from framework.topology import (
 from framework.topology.canonical_form import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
+from sinks.due_rows import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
 from sinks.exchange import exchangeable
 from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
 from sinks.map_reading import MapReading
-from sinks.pages import PAGE_KEYS, pages_of
+from sinks.pages import PAGE_KEYS, pages_of, pages_within
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.snapshots import as_of, at_one_moment, check_held
 from sinks.values import OpaqueValue, TransactionalValue
@@ -138,37 +139,60 @@ class MapState(KeyedState, RebuildableState):
                 self._write(commit, key, None)
 
     def due(
-        self, column: str, after: int, upto: int, mine: Callable[[Sequence[Key]], Sequence[bool]]
-    ) -> list[tuple[Key, Value]]:
-        """The keys and values whose value before this commit's transaction has a ``column`` (of
-        integers, of the key or the value) above ``after`` and at most ``upto``. Ordered by that
-        column and by the key's text. ``mine``: says whether this task writes a key."""
+        self,
+        column: str,
+        after: int,
+        upto: int,
+        mine: Callable[[Sequence[Key]], Sequence[bool]],
+        order: Order = by_time,
+    ) -> Iterator[list[tuple[Key, Value]]]:
+        """Pages of the keys and values whose value before this commit's transaction has a
+        ``column`` (of integers, of the key or the value) above ``after`` and at most ``upto``. They
+        are ordered by ``order``. ``mine``: says whether this task writes a key.
+
+        All rows are read before the first page is returned, into a file if they are many. So a
+        commit may ``write`` between two pages. A page must not change a key of a later page, whose
+        stamp was read here."""
         commit = self._begun()
-        # A first attempt has no writes of its own to find. A copy numbers all attempts 0.
-        replayed = commit.stamp.txid if commit.stamp.attempt_id != 1 else None
+        txid = commit.stamp.txid
         held = self.backend.column(column)
-        found = []
-        rows = list(self.backend.due(column, after, upto, txid=replayed))
-        for (key, row), own in zip(rows, mine([key for key, _ in rows]) if rows else (), strict=True):
-            value = self._base(row, commit.stamp.txid) if own else None
-            if value is not None and after < (at := held(key, value)) <= upto:
-                refuse_newer(self.location, key, row, commit)
-                commit.found[key] = row
-                found.append((at, key, value))
-        found.sort(key=lambda each: (each[0], repr(each[1])))
-        return [(key, value) for _, key, value in found]
+        # A first attempt has no writes of its own to find. A copy numbers all attempts 0.
+        found = self.backend.due(column, after, upto, txid=txid if commit.stamp.attempt_id != 1 else None)
+        with DueRows(self.location, self._restored) as rows:
+            for part, _ in pages_within(found, PAGE_KEYS, PAGE_BYTES, due_size):
+                for (key, row), own in zip(part, mine([key for key, _ in part]), strict=True):
+                    value = self._base(row, txid) if own else None
+                    if value is not None and after < (at := held(key, value)) <= upto:
+                        refuse_newer(self.location, key, row, commit)
+                        rows.add(Due(order(at, key), key, row))
+            for page in rows.pages():
+                commit.found.update((key, row) for _, key, row in page)
+                yield [(key, value) for _, key, row in page if (value := self._base(row, txid)) is not None]
+
+    def write(self) -> None:
+        """Write the updates so far, by one step under the header, and forget what was read, so that
+        a commit of many rows needs little memory. If the attempt ends before ``commit``, the next
+        one starts from the previous values, as after any write.
+
+        Afterwards, reading a key returns its value before this commit's transaction, whether or not
+        this commit has written it."""
+        commit = self._begun()
+        if commit.backend is not self.backend:
+            raise InvariantViolation(f"{self.location}: a commit in one step of the store cannot be divided")
+        if commit.written:
+            self._put(commit)
+        commit.found.clear()
+        commit.written.clear()
 
     def commit(self, attempt: TransactionAttempt) -> None:
-        """Write all updates by one ``multi_put`` of the backend. Raises ``StaleWriterError`` when
-        this attempt is no longer current."""
+        """Write all updates, since the last ``write``, by one ``multi_put`` of the backend. Raises
+        ``StaleWriterError`` when this attempt is no longer current."""
         commit = self._begun()
         if commit.attempt != attempt:
             raise InvariantViolation(f"{self.location}: commit of {attempt}, and {commit.attempt} was begun")
         self._commit = None
-        keys = list(commit.written)
-        if keys or commit.backend is not self.backend:
-            expected = [found.stamp if (found := commit.found[key]) is not None else None for key in keys]
-            commit.backend.multi_put(commit.header, keys, expected, [commit.written[key] for key in keys])
+        if commit.written or commit.backend is not self.backend:
+            self._put(commit)
         if commit.standalone:
             self._finish_standalone(commit)
 
@@ -459,6 +483,16 @@ class MapState(KeyedState, RebuildableState):
             return self._forms[which](values)
         except ValueError as error:
             raise BadRecordError(f"{self.location} cannot hold {values!r}: {error}") from error
+
+    def _restored(self, key: Key, row: Row) -> tuple[Key, Row]:
+        """A row that was read from a file, in its canonical form again: with the one NaN object."""
+        value, prev = (each if each is None else self._formed(each, 1) for each in (row.value, row.prev))
+        return self._formed(key, 0), row._replace(value=value, prev=prev)
+
+    def _put(self, commit: MapCommit) -> None:
+        keys = list(commit.written)
+        expected = [found.stamp if (found := commit.found[key]) is not None else None for key in keys]
+        commit.backend.multi_put(commit.header, keys, expected, list(commit.written.values()))
 
     def _bare(self, value: Value | None) -> Any:
         if value is None:

@@ -122,7 +122,7 @@ class TableJoiningCommitter(KeyedCommitter):
         if self._attempt is None:
             return []
         self.state.begin_commit(self._attempt)
-        self._change_table()
+        newest = self._change_table()
         lefts = list(self._rows(LEFT))
         keys = list(dict.fromkeys(key for key, _ in lefts))
         found = dict(zip(keys, map(self._decoded, self.state.multi_get(keys)), strict=True))
@@ -133,15 +133,17 @@ class TableJoiningCommitter(KeyedCommitter):
                 out.append((*key, *values, *row))
             elif self.how == "left":
                 out.append(sides.alone(key, LEFT, values))
+        if self.deleted is not None and self.sequence_by is not None:
+            for page in self.state.due(_FORGET, NEVER, self._attempt.txid, self._mine):
+                self.state.delete([key for key, _ in page if key not in newest])
+                self.state.write()  # after all values were read
         self.state.commit(self._attempt)
         return sides.batches(out)
 
-    def _change_table(self) -> None:
+    def _change_table(self) -> Mapping[Key, Any]:
+        """Put the new rows of the table into the state. Returns them by their keys."""
         sides, txid = self._bound(), self._attempt.txid if self._attempt is not None else 0
         sequence = sides[RIGHT].own.index(self.sequence_by) if self.sequence_by is not None else None
-        forgotten = []
-        if sequence is not None and self.deleted is not None:
-            forgotten = [key for key, _ in self.state.due(_FORGET, NEVER, txid, self._mine)]
         came = list(zip(self._rows(RIGHT), self._deleted(), strict=True))
         sequences: dict[Key, Any] = {}
         if sequence is not None:
@@ -161,7 +163,8 @@ class TableJoiningCommitter(KeyedCommitter):
         kept = [key for key, (_, until) in newest.items() if sequence is not None or until == _NEVER_FORGOTTEN]
         codec = sides[RIGHT].codec
         self.state.multi_put(kept, [(json.dumps(list(codec.encode(newest[key][0]))), newest[key][1]) for key in kept])
-        self.state.delete([*gone, *(key for key in forgotten if key not in newest)])
+        self.state.delete(gone)
+        return newest
 
     def _deleted(self) -> list[bool]:
         """Of each row of the table that came, whether its key has no row any more."""

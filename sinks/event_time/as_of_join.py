@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from framework.errors import TopologyError
 from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
+from sinks.due_rows import merged
 from sinks.event_time.committer import Watermarks
 from sinks.event_time.two_stream_join import PairCommitter
 from sinks.join_inputs import LEFT, RIGHT
@@ -25,16 +26,53 @@ _VALUE = Fields(at=int, due_at=int, waiting=str)
 #: The kinds of rows: the newest row of a key before the watermark; and records after the watermark,
 #: of each side.
 _LATEST, _WAITING = 0, (1, 2)
+#: What identifies the newest row of a key.
+_NEWEST = (_LATEST, 0, 0)
 #: The due time of a row that is never due.
 _NOT_DUE = (1 << 62) - 1
 
 
 class _Timed(NamedTuple):
-    """A record with its time. ``came``: the order of arrival, for records of the same time."""
+    """A record with its time."""
 
     at: int
-    came: tuple[int, int]
     values: Value
+
+
+class _Event(NamedTuple):
+    """A record that the watermark has passed. ``place``: its row, or the one that it would have
+    had. ``values`` None: the newest row of a key, which is too old by now."""
+
+    place: Key
+    at: int
+    values: Value | None
+
+    @property
+    def key(self) -> Key:
+        return self.place[: -len(_PARTS)]
+
+    @property
+    def kind(self) -> int:
+        kind: int = self.place[-len(_PARTS)]
+        return kind
+
+
+@dataclass(slots=True)
+class _Run:
+    """The key whose records are passing. ``held``: its newest row in the state. ``is_over``: that
+    row is due."""
+
+    key: Key
+    held: _Timed | None
+    latest: _Timed | None
+    is_over: bool = False
+
+
+def _in_order(at: int, place: Key) -> tuple[Any, ...]:
+    """Key by key: its newest row, then its records by time; of the same time, the right ones
+    first, in the order of arrival."""
+    *key, kind, txid, number = place
+    return (repr(tuple(key)), *((0,) if kind == _LATEST else (1, at, kind == _WAITING[LEFT], txid, number)))
 
 
 class AsOfJoiningCommitter(PairCommitter):
@@ -87,43 +125,64 @@ class AsOfJoiningCommitter(PairCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        due = self.state.due(_DUE, NEVER, watermarks.after - 1, self._mine)
-        sides: tuple[dict[Key, list[_Timed]], dict[Key, list[_Timed]]] = (defaultdict(list), defaultdict(list))
-        txid, gone = self._attempt.txid if self._attempt is not None else 0, []
-        for place, value in due:
-            gone.append(place)
-            if place[-3] != _LATEST:
-                side = _WAITING.index(place[-3])
-                record = _Timed(value[0], (place[-2], place[-1]), self._decoded(side, value[2]))
-                sides[side][place[: -len(_PARTS)]].append(record)
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
+        txid, own = self._attempt.txid if self._attempt is not None else 0, []
         puts: dict[Key, Value] = {}
         for side in (LEFT, RIGHT):
             for number, (key, at, values, is_late) in enumerate(self._new(side, watermarks.before)):
+                place = (*key, _WAITING[side], txid, number)
                 if at >= watermarks.after:
-                    puts[(*key, _WAITING[side], txid, number)] = at, at, self._encoded(side, values)
+                    puts[place] = at, at, self._encoded(side, values)
                 elif side == RIGHT or not is_late:
-                    sides[side][key].append(_Timed(at, (txid, number), values))
-        keys = list(dict.fromkeys((*sides[LEFT], *sides[RIGHT])))
-        held = self.state.multi_get([(*key, _LATEST, 0, 0) for key in keys])
-        out: list[Value] = []
-        for key, value in zip(keys, held, strict=True):
-            held_row = _Timed(value[0], (0, 0), self._decoded(RIGHT, value[2])) if value is not None else None
-            latest = held_row
-            events = [(each.at, LEFT, each) for each in sides[LEFT].get(key, ())]
-            events += [(each.at, RIGHT, each) for each in sides[RIGHT].get(key, ())]
-            for _, side, each in sorted(events, key=lambda event: (event[0], event[1] == LEFT, event[2].came)):
-                if side == LEFT:
-                    out += self._joined(key, each, latest)
-                elif latest is None or each.at >= latest.at:
-                    latest = each
-            if latest is not None and latest is not held_row:
-                until = _NOT_DUE if self.within is None else latest.at + self.within
-                if until >= watermarks.after:
-                    puts[(*key, _LATEST, 0, 0)] = latest.at, until, self._encoded(RIGHT, latest.values)
+                    own.append(_Event(place, at, values))
         self.state.multi_put(list(puts), list(puts.values()))
-        self.state.delete([place for place in gone if place not in puts])
-        return self._bound().batches(out)
+        run: _Run | None = None
+        for page in merged(self._due(watermarks.after), own, lambda each: _in_order(each.at, each.place)):
+            out: list[Value] = []
+            keys = list(dict.fromkeys(each.key for each in page))
+            held = dict(zip(keys, self.state.multi_get([(*key, *_NEWEST) for key in keys]), strict=True))
+            for each in page:
+                if run is None or run.key != each.key:
+                    self._end(run, watermarks.after)
+                    value = held[each.key]
+                    latest = _Timed(value[0], self._decoded(RIGHT, value[2])) if value is not None else None
+                    run = _Run(each.key, latest, latest)
+                out += self._pass(run, each)
+            self.state.delete([each.place for each in page if each.kind != _LATEST and each.place[-2] != txid])
+            yield from self._bound().batches(out)
+            self.state.write()
+        self._end(run, watermarks.after)
+
+    def _due(self, upto: int) -> Iterator[list[_Event]]:
+        """Pages of the rows that the watermark has passed: key by key, and by time."""
+        for page in self.state.due(_DUE, NEVER, upto - 1, self._mine, _in_order):
+            yield [
+                _Event(place, at, None if place[-3] == _LATEST else self._decoded(_WAITING.index(place[-3]), text))
+                for place, (at, _, text) in page
+            ]
+
+    def _pass(self, run: _Run, each: _Event) -> Iterable[Value]:
+        """The rows of a record that the watermark has passed."""
+        if each.values is None:
+            run.is_over = True
+        elif each.kind == _WAITING[LEFT]:
+            return self._joined(run.key, _Timed(each.at, each.values), run.latest)
+        elif run.latest is None or each.at >= run.latest.at:
+            run.latest = _Timed(each.at, each.values)
+        return ()
+
+    def _end(self, run: _Run | None, watermark: int) -> None:
+        """Write the newest row of a key, after all its records that the watermark has passed."""
+        if run is None:
+            return
+        place, latest = (*run.key, *_NEWEST), run.latest
+        if latest is not None and latest is not run.held:
+            until = _NOT_DUE if self.within is None else latest.at + self.within
+            if until >= watermark:
+                self.state.multi_put([place], [(latest.at, until, self._encoded(RIGHT, latest.values))])
+                return
+        if run.is_over:
+            self.state.delete([place])
 
     def _joined(self, key: Key, left: _Timed, latest: _Timed | None) -> list[Value]:
         if latest is not None and latest.at <= left.at and (self.within is None or left.at - latest.at <= self.within):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -94,20 +94,20 @@ class WatermarkedCommitter(KeyedCommitter):
     def _take(self, batch: pa.RecordBatch) -> None:
         """Keep records until ``finish_batch``."""
 
-    def finish_batch(self) -> Iterable[pa.RecordBatch]:
+    def finish_batch(self) -> Iterator[pa.RecordBatch]:
+        """Commits while its result is read: due rows are written page by page (ADR 113)."""
         if self._attempt is None:
-            return []
+            return
         if self._watermarks is None:
             raise TopologyError(f"committer {self._component_id!r} got no watermark of its transaction")
         self.state.begin_commit(self._attempt)
-        out = list(self._commit(self._watermarks))
+        yield from self._commit(self._watermarks)
         self.state.commit(self._attempt)
-        return out
 
     @abstractmethod
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         """Write into the state, between ``begin_commit`` and ``commit``, and return the rows of the
-        default stream."""
+        default stream. Called once; between two pages of due rows it may ``write``."""
 
     def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
         """Emit late rows, count them, and log them if no bolt subscribes to their stream.

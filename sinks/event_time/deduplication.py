@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -63,11 +63,9 @@ class DeduplicatingCommitter(WatermarkedCommitter):
     def _take(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
 
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        gone = [key for key, _ in self.state.due(_UNTIL, NEVER, watermarks.after, self._mine)]
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         batches, self._batches = self._batches, []
         seen: dict[Key, int] = {}
-        out: list[pa.RecordBatch] = []
         for batch in batches:
             keys = self._keys(pa.Table.from_batches([batch]))
             times = times_of(batch.column(self.on), self.on, self.unit).tolist()
@@ -85,8 +83,9 @@ class DeduplicatingCommitter(WatermarkedCommitter):
             if late:
                 self._emit_late(batch.take(pa.array(late)))
             if first:
-                out.append(batch.take(pa.array(first)))
+                yield batch.take(pa.array(first))
         kept = {key: until for key, until in seen.items() if until > watermarks.after}
         self.state.multi_put(list(kept), list(kept.values()))
-        self.state.delete([key for key in gone if key not in kept])
-        return out
+        for page in self.state.due(_UNTIL, NEVER, watermarks.after, self._mine):
+            self.state.delete([key for key, _ in page if key not in kept])
+            self.state.write()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -68,7 +68,7 @@ class JoiningCommitter(PairCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         new: dict[Key, Sides] = {}
         for side in (LEFT, RIGHT):
             for key, at, values, is_late in self._new(side, watermarks.before):
@@ -76,7 +76,7 @@ class JoiningCommitter(PairCommitter):
                     new.setdefault(key, ([], []))[side].append(Waiting(at, values))
         codecs = [side.codec for side in self._bound()]
         rows = WaitingRows(self.state, codecs, self.within, self._outer, watermarks.after)
-        rows.read(new, self._mine)
+        rows.read(new)
         out: list[Value] = []
         for key, (lefts, rights) in new.items():
             held = rows.of(key, LEFT), rows.of(key, RIGHT)
@@ -94,5 +94,6 @@ class JoiningCommitter(PairCommitter):
                         rows.add(key, side, each)
                     elif self._outer[side] and not each.matched:
                         out.append(self._bound().alone(key, side, each.values))
-        out += [self._bound().alone(key, side, each.values) for key, side, each in rows.write()]
-        return self._bound().batches(out)
+        yield from self._bound().batches(out)
+        for page in rows.write(self._mine):
+            yield from self._bound().batches([self._bound().alone(key, side, each.values) for key, side, each in page])

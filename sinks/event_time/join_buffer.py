@@ -42,6 +42,7 @@ class Waiting:
 class _Row:
     records: list[Waiting] = field(default_factory=list)
     last: int = 0
+    due_at: int = 0
     is_held: bool = False
 
 
@@ -64,9 +65,8 @@ class WaitingRows:
         self._of: dict[tuple[Key, int], list[Key]] = defaultdict(list)
         self._changed: dict[Key, None] = {}
 
-    def read(self, new: Mapping[Key, Sides], mine: Callable[[Sequence[Key]], Sequence[bool]]) -> None:
-        """Read the possible partners of new records, the rows to which these will be added, and the
-        rows with due records."""
+    def read(self, new: Mapping[Key, Sides]) -> None:
+        """Read the possible partners of new records, and the rows to which these will be added."""
         whole: set[Key] = set()
         own: set[Key] = set()
         for key, sides in new.items():
@@ -78,12 +78,9 @@ class WaitingRows:
         more = [(*first[:-1], number) for first in whole for number in range(1, self._rows[first].last + 1)]
         more += [(*first[:-1], last) for first in own - whole if (last := self._rows[first].last)]
         self._load(sorted(more, key=repr))
-        # A record that waits until ``due_at`` can still find a partner of that time, so it expires
-        # afterwards.
-        for key, value in self._state.due(DUE, NEVER, self._watermark - 1, mine):
-            if key not in self._rows:
-                self._take(key, value)
-            self._changed[key] = None
+        for key, row in self._rows.items():
+            if row.is_held and row.due_at < self._watermark:
+                self._changed[key] = None
 
     def of(self, key: Key, side: int) -> list[Waiting]:
         """The records of a key's side that were read."""
@@ -108,18 +105,27 @@ class WaitingRows:
         self._rows[place].records.append(each)
         self._changed[place] = None
 
-    def write(self) -> Iterator[tuple[Key, int, Waiting]]:
-        """Write the changed rows, without expired records. Returns, with key and side, the expired
-        records of outer sides that had no partner."""
+    def write(self, mine: Callable[[Sequence[Key]], Sequence[bool]]) -> Iterator[list[tuple[Key, int, Waiting]]]:
+        """Write the changed rows, and then page by page the other rows with due records, without
+        expired records. Returns, with key and side, the expired records of outer sides that had no
+        partner. ``mine``: as in ``MapState.due``."""
+        yield self._write({place: self._rows[place] for place in self._changed})
+        # A record that waits until ``due_at`` can still find a partner of that time, so it expires
+        # afterwards.
+        for page in self._state.due(DUE, NEVER, self._watermark - 1, mine):
+            yield self._write({key: self._row(key, value) for key, value in page if key not in self._rows})
+            self._state.write()
+
+    def _write(self, rows: Mapping[Key, _Row]) -> list[tuple[Key, int, Waiting]]:
         puts: dict[Key, tuple[int, int, str]] = {}
-        gone = []
-        for place in self._changed:
-            row, side, width = self._rows[place], place[-3], len(PARTS)
+        gone, alone = [], []
+        for place, row in rows.items():
+            side, width = place[-3], len(PARTS)
             kept = [each for each in row.records if not self.is_over(each)]
             if self._outer[side]:
-                yield from (
+                alone += [
                     (place[:-width], side, each) for each in row.records if not each.matched and self.is_over(each)
-                )
+                ]
             due = self._due(side, kept)
             if not kept and place[-1] == 0 and row.last:
                 due = bucket_end(place[-2], self._within) + self._within
@@ -129,6 +135,7 @@ class WaitingRows:
                 gone.append(place)
         self._state.multi_put(list(puts), list(puts.values()))
         self._state.delete(gone)
+        return alone
 
     def is_over(self, each: Waiting) -> bool:
         return each.at + self._within < self._watermark
@@ -146,14 +153,14 @@ class WaitingRows:
             self._take(key, value)
 
     def _take(self, key: Key, value: Value | None) -> None:
-        row = _Row()
-        if value is not None:
-            _, last, text = value
-            codec = self._codecs[key[-3]]
-            records = [Waiting(at, codec.decode(its), matched, key) for at, matched, its in json.loads(text)]
-            row = _Row(records, last, is_held=True)
-        self._rows[key] = row
+        self._rows[key] = self._row(key, value) if value is not None else _Row()
         self._of[key[: -len(PARTS)], key[-3]].append(key)
+
+    def _row(self, key: Key, value: Value) -> _Row:
+        due_at, last, text = value
+        codec = self._codecs[key[-3]]
+        records = [Waiting(at, codec.decode(its), matched, key) for at, matched, its in json.loads(text)]
+        return _Row(records, last, due_at, is_held=True)
 
     def _text(self, side: int, kept: Sequence[Waiting]) -> str:
         codec = self._codecs[side]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -16,12 +16,15 @@ from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, Max, Min, row_merger
 from sinks.backend import Key
 from sinks.committer import Fold
+from sinks.due_rows import by_time, merged
 from sinks.event_time.aggregation import AggregatingCommitter, Closed, Folded
 from sinks.event_time.committer import Watermarks
 from sinks.states import MapState
 
 _START, _END = "session_start", "session_end"
 _PANE, _FIRST, _DUE = "session_pane", "first_at", "due_at"
+#: The most panes that are read in one step for several sessions.
+PANES_MAX = 20_000
 _AT_PANE, _AT_FIRST, _AT_LAST = "@pane", "@first", "@last"
 
 
@@ -81,30 +84,35 @@ class SessionCommitter(AggregatingCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
-        read, late, folded = _Read(self.state), [], self._folded()
-        came = self._merged(read, folded)
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
+        own, late, folded = _Read(self.state, {}), [], self._folded()
+        came = self._merged(own, folded)
         records = 0
-        for run in self._behind(read, came, watermarks.before):
+        for run in self._behind(own, came, watermarks.before):
             late.append(self._closed(run, came))
             records += sum(folded[key].records for key in run)
             for key in run:
-                read.panes[key] = None
+                own.panes[key] = None
                 del came[key]
-        for key, value in self.state.due(_DUE, watermarks.before, watermarks.after, self._mine):
-            read.panes.setdefault(key, _pane(value))
-        # An existing pane that was due before is part of a session that ends later.
-        over = [key for key, pane in read.panes.items() if pane and watermarks.before < pane.due <= watermarks.after]
-        read.all([self._beside(key, step) for key in over for step in (1, -1)])
-        last = [key for key in over if ends(read.at(key), read.panes[self._beside(key, 1)])]
-        sessions = self._whole(read, last)
-        gone = {key for keys in sessions for key in keys}
-        kept = {key: pane for key, pane in came.items() if key not in gone}
-        self.state.multi_put(list(kept), [(each.first, each.due, *each.values) for each in kept.values()])
-        self.state.delete(list(gone))
         self._emit_folded(late, records)
-        batch = self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in sessions)
-        return [batch] if batch is not None else []
+        ending = [(key, pane) for key, pane in came.items() if watermarks.before < pane.due <= watermarks.after]
+        due = self._unchanged(watermarks, frozenset(came))
+        for page in merged(due, ending, lambda each: by_time(each[1].due, each[0])):
+            # A pane that was due before is part of a session that ends later.
+            for sessions, read in self._ended(page, own.panes):
+                batch = self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in sessions)
+                if batch is not None:
+                    yield batch
+                for key in (gone := [key for keys in sessions for key in keys]):
+                    came.pop(key, None)
+                self.state.delete(gone)
+                self.state.write()
+        self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
+
+    def _unchanged(self, watermarks: Watermarks, came: Set[Key]) -> Iterator[list[tuple[Key, Pane]]]:
+        """Pages of the panes that are due, and that the transaction's records do not change."""
+        for page in self.state.due(_DUE, watermarks.before, watermarks.after, self._mine):
+            yield [(key, _pane(value)) for key, value in page if key not in came]
 
     def _merged(self, read: _Read, folded: Mapping[Key, Folded]) -> dict[Key, Pane]:
         """The panes that the transaction's records change, including these records."""
@@ -146,22 +154,41 @@ class SessionCommitter(AggregatingCommitter):
                 late.append(run)
         return late
 
-    def _whole(self, read: _Read, last: Sequence[Key]) -> list[list[Key]]:
+    def _ended(
+        self, due: Sequence[tuple[Key, Pane]], own: Mapping[Key, Pane | None]
+    ) -> Iterator[tuple[list[list[Key]], _Read]]:
+        """The panes of each session that ends with one of these, in ascending order; and the panes.
+        Sessions of more panes than are read together are returned in several parts."""
+        read = _Read(self.state, own)
+        read.panes.update(due)
+        read.all([self._beside(key, step) for key, _ in due for step in (1, -1)])
+        last = [(key, pane) for key, pane in due if ends(pane, read[self._beside(key, 1)])]
+        sessions = self._whole(read, [key for key, _ in last])
+        if sessions is not None:
+            yield sessions, read
+            return
+        half = len(last) // 2
+        for part in (last[:half], last[half:]):
+            yield from self._ended(part, own)
+
+    def _whole(self, read: _Read, last: Sequence[Key]) -> list[list[Key]] | None:
         """The panes of each session that ends with one of these, in ascending order. Each step
-        reads twice as many earlier panes."""
+        reads twice as many earlier panes. None: they are too many for several sessions."""
         found = {key: [key] for key in last}
         unknown, ahead = list(last), 1
         while unknown:
+            if len(last) > 1 and len(unknown) * ahead > PANES_MAX:
+                return None
             read.all([self._beside(found[key][-1], -step) for key in unknown for step in range(1, ahead + 1)])
             unknown = [key for key in unknown if self._goes_on(read, found[key], ahead)]
-            ahead *= 2
+            ahead = min(2 * ahead, PANES_MAX)
         return [found[key][::-1] for key in last]
 
     def _goes_on(self, read: _Read, keys: list[Key], steps: int) -> bool:
         """Add the panes before the last of these keys; return whether there may be more."""
         for _ in range(steps):
             before = self._beside(keys[-1], -1)
-            pane = read.panes[before]
+            pane = read[before]
             if pane is None or not pane.reaches(read.at(keys[-1])):
                 return False
             keys.append(before)
@@ -176,22 +203,26 @@ class SessionCommitter(AggregatingCommitter):
 
 
 class _Read:
-    """The panes of a transaction. ``panes``: the state's panes, None for one that does not exist;
-    including the transaction's own records. ``new``: panes that did not exist before."""
+    """The panes that were read. ``panes``: the state's panes, None for one that does not exist;
+    including the transaction's own records. ``new``: panes that did not exist before. ``own``:
+    panes of another one, which are not read again."""
 
-    def __init__(self, state: MapState) -> None:
-        self._state = state
+    def __init__(self, state: MapState, own: Mapping[Key, Pane | None]) -> None:
+        self._state, self._own = state, own
         self.panes: dict[Key, Pane | None] = {}
         self.new: set[Key] = set()
 
     def all(self, keys: Sequence[Key]) -> None:
-        missing = list(dict.fromkeys(key for key in keys if key not in self.panes))
+        missing = list(dict.fromkeys(key for key in keys if key not in self.panes and key not in self._own))
         if missing:
             for key, value in zip(missing, self._state.multi_get(missing), strict=True):
                 self.panes[key] = _pane(value) if value is not None else None
 
+    def __getitem__(self, key: Key) -> Pane | None:
+        return self._own[key] if key in self._own else self.panes[key]
+
     def at(self, key: Key) -> Pane:
-        pane = self.panes[key]
+        pane = self[key]
         if pane is None:
             raise InvariantViolation(f"no part of a session at {key!r}")
         return pane

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
+from sinks.due_rows import merged
 from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
@@ -27,15 +27,30 @@ _DUE = "due_at"
 _PARTS = ("row_kind", "row_txid", "row_number")
 _VALUE = Fields(at=int, due_at=int, content=str)
 _ENTRY, _WAITING = 0, 1
+#: What identifies the entry of a key.
+_OWN = (_ENTRY, 0, 0)
 #: The due time of a row that is never due.
 _NOT_DUE = (1 << 62) - 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-class _Waiting(NamedTuple):
+class _Event(NamedTuple):
+    """A record that the watermark has passed; or, without ``values``, an entry with a timer that
+    the watermark has passed. ``place``: its row, or the one that it would have had."""
+
+    place: Key
     at: int
-    came: tuple[int, int]
-    values: Value
+    values: Value | None
+
+    @property
+    def key(self) -> Key:
+        return self.place[: -len(_PARTS)]
+
+
+def _in_order(at: int, place: Key) -> tuple[Any, ...]:
+    """Key by key: its entry, then its records by time, of the same time in the order of arrival."""
+    *key, kind, txid, number = place
+    return (repr(tuple(key)), *((0,) if kind == _ENTRY else (1, at, txid, number)))
 
 
 class Entry:
@@ -61,6 +76,11 @@ class Entry:
     def emit(self, **row: Any) -> None:
         """Emit a row: the declared fields by name."""
         self._emitted.append(row)
+
+    def _taken(self) -> list[Mapping[str, Any]]:
+        """The rows that were emitted since the last call."""
+        taken, self._emitted = self._emitted, []
+        return taken
 
 
 class TimerCommitter(WatermarkedCommitter):
@@ -144,52 +164,72 @@ class TimerCommitter(WatermarkedCommitter):
     def _take(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
 
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         codec, txid = self._bound_codec(), self._attempt.txid if self._attempt is not None else 0
-        records: dict[Key, list[_Waiting]] = defaultdict(list)
-        touched: dict[Key, None] = {}
-        gone: list[Key] = []
-        for place, (at, _, content) in self.state.due(_DUE, NEVER, watermarks.after, self._mine):
-            key, kind = place[: -len(_PARTS)], place[-3]
-            if kind == _ENTRY:
-                touched[key] = None
-            elif at < watermarks.after:
-                gone.append(place)
-                records[key].append(_Waiting(at, (place[-2], place[-1]), codec.decode(json.loads(content))))
         puts: dict[Key, Value] = {}
+        own = []
         for number, (key, at, values) in enumerate(self._on_time(watermarks.before)):
+            place = (*key, _WAITING, txid, number)
             if at < watermarks.after:
-                records[key].append(_Waiting(at, (txid, number), values))
+                own.append(_Event(place, at, values))
             else:
-                content = json.dumps(list(codec.encode(values)))
-                puts[(*key, _WAITING, txid, number)] = at, at, content
-        keys = list(touched | dict.fromkeys(records))
-        out: list[Mapping[str, Any]] = []
-        for key, held in zip(keys, self.state.multi_get([(*key, _ENTRY, 0, 0) for key in keys]), strict=True):
-            value, timers = json.loads(held[2]) if held is not None else (None, [])
-            entry = Entry(key, value, timers)
-            self._let_pass(entry, sorted(records.get(key, ())), watermarks.after)
-            out += entry._emitted
-            place = (*key, _ENTRY, 0, 0)
-            if entry.value is not None or entry._timers:
-                left = sorted(entry._timers)
-                puts[place] = 0, left[0] if left else _NOT_DUE, json.dumps([entry.value, left])
-            elif held is not None:
-                gone.append(place)
+                puts[place] = at, at, json.dumps(list(codec.encode(values)))
         self.state.multi_put(list(puts), list(puts.values()))
-        self.state.delete(gone)
-        return [pa.RecordBatch.from_pylist([dict(row) for row in out], self.output.schema())] if out else []
+        entry: Entry | None = None
+        for page in merged(self._due(watermarks.after), own, lambda each: _in_order(each.at, each.place)):
+            out: list[Mapping[str, Any]] = []
+            keys = list(dict.fromkeys(each.key for each in page))
+            held = dict(zip(keys, self.state.multi_get([(*key, *_OWN) for key in keys]), strict=True))
+            for each in page:
+                if entry is None or entry.key != each.key:
+                    out += self._end(entry, watermarks.after)
+                    value = held[each.key]
+                    entry = Entry(each.key, *(json.loads(value[2]) if value is not None else (None, [])))
+                if each.values is not None:
+                    self._pass(entry, each.at, each.values)
+            self.state.delete([each.place for each in page if each.values is not None and each.place[-2] != txid])
+            out += entry._taken() if entry is not None else ()
+            yield from self._rows(out)
+            self.state.write()
+        yield from self._rows(self._end(entry, watermarks.after))
 
-    def _let_pass(self, entry: Entry, records: Sequence[_Waiting], watermark: int) -> None:
-        """Call the two methods for records and timers that the watermark has passed, in the order
-        of time.
-        """
-        for at, _, values in records:
-            self._fire(entry, at)
-            entry._now = at
-            names = (*self.key, *self._own)
-            self.on_record(entry, dict(zip(names, (*entry.key, *values), strict=True)), _moment(at))
+    def _due(self, upto: int) -> Iterator[list[_Event]]:
+        """Pages of the rows that the watermark has passed: key by key, and by time. A record of the
+        time of the watermark waits for the timers of that time."""
+        codec = self._bound_codec()
+        for page in self.state.due(_DUE, NEVER, upto, self._mine, _in_order):
+            yield [
+                _Event(place, at, codec.decode(json.loads(content)) if place[-3] == _WAITING else None)
+                for place, (at, _, content) in page
+                if place[-3] == _ENTRY or at < upto
+            ]
+
+    def _pass(self, entry: Entry, at: int, values: Value) -> None:
+        """Call the two methods for a record that the watermark has passed, and for the timers
+        before it."""
+        self._fire(entry, at)
+        entry._now = at
+        names = (*self.key, *self._own)
+        self.on_record(entry, dict(zip(names, (*entry.key, *values), strict=True)), _moment(at))
+
+    def _end(self, entry: Entry | None, watermark: int) -> Sequence[Mapping[str, Any]]:
+        """Let the other timers pass, and write the entry, after all records of its key. Returns the
+        rows that it emits."""
+        if entry is None:
+            return ()
         self._fire(entry, watermark)
+        place = (*entry.key, *_OWN)
+        if entry.value is not None or entry._timers:
+            left = sorted(entry._timers)
+            content = json.dumps([entry.value, left])
+            self.state.multi_put([place], [(0, left[0] if left else _NOT_DUE, content)])
+        else:
+            self.state.delete([place])
+        return entry._taken()
+
+    def _rows(self, emitted: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+        if emitted:
+            yield pa.RecordBatch.from_pylist([dict(row) for row in emitted], self.output.schema())
 
     def _fire(self, entry: Entry, upto: int) -> None:
         while (at := min(entry._timers, default=_NOT_DUE)) <= upto:

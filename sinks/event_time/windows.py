@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, Value
 from sinks.committer import Fold
+from sinks.due_rows import by_time, merged
 from sinks.event_time.aggregation import AggregatingCommitter, Closed
 from sinks.event_time.committer import Watermarks
 from sinks.states import MapState
@@ -89,7 +90,7 @@ class WindowedCommitter(AggregatingCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
-    def _commit(self, watermarks: Watermarks) -> Iterable[pa.RecordBatch]:
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         came = self._folded()
         over_before = watermarks.before - self.allowed_lateness
         over_after = watermarks.after - self.allowed_lateness  # windows that end later are kept
@@ -99,31 +100,41 @@ class WindowedCommitter(AggregatingCommitter):
         changed: dict[Key, Value] = {}
         for key, held in zip(on_time, self.state.multi_get(on_time), strict=True):
             changed[key] = merge(nothing if held is None else _row(held), came[key].values)
-        closed = {key: values for key, values in changed.items() if key[-1] <= watermarks.after}
-        due = self.state.due(_END, watermarks.before, watermarks.after, self._mine)
-        for key, value in due:
-            closed.setdefault(key, value)
-        # Windows that an earlier transaction has sent, and that were kept for late records until
-        # now.
-        over = self.state.due(_END, NEVER, min(watermarks.before, over_after), self._mine)
+        closed = [(key, values) for key, values in changed.items() if key[-1] <= watermarks.after]
         kept = {key: values for key, values in changed.items() if key[-1] > over_after}
         self.state.multi_put(list(kept), [_bare(values) for values in kept.values()])
-        self.state.delete(list(dict.fromkeys(key for key in (*closed, *dict(over)) if key[-1] <= over_after)))
+        self.state.delete([key for key, _ in closed if key[-1] <= over_after])
         self._emit_folded(
-            self._windows({key: each.values for key, each in late.items()}), sum(each.records for each in late.values())
+            self._windows((key, each.values) for key, each in late.items()), sum(each.records for each in late.values())
         )
-        if (batch := self._batch(self._windows(changed))) is not None:
+        if (batch := self._batch(self._windows(changed.items()))) is not None:
             self._collector.emit_arrow(batch, CHANGED_STREAM)
-        batch = self._batch(self._windows(closed))
-        if batch is None:
-            return []
-        if self.allowed_lateness:
-            sent_before = pc.less_equal(batch.column(_END).cast(pa.int64()), watermarks.before)
-            batch = batch.append_column(_CORRECTION, sent_before)
-        return [batch]
+        # Windows that an earlier transaction has sent, and that were kept for late records until
+        # now.
+        for page in self._unchanged(NEVER, min(watermarks.before, over_after), changed):
+            self.state.delete([key for key, _ in page])
+            self.state.write()
+        due = self._unchanged(watermarks.before, watermarks.after, changed)
+        for page in merged(due, closed, lambda each: by_time(each[0][-1], each[0])):
+            yield from self._closed(page, watermarks.before)
+            self.state.delete([key for key, _ in page if key[-1] <= over_after and key not in changed])
+            self.state.write()
 
-    def _windows(self, windows: Mapping[Key, Value]) -> Iterable[Closed]:
-        for (*key, start, end), values in windows.items():
+    def _unchanged(self, after: int, upto: int, changed: Mapping[Key, Value]) -> Iterator[list[tuple[Key, Value]]]:
+        """Pages of the windows that end in a range, and that the transaction does not change."""
+        for page in self.state.due(_END, after, upto, self._mine):
+            yield [each for each in page if each[0] not in changed]
+
+    def _closed(self, windows: Sequence[tuple[Key, Value]], before: int) -> Iterator[pa.RecordBatch]:
+        batch = self._batch(self._windows(windows))
+        if batch is not None and self.allowed_lateness:
+            sent_before = pc.less_equal(batch.column(_END).cast(pa.int64()), before)
+            batch = batch.append_column(_CORRECTION, sent_before)
+        if batch is not None:
+            yield batch
+
+    def _windows(self, windows: Iterable[tuple[Key, Value]]) -> Iterable[Closed]:
+        for (*key, start, end), values in windows:
             yield Closed(tuple(key), start, end, values)
 
 

@@ -249,11 +249,17 @@ class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
     def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
         mark = self.dialect.mark
         ranges = f' WHERE "{column}" > {mark} AND "{column}" <= {mark} AND NOT _deleted'
+        queries: list[tuple[str, Sequence[Any]]] = [(self.shape.select() + ranges, (after, upto))]
+        if txid is not None:
+            queries.append((f"{self.shape.select()} WHERE _txid = {mark}", (txid,)))
         with self._reading() as connection:
-            found = self._fetched(connection, self.shape.select() + ranges, (after, upto))
-            if txid is not None:
-                found += self._fetched(connection, f"{self.shape.select()} WHERE _txid = {mark}", (txid,))
-        yield from dict(map(self._row, found)).items()
+            for query, parameters in queries:
+                for row in self._streamed(connection, query, parameters):
+                    yield self._row(row)
+
+    def _streamed(self, connection: Any, query: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """As ``_fetched``, but few rows are in memory at a time."""
+        yield from connection.execute(query, parameters)
 
     def _fetched(self, connection: Any, query: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The rows that a query of the table selects."""

@@ -26,7 +26,7 @@ from framework.topology.canonical_form import python_values
 from sinks.backend import Key
 from sinks.refusals import explained
 from sinks.sql.backend import SqlBackend, Upsert
-from sinks.sql.mysql_connections import Connection
+from sinks.sql.mysql_connections import Connection, UnbufferedCursor
 from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width, write_rows
 from sinks.sql.mysql_store import MySqlStore
 from sinks.sql.schema import STAMP_COLUMNS
@@ -248,6 +248,11 @@ class MySqlBackend(MySqlStore, SqlBackend):
         for start in range(0, len(keys), _KEYS_PER_SELECT):
             where, parameters = self._where(keys[start : start + _KEYS_PER_SELECT])
             yield from self._fetched(connection, f"{self.shape.select()} WHERE {where}", parameters)
+
+    def _streamed(self, connection: Any, query: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        with connection.cursor(UnbufferedCursor) as cursor:
+            cursor.execute(query, parameters)
+            yield from cursor.fetchall_unbuffered()
 
     def _where(self, keys: Sequence[Key]) -> tuple[str, list[Any]]:
         """The condition that a row has one of these keys, and its parameters. MariaDB finds no

@@ -119,6 +119,11 @@ class Cursor(pymysql.cursors.Cursor):
             return None
 
 
+class UnbufferedCursor(pymysql.cursors.SSCursor):
+    """A cursor that reads each row from the server when it is wanted. Until it has read all of
+    them, the connection cannot be used otherwise; closing it reads the rest."""
+
+
 class Connection(pymysql.connections.Connection):
     """A connection with the settings of ``_SETTINGS``."""
 

@@ -27,6 +27,7 @@ from framework.topology import REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
+from sinks.due_rows import PAGE_BYTES
 from sinks.pages import pages_within
 from sinks.refusals import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
@@ -39,6 +40,9 @@ from sinks.sql.store import SqlRollBack
 #: How long an exchange of two tables waits for their readers.
 RENAME_TIMEOUT_MS = 2_000
 _STATEMENT_BYTES = 16 * 2**20
+#: The cursor for the rows that are due, and how many rows it returns first.
+_DUE_CURSOR = "ratchet_due"
+_FIRST_ROWS = 500
 #: Rows of more bytes of texts on average are written one by one: the text of an array would cost
 #: more.
 _LONG_ROW_BYTES = 32 * 2**10
@@ -319,6 +323,18 @@ class PostgresBackend(PostgresStore, SqlBackend):
         """Rows in the binary form, which is independent of session settings."""
         rows: list[tuple[Any, ...]] = connection.execute(query, parameters, binary=True).fetchall()
         return rows
+
+    def _streamed(self, connection: Any, query: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """By a cursor of the server, which ends with its sql_txn. The first rows tell how many make
+        a page."""
+        with connection.transaction(), connection.cursor(_DUE_CURSOR, binary=True) as cursor:
+            connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            cursor.execute(query, parameters)
+            size = _FIRST_ROWS
+            while rows := cursor.fetchmany(size):
+                yield from rows
+                fitting = len(rows) * PAGE_BYTES // max(sum(map(_length, rows)), 1)
+                size = max(min(fitting, 2 * size, SIZE.rows(self._dsn)), 1)
 
     def _merge(self, connection: Any, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         kinds = dict(self.shape.columns)

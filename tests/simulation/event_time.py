@@ -2,8 +2,9 @@
 
 A schedule draws records that are out of order, late and absurd, partitions that fall silent, come
 back and are added, and tasks that change in number. Attempts die between any two commits of their
-tasks; the next one has the same batch, or another one, or is made after a roll-back. What each
-transaction sends is compared with a reference that knows no state, no attempt and no task.
+tasks, and between two pages that a task writes; the next one has the same batch, or another one, or
+is made after a roll-back. What each transaction sends is compared with a reference that knows no
+state, no attempt and no task.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError
@@ -33,8 +36,9 @@ from sinks import (
     Sum,
     WatermarkCommitter,
     WindowedCommitter,
+    due_rows,
 )
-from sinks.event_time import join_buffer
+from sinks.event_time import join_buffer, sessions
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.event_time_reference import Options, Record, Reference, Sent, us
 from tests.sinks.event_time.test_interval_join import ROW, Part
@@ -51,18 +55,37 @@ class Violation(Exception):
     pass
 
 
+class Died(Exception):
+    pass
+
+
+class Rows(MemoryBackend):
+    """Rows whose task may die before one of the steps that write them. ``steps``: how many are left
+    to it; None: any number."""
+
+    steps: int | None = None
+
+    def multi_put(self, *given: Any) -> None:
+        if self.steps is not None:
+            self.steps -= 1
+            if self.steps < 0:
+                raise Died
+        super().multi_put(*given)
+
+
 @dataclass
 class World:
     chance: random.Random
     options: Options
     opaque: bool
+    steps: random.Random
     struck: Counter[str] = field(default_factory=Counter)
     trace: list[str] = field(default_factory=list)
     epoch: int = 1
 
     def __post_init__(self) -> None:
         self.names = self.chance.sample(COMMITTERS, self.chance.randint(1, 2))
-        self.states = {name: OpaqueMapState(MemoryBackend()) for name in ("watermark", *self.names)}
+        self.states = {name: OpaqueMapState(Rows()) for name in ("watermark", *self.names)}
         self.newest: dict[int, int] = {}
         self.planned_at = 1_000
         self.numbers = iter(range(1_000_000))
@@ -246,13 +269,24 @@ class World:
         self.chance.shuffle(tasks)
         survives = self.chance.randint(0, len(tasks) - 1) if dies else len(tasks)
         for name, task in tasks[:survives]:
-            task.execute_arrow(mark)
-            for each in task.finish_batch():
-                task._collector.emit_arrow(each, "default")
+            self.commit(task, mark)
             for stream, found in task._collector.rows.items():
                 if stream != "changed":
                     sent.setdefault(f"{name}/{stream}", Counter()).update(found)
-        return None if dies else {name: found for name, found in sent.items() if found}
+        if dies:
+            _, task = tasks[survives]
+            held = task.state.backend = copy.copy(task.state.backend)
+            held.steps = steps = self.steps.randint(0, 3)
+            with suppress(Died):
+                self.commit(task, mark)
+            self.struck["died between pages"] += held.steps < 0 < steps
+            return None
+        return {name: found for name, found in sent.items() if found}
+
+    def commit(self, task: Any, mark: pa.RecordBatch) -> None:
+        task.execute_arrow(mark)
+        for each in task.finish_batch():
+            task._collector.emit_arrow(each, "default")
 
     def task(self, txid: int, number: int, name: str, task: int, tasks: int) -> Any:
         (component,) = (each for each in self.topology.components if each.id == name)
@@ -340,12 +374,15 @@ def run_event_time(seed: int) -> tuple[str | None, World]:
         valid=chance.choice([None, 5]),
         how=chance.choice(["inner", "left", "right", "outer"]),
     )
-    world = World(chance, options, opaque=chance.random() < 0.6)
-    before, join_buffer.ROW_RECORDS = join_buffer.ROW_RECORDS, chance.choice([1, 2, 32])
-    try:
-        world.run()
-    except Violation as violation:
-        return str(violation), world
-    finally:
-        join_buffer.ROW_RECORDS = before
+    steps = random.Random(f"steps {seed}")
+    world = World(chance, options, opaque=chance.random() < 0.6, steps=steps)
+    with pytest.MonkeyPatch.context() as sizes:
+        sizes.setattr(join_buffer, "ROW_RECORDS", chance.choice([1, 2, 32]))
+        sizes.setattr(due_rows, "PAGE_ROWS", steps.choice([1, 2, 3, 10_000]))
+        sizes.setattr(due_rows, "SORTED_ROWS", steps.choice([1, 2, 50_000]))
+        sizes.setattr(sessions, "PANES_MAX", steps.choice([1, 2, 20_000]))
+        try:
+            world.run()
+        except Violation as violation:
+            return str(violation), world
     return None, world

@@ -10,7 +10,7 @@ import pytest
 
 from framework.operators import joins
 from framework.operators.event_clock import EventClock
-from sinks import OpaqueMapState, WatermarkCommitter
+from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
 from sinks.event_time import as_of_join, join_buffer, sessions
 from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from tests.simulation.event_time import run_event_time
@@ -28,7 +28,14 @@ def test_every_transaction_sends_what_its_records_say(seed: int) -> None:
         wrong, world = run_event_time(number)
         assert wrong is None, f"run_event_time({number}): {wrong}"
         struck += world.struck
-    assert {"attempt died", "another batch", "other tasks", "late record", "silent partition"} <= set(struck)
+    assert {
+        "attempt died",
+        "died between pages",
+        "another batch",
+        "other tasks",
+        "late record",
+        "silent partition",
+    } <= set(struck)
 
 
 def due_by_what_a_lost_attempt_wrote(patch: pytest.MonkeyPatch) -> None:
@@ -37,9 +44,37 @@ def due_by_what_a_lost_attempt_wrote(patch: pytest.MonkeyPatch) -> None:
     def current(self: OpaqueMapState, *arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(OpaqueMapState, "_base", lambda self, row, txid: row.value)
-            return due(self, *arguments)
+            return iter(list(due(self, *arguments)))
 
     patch.setattr(OpaqueMapState, "due", current)
+
+
+def pages_of_a_lost_attempt_are_gone(patch: pytest.MonkeyPatch) -> None:
+    due = MemoryBackend.due
+    patch.setattr(MemoryBackend, "due", lambda self, *given, txid: due(self, *given, txid=None))
+
+
+def written_pages_have_no_previous_values(patch: pytest.MonkeyPatch) -> None:
+    write = OpaqueMapState.write
+
+    def forgetting(self: OpaqueMapState) -> None:
+        written = self._begun().written
+        written.update((key, row._replace(prev=row.value)) for key, row in list(written.items()))
+        write(self)
+
+    patch.setattr(OpaqueMapState, "write", forgetting)
+
+
+def a_key_ends_with_its_page(patch: pytest.MonkeyPatch) -> None:
+    """A join with the valid row forgets between two pages of a key which one was the newest."""
+    due = as_of_join.AsOfJoiningCommitter._due
+
+    def ended(self: Any, upto: int) -> Any:
+        for page in due(self, upto):
+            yield page
+            yield [as_of_join._Event(("", 0, 0, 0), 0, None)]
+
+    patch.setattr(as_of_join.AsOfJoiningCommitter, "_due", ended)
 
 
 def clock_of_the_process(patch: pytest.MonkeyPatch) -> None:
@@ -132,6 +167,9 @@ def absurd_times_count(patch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS: list[Patch] = [
     due_by_what_a_lost_attempt_wrote,
+    pages_of_a_lost_attempt_are_gone,
+    written_pages_have_no_previous_values,
+    a_key_ends_with_its_page,
     clock_of_the_process,
     idle_by_the_clock_of_the_host,
     closed_before_the_last_record,

@@ -9,6 +9,7 @@ from framework.errors import InvariantViolation, StaleWriterError
 from framework.testing.conformance.backend_case import BackendCase
 from framework.testing.conformance.backend_parts import DIGEST, STATES, add, finish, open_attempt, transact
 from framework.topology import CommitFence, TransactionAttempt
+from sinks import due_rows
 from sinks.aggregates import Sum
 from sinks.backend import Key, MapBackend, Value
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
@@ -71,7 +72,7 @@ class ReplayContract(BackendCase):
         state.prepare("topology")
 
         def due(after: int, upto: int) -> list[tuple[Key, Value]]:
-            return state.due("n", after, upto, lambda keys: [True] * len(keys))
+            return [each for page in state.due("n", after, upto, lambda keys: [True] * len(keys)) for each in page]
 
         transact(state, 1, 1, {"dog": 5, "cat": 7, "cow": 9})
         for attempt in (1, 2):
@@ -94,7 +95,7 @@ class ReplayContract(BackendCase):
 
         def due(txid: int, attempt: int = 1, *, upto: int = 100) -> list[Key]:
             state.begin_commit(open_attempt(state, txid, attempt))
-            return [key for key, _ in state.due("n", 0, upto, lambda keys: [True] * len(keys))]
+            return [key for page in state.due("n", 0, upto, lambda keys: [True] * len(keys)) for key, _ in page]
 
         def write(txid: int, attempt: int, values: dict[str, int]) -> None:
             granted = open_attempt(state, txid, attempt)
@@ -123,6 +124,39 @@ class ReplayContract(BackendCase):
         transact(state, 1, 1, {"emu": 3})
         assert due(2) == [("emu",)]
 
+    @pytest.mark.parametrize("page", [1, 2, 3])
+    def test_due_rows_come_and_go_by_pages_in_one_order(
+        self, backend: MapBackend, page: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of numbers that are equal, by the text of the key, whatever the store. An attempt that
+        writes some pages only leaves all rows to the next one, as they were."""
+        for name, value in {"PAGE_ROWS": page, "SORTED_ROWS": 2, "CHUNK_ROWS": 1, "RUNS_MAX": 2}.items():
+            monkeypatch.setattr(due_rows, name, value)
+        backend.order_by("n")
+        state = OpaqueMapState(backend)
+        state.prepare("topology")
+        amounts = {"dog": 5, "a'b": 5, 'a"b': 5, "Ant": 5, "é": 5, "10": 5, "9": 5, "cow": 4, "emu": 6, "late": 9}
+        transact(state, 1, 1, amounts)
+        ordered = sorted(
+            ((key,) for key, at in amounts.items() if at < 9), key=lambda key: (amounts[key[0]], repr(key))
+        )
+        for attempt, ends_after in ((1, 2), (2, 1), (3, None)):
+            granted = open_attempt(state, 2, attempt)
+            state.begin_commit(granted)
+            found: list[Key] = []
+            for number, rows in enumerate(state.due("n", 0, 8, lambda keys: [True] * len(keys))):
+                assert len(rows) <= page
+                found += [key for key, _ in rows]
+                state.delete([key for key, _ in rows])
+                if number == ends_after:
+                    break  # with this page not yet written
+                state.write()
+            assert found == ordered[: len(found)]
+        state.commit(granted)
+        assert found == ordered
+        finish(state, replay=True)
+        assert [word for word in amounts if state.get(word) is not None] == ["late"]
+
     def test_due_are_numbers_that_no_float_holds(self, backend: MapBackend) -> None:
         backend.order_by("n")
         state = OpaqueMapState(backend)
@@ -136,8 +170,8 @@ class ReplayContract(BackendCase):
             (-large - 2, -large - 1, ["cow"]),
             (-large - 1, large - 1, []),
         ):
-            every = state.due("n", after, upto, lambda keys: [True] * len(keys))
-            assert [key for (key,), _ in every] == found
+            pages = state.due("n", after, upto, lambda keys: [True] * len(keys))
+            assert [key for page in pages for (key,), _ in page] == found
 
     @pytest.mark.parametrize("how", ["update", "apply"])
     @pytest.mark.parametrize("before", STATES, ids=lambda each: each.__name__)

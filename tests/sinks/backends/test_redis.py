@@ -415,6 +415,25 @@ def test_what_is_due_is_read_in_proportion_to_it(
     assert sum(read) <= 11
 
 
+@pytest.mark.parametrize("gone", [0, 1, 2, 3])
+def test_what_is_due_is_read_by_pages_while_another_task_removes_and_moves_names(
+    ordered: OpaqueMapState, client: Any, name: str, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    monkeypatch.setattr("sinks.redis.DUE_NAMES", 3)
+    monkeypatch.setattr("sinks.redis._ANCHORS", 2)
+    transact(ordered, 1, 1, {**{f"word-{number}": 5 for number in range(8)}, "a": 4, "b": 6, "late": 9})
+    found, due = [], ordered.backend.due("n", 3, 8, txid=None)
+    for number, (key, _) in enumerate(due):
+        found.append(key[0])
+        if number == 4:  # in the middle of the second page
+            for word in ("word-4", "word-3", "word-2")[:gone]:
+                client.zrem(f"{{{name}}}:due", word)
+                if word == "word-3":
+                    client.zadd(f"{{{name}}}:due", {word: 100})
+    kept = ["a", *(f"word-{number}" for number in range(8)), "b"]
+    assert list(dict.fromkeys(found)) == kept
+
+
 def test_a_sorted_set_that_lost_entries_is_noticed(ordered: OpaqueMapState, client: Any, name: str) -> None:
     """Without them a window would never close."""
     transact(ordered, 1, 1, {"dog": 5, "cat": 7})

@@ -89,7 +89,7 @@ def replay_finds_no_closed_window(patch: pytest.MonkeyPatch) -> None:
     def current(self: OpaqueMapState, *arguments: Any) -> Any:
         patch.setattr(OpaqueMapState, "_base", lambda self, row, txid: row.value)
         try:
-            return due(self, *arguments)
+            return iter(list(due(self, *arguments)))
         finally:
             patch.setattr(OpaqueMapState, "_base", base)
 

@@ -1,0 +1,175 @@
+"""The rows that fall due in one transaction, in order, in bounded memory (ADR 113).
+
+Invariants:
+
+1. At most ``SORTED_ROWS`` rows, or about ``SORTED_BYTES``, are in memory for sorting. More go into
+   a temporary file, as sorted runs that are merged. Of each run, ``CHUNK_ROWS`` are in memory.
+2. A page has at most ``PAGE_ROWS`` rows and about ``PAGE_BYTES``, or one row.
+3. The order does not depend on the store, on the sizes of pages, or on where runs end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from operator import itemgetter
+from typing import IO, Any, NamedTuple, Self, TypeVar
+
+from framework.errors import RetryableError
+from sinks.backend import Key, Row
+from sinks.pages import pages_of, pages_within
+
+#: The most rows, and about the most bytes, of a page: they are sent, and written by one step of the
+#: store.
+PAGE_ROWS = 10_000
+PAGE_BYTES = 16 << 20
+#: The most rows, and about the most bytes, that are sorted in memory.
+SORTED_ROWS = 50_000
+SORTED_BYTES = 64 << 20
+#: Runs of one level that are merged into one of the next level.
+RUNS_MAX = 64
+#: The most rows, and about the most bytes, of a run that are read back together, and the bytes of
+#: their length before them.
+CHUNK_ROWS = 128
+_CHUNK_BYTES = 256 << 10
+_LENGTH_BYTES = 8
+#: About the bytes of a value that is neither a text nor a container.
+_VALUE_BYTES = 8
+T = TypeVar("T")
+
+#: The order of a row: from the number by which it is due, and its key.
+Order = Callable[[int, Key], tuple[Any, ...]]
+
+
+class Due(NamedTuple):
+    """A row that is due. ``order``: sorts the rows; equal for equal keys only."""
+
+    order: tuple[Any, ...]
+    key: Key
+    row: Row
+
+
+def by_time(at: int, key: Key) -> tuple[Any, ...]:
+    """The default order: by the number by which a row is due, then by the text of its key."""
+    return at, repr(key)
+
+
+def size_of(value: Any) -> int:
+    """About the bytes of a value, or of the values in a container."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, dict):
+        return size_of(tuple(value.items()))
+    return sum(map(size_of, value)) if isinstance(value, (tuple, list)) else _VALUE_BYTES
+
+
+def due_size(each: tuple[Key, Row]) -> int:
+    """About the bytes of a row with its key."""
+    key, row = each
+    return size_of(key) + size_of(row.value) + size_of(row.prev)
+
+
+class DueRows:
+    """Takes rows in any order, and returns them in order, without repetitions, once. The file has
+    no name, and ends with this object. ``restored``: returns a key and a row from the file in their
+    canonical form."""
+
+    def __init__(self, location: str, restored: Callable[[Key, Row], tuple[Key, Row]]) -> None:
+        self._location, self._restored = location, restored
+        self._rows: list[Due] = []
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+        #: Where the runs begin and end in the file, by their level: how often they were merged.
+        self._runs: list[list[tuple[int, int]]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    def add(self, due: Due) -> None:
+        self._rows.append(due)
+        self._bytes += _size(due)
+        if len(self._rows) >= SORTED_ROWS or self._bytes >= SORTED_BYTES:
+            self._spill()
+
+    def pages(self) -> Iterator[list[Due]]:
+        self._rows.sort(key=itemgetter(0))
+        runs = map(self._run, (run for level in self._runs for run in level))
+        merged = heapq.merge(*runs, self._rows, key=itemgetter(0)) if self._runs else self._rows
+        for page, _ in pages_within(_once(merged), PAGE_ROWS, PAGE_BYTES, _size):
+            yield page
+
+    def _spill(self) -> None:
+        """Write the rows in memory into the file, as a run. Merge the runs of a level when they are
+        many, so that few are left to be merged at the end."""
+        rows, self._rows, self._bytes = self._rows, [], 0
+        rows.sort(key=itemgetter(0))
+        run = self._written(rows)
+        for level in self._runs:
+            level.append(run)
+            if len(level) < RUNS_MAX:
+                return
+            run = self._written(heapq.merge(*map(self._run, level), key=itemgetter(0)))
+            level.clear()
+        self._runs.append([run])
+
+    def _written(self, rows: Iterable[Due]) -> tuple[int, int]:
+        """Append a run of sorted rows to the file. Returns where it is."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="ratchet-due-")  # noqa: SIM115 - __exit__ closes it
+            end = start = self._file.seek(0, 2)
+            for chunk, _ in pages_within(rows, CHUNK_ROWS, _CHUNK_BYTES, _size):
+                packed = pickle.dumps([tuple(each) for each in chunk], pickle.HIGHEST_PROTOCOL)
+                self._file.seek(end)
+                end += self._file.write(len(packed).to_bytes(_LENGTH_BYTES) + packed)
+            self._file.flush()
+        except OSError as error:
+            raise RetryableError(
+                f"{self._location}: more rows fall due than fit in memory, and {tempfile.gettempdir()} does not take them "
+                f"({error}); free some space there, or set TMPDIR to another folder"
+            ) from error
+        return start, end
+
+    def _run(self, place: tuple[int, int]) -> Iterator[Due]:
+        at, end = place
+        while self._file is not None and at < end:
+            self._file.seek(at)
+            length = int.from_bytes(self._file.read(_LENGTH_BYTES))
+            at += _LENGTH_BYTES + length
+            for order, key, row in pickle.loads(self._file.read(length)):
+                yield Due(order, *self._restored(key, row))
+
+
+def _size(due: Due) -> int:
+    return due_size((due.key, due.row))
+
+
+def _once(rows: Iterable[Due]) -> Iterator[Due]:
+    """The rows without repetitions of a key, which stand next to each other."""
+    before: Key | None = None
+    for each in rows:
+        if each.key != before:
+            yield each
+        before = each.key
+
+
+def merged(pages: Iterable[Sequence[T]], own: Iterable[T], order: Callable[[T], Any]) -> Iterator[list[T]]:
+    """Sorted pages, and the items ``own`` of the transaction itself in their places among them."""
+    waiting = deque(sorted(own, key=order))
+    for page in pages:
+        if not page:
+            continue
+        last, here = order(page[-1]), []
+        while waiting and order(waiting[0]) < last:
+            here.append(waiting.popleft())
+        yield sorted([*page, *here], key=order) if here else list(page)
+    yield from pages_of(waiting, PAGE_ROWS)
