@@ -52,10 +52,6 @@ def _as_it_is(self: TableLetters, refs: Sequence[Sequence[Any]], txid: int) -> l
     return [None if row is None or row.value is None else letter_of(key, row.value) for key, row in rows]
 
 
-def _done_is_closed(self: TableLetters, closed: Any) -> Iterator[Letter]:
-    return _real_letters(self, lambda: 1 << 60)
-
-
 def _keeps_ended(self: Any, entry: Meta) -> Iterator[Any]:
     for each in _real_read(self, entry):
         if isinstance(each, OnStream) and each.stream == DEAD_LETTER_STREAM:
@@ -84,7 +80,6 @@ def _first_txid(letter: Mapping[str, Any], marker: Any) -> Any:
 
 _real_for_transaction = LettersPlanner.for_transaction
 _real_returned = dead_letter_replay._returned
-_real_letters = TableLetters.letters
 _real_read = dead_letter_replay._LettersReader._letters
 _real_recover = TopologyDocuments.recover
 _real_record = dead_letters._record
@@ -98,7 +93,6 @@ LETTER_MUTATIONS: tuple[Mutation, ...] = (
     LetterMutation("C48: a plan of the source forgets how many letters are planned",
                    [(LettersPlanner, "_carried", _forgets_progress)]),
     LetterMutation("C48: a letter is read as an earlier attempt has left it", [(TableLetters, "fetched", _as_it_is)]),
-    LetterMutation("C48: letters of a transaction that is not closed are listed", [(TableLetters, "letters", _done_is_closed)]),
     LetterMutation("C48: a replayed letter stays", [(dead_letter_replay._LettersReader, "_letters", _keeps_ended)]),
     LetterMutation("C48: a new leader repeats a plan without its letters",
                    [(TopologyDocuments, "recover", _recover_without_letters)]),
