@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -66,11 +66,12 @@ class TableLetters(LetterReader):
     def __init__(self, state: MapState, topology_id: str) -> None:
         self._state, self._topology_id = state, topology_id
 
-    def letters(self) -> Iterator[Letter]:
+    def letters(self, closed: Callable[[], int]) -> Iterator[Letter]:
         for _ in range(_TRIES):
+            txid = closed()
             try:
                 with self._state.reading(self._topology_id) as reading:
-                    pages = list(reading.rows(reading.header().done))
+                    pages = list(reading.rows(min(reading.header().done, txid)))
                 break
             except MovedOnError as error:
                 moved = error

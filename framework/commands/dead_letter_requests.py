@@ -8,21 +8,32 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from framework.config import Config
 from framework.coordination.election import identity_of_process
+from framework.coordination.steps import Steps, perform
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.submission import submit
 from framework.topology import Topology
-from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest, takes_letters
+from framework.topology.dead_letter_replay import (
+    LETTERS_PARTITION,
+    LetterRequest,
+    is_outdated,
+    position_of,
+    takes_letters,
+)
 from framework.topology.dead_letters import Letter
 from framework.transactions.documents import committed_txid, read_letter_request, read_plan, write_letter_request
+from framework.transactions.plans import Plan
 
 #: The most letters of a request, which is a single document.
 REQUEST_LETTERS_MAX = 5_000
 _POLL_S = 0.2
+#: How often the last plan is read again because another transaction was closed meanwhile.
+_TRIES = 20
 #: How long standby drivers have to take over after the leader has gone.
 _NOBODY_LEADS_S = 2.0
 
@@ -44,12 +55,20 @@ class LetterRequests:
         self._topology, self._store = topology, store
         self._config, self._executor = config, executor
         self._alone = alone
+        #: Where a request for letters that are listed now must begin.
+        self._position: int | None = None
 
     def finish(self) -> None:
-        """Finish the request of an interrupted command."""
-        request = read_letter_request(self._store, self._topology.id)
+        """Finish the request of an interrupted command. Call it before the letters are listed that
+        are passed to ``do``."""
+        perform(self.finishing())
+
+    def finishing(self) -> Steps[None]:
+        """As ``finish``, in steps."""
+        request = yield partial(read_letter_request, self._store, self._topology.id)
         if request is not None:
-            self._do(request)
+            yield from self._doing(request)
+        self._position = yield self._planned
 
     def give_up(self) -> int:
         """Withdraw the request of an interrupted command, except for letters that are already
@@ -61,45 +80,98 @@ class LetterRequests:
     def do(self, action: str, letters: Sequence[Letter]) -> None:
         """Request that these letters be replayed or dropped, and wait until they are. Raises the
         error with which a run in this process ends; then the request stays, and ``finish``
-        continues with it."""
+        continues with it. Raises ``RetryableError`` if the request was withdrawn, or other letters
+        were planned since the letters were listed."""
+        perform(self.doing(action, letters))
+
+    def doing(self, action: str, letters: Sequence[Letter]) -> Steps[None]:
+        """As ``do``, in steps."""
         for first in range(0, len(letters), REQUEST_LETTERS_MAX):
             its = [(each.ref, each.size) for each in letters[first : first + REQUEST_LETTERS_MAX]]
-            request = LetterRequest(uuid.uuid4().hex[:16], action, its)
-            write_letter_request(self._store, self._topology.id, request)
-            self._do(request)
+            position = self._position + first if self._position is not None else None
+            request = LetterRequest(self._new_id(), action, its, position)
+            yield partial(write_letter_request, self._store, self._topology.id, request)
+            if not (yield from self._doing(request)):
+                raise RetryableError(
+                    "the request was withdrawn, or letters of an earlier request were replayed or dropped meanwhile; call the "
+                    "command again, which continues with the letters that are left"
+                )
 
-    def _do(self, request: LetterRequest) -> None:
+    def _new_id(self) -> str:
+        return uuid.uuid4().hex[:16]
+
+    def _doing(self, request: LetterRequest) -> Steps[bool]:
+        """Wait until the request is done. Returns False if it never will be."""
         alone_since: float | None = -math.inf
-        while not self.is_done(request):
-            self._alone()
+        while not (yield partial(self.is_done, request)):
+            yield self._alone
+            if not (yield partial(self._is_valid, request)):
+                break
             if self._store.is_led(self._topology.id):
                 alone_since = None
             elif alone_since is None:
                 alone_since = time.monotonic()
             elif time.monotonic() - alone_since > _NOBODY_LEADS_S:
-                self._run(request)
+                yield partial(self._run, request)
                 continue
-            time.sleep(_POLL_S)
-        write_letter_request(self._store, self._topology.id, None)
+            yield self._pause
+        done: bool = yield partial(self.is_done, request)
+        current = yield partial(read_letter_request, self._store, self._topology.id)
+        if current is not None and current.id == request.id:
+            yield partial(write_letter_request, self._store, self._topology.id, None)
+        return done
+
+    def _pause(self) -> None:
+        time.sleep(_POLL_S)
 
     def _run(self, request: LetterRequest) -> None:
         with submit(self._topology, self._config, self._store, self._executor) as run:
-            while not self.is_done(request):
+            while not self.is_done(request) and self._is_valid(request):
                 self._alone()
                 with suppress(TimeoutError):
                     run.wait_for_commit(run.status().committed_txid + 1, _POLL_S)
 
     def is_done(self, request: LetterRequest) -> bool:
         """Whether the last closed transaction is the last one of the request, or a later one."""
-        txid = committed_txid(self._store, self._topology.id)
-        try:
-            _, plan = read_plan(self._store, self._topology.id, self._topology.spout.id, txid)
-        except ConfigError:
-            return False  # another transaction has been closed meanwhile
+        plan = self._last_plan()
+        if plan is None:
+            return False
         entry = plan.get(LETTERS_PARTITION)
         if entry is None or entry["request"] != request.id:
             return not request.letters
         return int(entry["next"]) - int(entry["begin"]) >= len(request.letters)
+
+    def _is_valid(self, request: LetterRequest) -> bool:
+        """Whether drivers may still plan the request."""
+        current = read_letter_request(self._store, self._topology.id)
+        plan = self._last_plan()
+        outdated = plan is not None and is_outdated(request, plan.get(LETTERS_PARTITION))
+        return current is not None and current.id == request.id and not outdated
+
+    def _planned(self) -> int | None:
+        """The position after the letters of closed transactions; None if it is not known."""
+        for _ in range(_TRIES):
+            plan = self._last_plan()
+            if plan is not None:
+                return position_of(plan.get(LETTERS_PARTITION))
+        return None
+
+    def _last_plan(self) -> Plan | None:
+        """The plan of the last closed transaction; empty before the first. None when it is not
+        recorded, or when another transaction has been closed meanwhile."""
+        txid = committed_txid(self._store, self._topology.id)
+        if txid == 0:
+            return {}
+        try:
+            return read_plan(self._store, self._topology.id, self._topology.spout.id, txid)[1]
+        except ConfigError:
+            return None
+
+
+def to_replay(letters: Sequence[Letter], attempts_max: int) -> list[Letter]:
+    """The letters that may be replayed: whole ones that came back less than ``attempts_max``
+    times."""
+    return [each for each in letters if each.attempts < attempts_max and not each.is_cut]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.dead_letter_requests import LetterRequests, letter_requests
+from framework.commands.dead_letter_requests import LetterRequests, letter_requests, to_replay
 from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
@@ -132,7 +132,7 @@ def replay_letters(
             return
         requests.finish()
         letters = found.found(wanted)
-        meant = [each for each in letters if each.attempts < attempts_max and not each.is_cut]
+        meant = to_replay(letters, attempts_max)
         requests.do(REPLAYED, meant)
         asked = {each.id for each in meant}
         back = [each for each in found.found(LetterFilter()) if each.id in asked] if asked else []

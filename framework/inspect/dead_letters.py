@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from framework.coordination.store import CoordinationStore
@@ -15,7 +16,7 @@ from framework.errors import ConfigError
 from framework.topology import Reach, Topology
 from framework.topology.dead_letters import Letter, LetterReader
 from framework.transactions.dead_letter_readers import letter_component, letter_reader_of
-from framework.transactions.documents import read_incarnation
+from framework.transactions.documents import committed_txid, read_incarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +75,16 @@ class LetterGroup:
 
 
 class Letters:
-    """The letters of one topology."""
+    """The letters of one topology. ``closed``: reads its last closed transaction."""
 
-    def __init__(self, topology: Topology, reader: LetterReader) -> None:
-        self._topology, self._reader = topology, reader
+    def __init__(self, topology: Topology, reader: LetterReader, closed: Callable[[], int]) -> None:
+        self._topology, self._reader, self._closed = topology, reader, closed
         self._ids = {each.id for each in topology.components}
 
     def found(self, wanted: LetterFilter) -> list[Letter]:
         """Those that are meant, by topic, partition and offset. Raises as
         ``LetterReader.letters``."""
-        taken = [each for each in self._reader.letters() if wanted.takes(each, *self.cause(each))]
+        taken = [each for each in self._reader.letters(self._closed) if wanted.takes(each, *self.cause(each))]
         return sorted(taken, key=lambda each: (each.topic, each.topic_id, each.partition, each.offset))
 
     def groups(self, wanted: LetterFilter) -> list[LetterGroup]:
@@ -125,6 +126,6 @@ def opened_letters(topology: Topology, store: CoordinationStore, conf: Mapping[s
             "DeadLetterTable or a DeadLetterTopic"
         )
     try:
-        yield Letters(topology, reader)
+        yield Letters(topology, reader, partial(committed_txid, store, topology.id))
     finally:
         reader.close()

@@ -9,7 +9,8 @@ attempt reads the same letters.
 Invariants:
 
 1. A request is planned in its order, each letter once: the entry contains the progress, and each
-   plan continues where the previous one ends.
+   plan continues where the previous one ends. A request begins only at the position at which its
+   letters were listed: otherwise other plans may have ended them meanwhile.
 2. A letter is read as its keeper held it before the transaction, whatever attempts at the
    transaction have written since.
 3. A letter that its keeper did not have at that time contributes nothing.
@@ -71,12 +72,16 @@ CUT_REASON = "the letter has only a part of its record: replay the record itself
 
 
 class LetterRequest(NamedTuple):
-    """Letters to replay or drop. ``letters``: for each, the key by which its keeper finds it, and
-    its bytes."""
+    """Letters to replay or drop.
+
+    * ``letters``: for each, the key by which its keeper finds it, and its bytes.
+    * ``position``: the end of the letters in the last closed plan before they were listed. None, in
+      a request of an earlier version: it begins anywhere."""
 
     id: str
     action: str
     letters: Sequence[tuple[Sequence[Any], int]]
+    position: int | None = None
 
 
 def with_letters(spout: PartitionedSpout) -> PartitionedSpout:
@@ -201,7 +206,9 @@ class LettersPlanner(PlannerWrapper):
         return self._known
 
     def _left(self, plan: Mapping[str, Meta | None], request: LetterRequest) -> Sequence[tuple[Sequence[Any], int]]:
-        """The letters that are not planned yet."""
+        """The letters that are not planned yet; none of an outdated request."""
+        if is_outdated(request, plan.get(LETTERS_PARTITION)):
+            return ()
         return request.letters[_first(plan) - _begin(plan, request) :]
 
     def _carried(self, previous: Mapping[str, Meta | None], plan: Plan | None) -> Plan | None:
@@ -306,9 +313,21 @@ def _settled(letter: Letter, entry: Meta) -> dict[str, Any]:
     return {**fields, "settled": DROPPED if entry["action"] == DROPPED else REPLAYED}
 
 
+def is_outdated(request: LetterRequest, entry: Meta | None) -> bool:
+    """Whether other letters were planned since those of the request were listed, by the entry of
+    the last plan. An outdated request is never planned."""
+    if request.position is None or (entry is not None and entry["request"] == request.id):
+        return False
+    return request.position != position_of(entry)
+
+
+def position_of(entry: Meta | None) -> int:
+    """The position after all letters that are planned, by the entry of the last plan."""
+    return int(entry["next"]) if entry is not None else 0
+
+
 def _first(previous: Mapping[str, Meta | None]) -> int:
-    before = previous.get(LETTERS_PARTITION)
-    return int(before["next"]) if before is not None else 0
+    return position_of(previous.get(LETTERS_PARTITION))
 
 
 def _begin(previous: Mapping[str, Meta | None], request: LetterRequest) -> int:

@@ -6,7 +6,7 @@ A letter keeps the coordinates of its original record, however often it is refus
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 #: The header of a letter that lacks a part of its record, and therefore cannot be replayed.
@@ -57,9 +57,10 @@ class LetterReader(ABC):
     """Reads the stored letters of one topology. Used by one thread at a time."""
 
     @abstractmethod
-    def letters(self) -> Iterator[Letter]:
+    def letters(self, closed: Callable[[], int]) -> Iterator[Letter]:
         """All letters of closed transactions that are neither replayed nor dropped, in any order.
-        Raises ``RetryableError`` when the store does not answer."""
+        ``closed``: reads the last closed transaction. The keeper may hold the next one, which may
+        still change. Raises ``RetryableError`` when the store does not answer."""
 
     @abstractmethod
     def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:

@@ -67,7 +67,8 @@ HISTORY = "history"
 SCHEMAS = "schemas"
 #: Changes of ``ratchet set``: key -> value, None for a value that is off.
 PACE = "pace"
-#: The dead letters to replay or drop: ``{"id", "action", "letters": [[ref, bytes]]}``.
+#: The dead letters to replay or drop: ``{"id", "action", "letters": [[ref, bytes]],
+#: "position"}``.
 LETTERS = "letters"
 #: The last transaction that ``undo`` took back: ``{"txid": int, "finished": bool, "attempts": of
 #: its record}``.
@@ -298,7 +299,10 @@ def read_letter_request(store: CoordinationStore, topology_id: str) -> LetterReq
         return None
     try:
         letters = [(ref, int(size)) for ref, size in document["letters"]]
-        return LetterRequest(str(document["id"]), str(document["action"]), letters)
+        position = document.get("position")
+        return LetterRequest(
+            str(document["id"]), str(document["action"]), letters, None if position is None else int(position)
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(f"{topology_id}/{LETTERS}: not a request; delete the node, and ask again") from error
 

@@ -41,7 +41,8 @@ class TopicLetters(LetterReader):
         self._owner = (topology_id, incarnation)
         self._client: Consumer | None = None
 
-    def letters(self) -> Iterator[Letter]:
+    def letters(self, closed: Callable[[], int]) -> Iterator[Letter]:
+        last = closed()
         newest: dict[tuple[str, str, str], tuple[int, Letter | None]] = {}
         for message in self._messages():
             added = _added(message)
@@ -49,7 +50,7 @@ class TopicLetters(LetterReader):
                 continue
             place = added.get("topic_id", ""), added["partition"], added["offset"]
             txid = int(added["txid"])
-            if place not in newest or newest[place][0] < txid:
+            if txid <= last and (place not in newest or newest[place][0] < txid):
                 newest[place] = txid, None if "settled" in added else _letter(message, added)
         for _, letter in newest.values():
             if letter is not None:

@@ -4,6 +4,7 @@ between; its drivers die where a test says."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -38,14 +39,16 @@ def cannot_decode(word: str, mended: bool) -> str | None:
     return "it is raw" if word.startswith("raw") and not mended else None
 
 
-class _Reader(PartitionReader):
-    def __init__(self, mended: bool) -> None:
-        self._mended = mended
+class LetteredReader(PartitionReader):
+    """Reads one value per row. ``decode``: the row of a record; or the reason, if it has none."""
+
+    def __init__(self, decode: Callable[[Letter], pa.RecordBatch | str]) -> None:
+        self._decode = decode
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         letters = []
-        for offset, (word,) in enumerate(complete(partition, meta), int(meta["first"])):
-            letter = Letter("id", int(partition), offset, "rows", 5, "", None, word.encode(), [], 0, ref=[])
+        for offset, (value,) in enumerate(complete(partition, meta), int(meta["first"])):
+            letter = Letter("id", int(partition), offset, "rows", 5, "", None, str(value).encode(), [], 0, ref=[])
             if offset in meta.get(LEFT_OUT, ()):
                 reason = meta.get(REFUSED, {}).get(str(offset))
                 if reason is not None:
@@ -56,9 +59,8 @@ class _Reader(PartitionReader):
 
     def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
         for each in letters:
-            word = (each.value or b"").decode()
-            reason = cannot_decode(word, self._mended)
-            yield _row(each._replace(error=reason)) if reason else pa.record_batch({"value": [word]})
+            decoded = self._decode(each)
+            yield _row(each._replace(error=decoded)) if isinstance(decoded, str) else decoded
 
 
 def _row(letter: Letter) -> OnStream:
@@ -66,27 +68,34 @@ def _row(letter: Letter) -> OnStream:
     return OnStream(DEAD_LETTER_STREAM, pa.RecordBatch.from_pylist([row], DEAD_LETTER_FIELDS.schema()))
 
 
-class _Lettered:
+def _word(mended: bool, letter: Letter) -> pa.RecordBatch | str:
+    word = (letter.value or b"").decode()
+    return cannot_decode(word, mended) or pa.record_batch({"value": [word]})
+
+
+class Lettered:
+    """The part of a spout that makes dead letters, and reads them again."""
+
     letters: Bolt
     mended = False
     replays_letters = True
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        declarer.declare(FIELDS)
+        declarer.declare(self.output_fields())  # type: ignore[attr-defined]
         declarer.declare(DEAD_LETTER_FIELDS, DEAD_LETTER_STREAM)
 
     def dead_letters(self) -> Bolt:
         return self.letters
 
     def reader(self, conf: Mapping[str, Any], context: Any) -> PartitionReader:
-        return _Reader(self.mended)
+        return LetteredReader(partial(_word, self.mended))
 
 
-class LetteredSpout(_Lettered, MemoryTransactionalSpout):
+class LetteredSpout(Lettered, MemoryTransactionalSpout):
     pass
 
 
-class OpaqueLetteredSpout(_Lettered, OpaqueMemoryTransactionalSpout):
+class OpaqueLetteredSpout(Lettered, OpaqueMemoryTransactionalSpout):
     pass
 
 

@@ -68,20 +68,25 @@ def main() -> int:
         "--schedules",
         type=int,
         default=20_000,
-        help="in all; of a hundred, 50 are of the protocol, 27 of trees, 11 of states, 8 of event time, 4 of rows",
+        help="in all; of a hundred, 48 are of the protocol, 2 of letters, 27 of trees, 11 of states, 8 of event time, 4 of rows",
     )
     parser.add_argument("--only", choices=SIMULATORS, help="give all schedules to this simulator")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int, help="run this schedule alone, and print what happens in it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--mutations", type=int, metavar="RUNS", help="how soon each is noticed, into mutations.md")
+    parser.add_argument(
+        "--mutations",
+        type=int,
+        metavar="RUNS",
+        help="how soon each is noticed, into mutations.md; with --only letters, those of letters",
+    )
     arguments = parser.parse_args()
     if arguments.schedules < 1 or arguments.processes < 1:
         parser.error("--schedules and --processes must be 1 or more")
     names = [arguments.only] if arguments.only else list(SIMULATORS)
     _quiet()
     if arguments.mutations:
-        return 1 if write_table(arguments.mutations, arguments.first_seed) else 0
+        return 1 if write_table(arguments.mutations, arguments.first_seed, arguments.only) else 0
     if arguments.seed is not None:
         return max(_replay(name, arguments.seed) for name in names)
     tallies = {name: Tally(wanted) for name, wanted in shares(arguments.schedules, names).items()}

@@ -8,39 +8,42 @@ import statistics
 import sys
 from pathlib import Path
 
+from tests.simulation.letter_mutations import LETTER_MUTATIONS
 from tests.simulation.mutations import MUTATIONS, Mutation
-from tests.simulation.schedule import run_schedule
 
 PAGE = Path(__file__).with_name("mutations.md")
 #: More than the ``SCHEDULES_PER_MUTATION`` of the test.
 SCHEDULES_MAX = 20_000
+HEADING = "| Taken out | Median of the runs | Most | Looked for in |"
+ALL = (*MUTATIONS, *LETTER_MUTATIONS)
 #: The distance between the first seeds of two runs.
 APART = 1_000_000
 
 
-def write_table(runs: int, first_seed: int) -> int:
-    """Measure every mutation ``runs`` times, and write the table of the page again.
+def write_table(runs: int, first_seed: int, only: str | None = None) -> int:
+    """Measure mutations ``runs`` times, and write their rows in the table of the page again.
+    ``only``: "letters" or "protocol"; None for both.
 
     Returns the number of mutations that at least one run did not notice.
     """
-    rows = [f"| Taken out | Median of {runs} | Most | Looked for in |", "|---|---|---|---|"]
+    explained, heading, table = PAGE.read_text().partition(HEADING)
+    known = {row.split(" | ")[0]: row for row in table.splitlines()[2:]}
     missed = 0
-    for mutation in MUTATIONS:
+    for mutation in {"letters": LETTER_MUTATIONS, "protocol": MUTATIONS}.get(only or "", ALL):
         counts = [schedules_until_noticed(mutation, first_seed + run * APART) for run in range(runs)]
         missed += max(counts) > SCHEDULES_MAX
-        rows.append(
-            f"| {mutation.name} | {round(statistics.median(counts)):,} | {max(counts):,} | {_share(mutation):.0%} |"
-        )
-        print(rows[-1], file=sys.stderr, flush=True)
-    explained = PAGE.read_text().partition("| Taken out")[0]
-    PAGE.write_text(explained + "\n".join(rows) + "\n")
+        row = f"| {mutation.name} | {round(statistics.median(counts)):,} | {max(counts):,} | {_share(mutation):.0%} |"
+        known[f"| {mutation.name}"] = row
+        print(row, file=sys.stderr, flush=True)
+    rows = [known[f"| {each.name}"] for each in ALL if f"| {each.name}" in known]
+    PAGE.write_text("\n".join([explained + heading, "|---|---|---|---|", *rows]) + "\n")
     return missed
 
 
 def schedules_until_noticed(mutation: Mutation, first_seed: int) -> int:
     with mutation.applied():
         seeds = enumerate(mutation.seeds(first_seed, SCHEDULES_MAX), 1)
-        return next((number for number, seed in seeds if run_schedule(seed).violation is not None), SCHEDULES_MAX + 1)
+        return next((number for number, seed in seeds if mutation.is_noticed(seed)), SCHEDULES_MAX + 1)
 
 
 def _share(mutation: Mutation) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
@@ -61,7 +61,7 @@ from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import marker_of
 from spouts.memory import complete
 from tests.kit.bolts import UpdateGlobalCount
-from tests.simulation.kafka import LETTERS, TopicSink
+from tests.simulation.kafka import LETTERS, TopicSink, letter_row
 from tests.simulation.world import (
     REASON,
     SESSION_MS,
@@ -158,20 +158,32 @@ class SimExecutor:
         bad = self.letters(records, gone)
         records = [each for each in records if not world.is_bad(each) and each not in gone]
         refused = [each for each in records if world.is_refused(each)]
-        sinks = [sink for sink, name in enumerate(SINKS) if name in self.topology.parallelisms()]
-        if refused and (shape.refuses == "bolt" or not sinks):
-            return PhaseResult(TaskFailure.of(BadRecordError(f"{refused[0]}: {REASON}"), "bolt", 0))
+        if refused and (shape.refuses == "bolt" or not self._sinks()):
+            return self.refused_by_bolt(refused[0])
         result = [[world.operations(sink, each, attempt_id) for each in records] for sink in range(shape.states)]
         if shape.topic_tasks:
             result.append([(world.operations(len(SINKS), each, attempt_id)[0], each) for each in records])
         result.append(bad)
+        return self.processed(header, result, refused)
+
+    def processed(self, header: AttemptHeader, result: list[Any], refused: Sequence[int]) -> PhaseResult:
+        """Keep the result of a batch. ``refused``: the records that a sink will refuse."""
+        world = self.world
         world.oracle.processed(header, result)
         self.kept[header] = result
         if refused:
             # Which sink says so, and which task, is as random as anything else there.
+            sinks = self._sinks()
             sink = sinks[int(world.chance.random() * len(sinks))]
-            self.refused[header] = sink, world.operations(sink, refused[0], attempt_id)[0]
+            self.refused[header] = sink, world.operations(sink, refused[0], header.attempt_id)[0]
         return PhaseResult()
+
+    def _sinks(self) -> list[int]:
+        return [sink for sink, name in enumerate(SINKS) if name in self.topology.parallelisms()]
+
+    @staticmethod
+    def refused_by_bolt(record: int) -> PhaseResult:
+        return PhaseResult(TaskFailure.of(BadRecordError(f"{record}: {REASON}"), "bolt", 0))
 
     def letters(self, records: Sequence[int], gone: Sequence[int]) -> Operations:
         """What goes to the dead letters."""
@@ -179,13 +191,19 @@ class SimExecutor:
 
     def _read(self, job: ProcessingJob) -> list[int]:
         """What the tasks read: every range whole. Raises an error when a range is short."""
-        found: list[int] = []
-        for partition in sorted(job.ranges):
-            meta = job.ranges[partition]
+        return [row[0] for partition, meta in self.came(job.ranges) for row in complete(partition, meta)]
+
+    def came(self, ranges: Plan) -> Iterator[tuple[str, Any]]:
+        """The ranges as they come to the tasks; some are short."""
+        for partition in sorted(ranges):
+            meta = ranges[partition]
             if meta["rows"] and self.world.fault("read", ("short read",), 0.03):
                 meta = {**meta, "rows": meta["rows"][:-1]}
-            found += [row[0] for row in complete(partition, meta)]
-        return found
+            yield partition, meta
+
+    @property
+    def keeps_letters(self) -> bool:
+        return self.world.shape.letters
 
     def commits_in_one_step(self, header: AttemptHeader) -> bool:
         return self.world.shape.one_step
@@ -200,10 +218,10 @@ class SimExecutor:
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
         shape, parts, life = self.world.shape, self.topology.parallelisms(), self.world.kafka.life
-        sinks = [sink for sink, name in enumerate(SINKS) if name in parts]
+        sinks = self._sinks()
         topic_tasks = parts.get(TOPIC, 0)
         tasks = 1 if shape.one_step else TASKS
-        waiting = len(sinks) * tasks + topic_tasks + shape.letters
+        waiting = len(sinks) * tasks + topic_tasks + self.keeps_letters
         later = self.committing[header] = Later()
 
         def ended(failure: TaskFailure | None) -> None:
@@ -219,7 +237,7 @@ class SimExecutor:
         for task in range(topic_tasks):
             mine = self.share(result[shape.states], task, topic_tasks)
             self._start(partial(self._topic_task, header, task, mine, life), ended)
-        if shape.letters:
+        if self.keeps_letters:
             self._start(partial(self._letters_task, header, result[-1], life), ended)
         return later
 
@@ -316,8 +334,8 @@ class SimExecutor:
     def _letters_task(self, header: AttemptHeader, bad: Operations, life: int) -> Steps[TaskFailure | None]:
         """The commit task of the dead letters. Returns its failure, or None."""
         try:
-            records = [record or 0 for _, record in bad]
-            yield partial(self.world.kafka.write_letters, header.attempt(LETTERS, 0), records, life)
+            letters = [letter_row(record or 0) for _, record in bad]
+            yield partial(self.world.kafka.write_letters, header.attempt(LETTERS, 0), letters, life)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
             return TaskFailure.of(error, LETTERS, 0)
         return None
@@ -685,7 +703,7 @@ class WatchedDriver(Driver):
 
     def __init__(self, owner: SimDriver) -> None:
         shape = owner.world.shape
-        executor = SimExecutor(owner.world, owner.topology)
+        executor = owner.executor_type(owner.world, owner.topology)
         config = config_with(shape.pending, shape.interval_ms, shape.rate)
         threads = SimThreads(owner)
         super().__init__(owner.topology, executor, SimClient(owner), config, purge_every=2, threads=threads)
@@ -769,6 +787,8 @@ def _is_late(event: Event, coordinator: Coordinator) -> bool:
 
 class SimDriver:
     """The process of a driver: it dies, freezes, is stopped, and comes back."""
+
+    executor_type: type[SimExecutor] = SimExecutor
 
     def __init__(self, world: World, topology: Topology, name: str) -> None:
         self.world = world
@@ -942,7 +962,7 @@ class ResetTool:
             topology = driver.next_topology
             documents = TopologyDocuments(store, leadership, topology)
             incarnation = documents.incarnation()
-            executor = SimExecutor(driver.world, topology)
+            executor = driver.executor_type(driver.world, topology)
             commit = CommitPhase(TOPOLOGY, topology.states, executor, leadership.epoch, incarnation=incarnation)
             irreversible = topology.irreversible()
             perform(resetting_positions(documents, commit, TOPOLOGY, leadership.epoch, irreversible))

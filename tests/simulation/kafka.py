@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from framework import BaseTransactionalBolt, Committer
 from framework.clients.kafka import KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import DEAD_LETTER_FIELDS, Standing, TopologyContext, TransactionAttempt
-from sinks import DeadLetterTopic, dead_letters
+from sinks import DeadLetterTable, DeadLetterTopic, dead_letters
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import Marker, writer_of
@@ -33,6 +34,31 @@ WORKERS = 3
 LETTERS = "spout-dead-letters"
 _LETTER = {"topic_id": "id", "partition": 0, "topic": "source", "error": "bad", "key": None, "headers": []}
 _SETTINGS = KafkaSettings("simulated:9092", None)
+
+
+@dataclass(slots=True)
+class SimMessage:
+    """A record, as ``confluent_kafka.Message`` shows it."""
+
+    _value: bytes | None
+    _key: bytes | None
+    _headers: list[tuple[str, bytes | None]]
+    _offset: int = -1
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self._headers
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
 
 
 class SimKafka:
@@ -49,13 +75,17 @@ class SimKafka:
         self.epochs[transactional_id] = self.epochs.get(transactional_id, 0) + 1
         return self.epochs[transactional_id]
 
-    def commit(self, transactional_id: str, epoch: int, marker: Marker, records: list[int]) -> bool:
+    def commit(self, transactional_id: str, epoch: int, marker: Marker, messages: list[SimMessage]) -> bool:
         """Commit a kafka_txn. False when another producer has taken over its transactional id."""
         if self.epochs[transactional_id] != epoch:
             return False
-        self.world.oracle.sent(marker.writer.split("/")[0], marker, records)
+        self.world.oracle.sent(marker.writer.split("/")[0], marker, list(map(self.shown, messages)))
         self.markers[marker.writer] = marker
         return True
+
+    def shown(self, message: SimMessage) -> Any:
+        """What the oracle compares of a record."""
+        return int(message.value() or b"")
 
     def check(self, context: TopologyContext, standing: Standing) -> None:
         """Check the markers of a component against what a new leader knows."""
@@ -73,19 +103,14 @@ class SimKafka:
             raise RetryableError("the worker is gone")
         self._writer(marker.writer).write(["topic"], records, marker)
 
-    def write_letters(self, attempt: TransactionAttempt, records: Sequence[int], life: int) -> None:
+    def write_letters(self, attempt: TransactionAttempt, letters: Sequence[Mapping[str, Any]], life: int) -> None:
         """Run the real commit task of the dead letters."""
         if life != self.life:
             raise RetryableError("the worker is gone")
-        context = TopologyContext("sim", LETTERS, 0, 1)
         committer = DeadLetterTopic("letters", bootstrap_servers="simulated:9092")
-        committer.prepare({}, context, None, attempt)  # type: ignore[arg-type]
-        if records:
-            letters = [{**_LETTER, "offset": each, "value": str(each).encode()} for each in records]
-            committer.execute_arrow(pa.RecordBatch.from_pylist(letters, DEAD_LETTER_FIELDS.schema()))
         real, dead_letters.writers = dead_letters.writers, self  # type: ignore[assignment]
         try:
-            committer.finish_batch()
+            commit_letters(committer, attempt, letters)
         finally:
             dead_letters.writers = real
 
@@ -108,6 +133,21 @@ class SimKafka:
         while (kept := self._writers.get((worker, name))) is not None and kept.in_use:
             worker += 1
         return self._writers.setdefault((worker, name), SimWriter(self.world, name))
+
+
+def commit_letters(
+    committer: DeadLetterTable | DeadLetterTopic, attempt: TransactionAttempt, letters: Sequence[Mapping[str, Any]]
+) -> None:
+    """Run the commit task of a committer of dead letters."""
+    committer.prepare({}, TopologyContext("sim", LETTERS, 0, 1), None, attempt)  # type: ignore[arg-type]
+    if letters:
+        committer.execute_arrow(pa.RecordBatch.from_pylist([*letters], DEAD_LETTER_FIELDS.schema()))
+    committer.finish_batch()
+
+
+def letter_row(record: int) -> Mapping[str, Any]:
+    """A record as a dead letter."""
+    return {**_LETTER, "offset": record, "value": str(record).encode()}
 
 
 class SimWriter(MarkedWriter):
@@ -149,15 +189,23 @@ class SimProducer:
         self._id = transactional_id
         self._epoch = world.kafka.initialise(transactional_id)
         self._life = life
-        self._sent: list[bytes] = []
+        self._sent: list[SimMessage] = []
         self._waiting: list[Callable[[None, None], None]] = []
         self._fenced = False
 
     def begin_transaction(self) -> None:
         self._sent = []
 
-    def produce(self, topic: str, value: bytes, *arguments: Any, on_delivery: Any, **options: Any) -> None:
-        self._sent.append(value)
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *arguments: Any,
+        on_delivery: Any,
+        **options: Any,
+    ) -> None:
+        self._sent.append(SimMessage(value, key, options.get("headers", [])))
         self._waiting.append(on_delivery)
 
     def poll(self, timeout_s: float) -> int:
@@ -186,7 +234,7 @@ class SimProducer:
     def _commit(self) -> None:
         *records, marker = self._sent
         done = self._life == self._world.kafka.life and self._world.kafka.commit(
-            self._id, self._epoch, Marker(**json.loads(marker)), list(map(int, records))
+            self._id, self._epoch, Marker(**json.loads(marker.value() or b"")), records
         )
         self._fenced = not done
 

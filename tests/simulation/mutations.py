@@ -37,6 +37,7 @@ from spouts import memory
 from tests.simulation import drivers, world
 from tests.simulation.drivers import SimExecutor
 from tests.simulation.kafka import LETTERS
+from tests.simulation.schedule import Outcome, run_schedule
 from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
 
 
@@ -44,12 +45,17 @@ from tests.simulation.world import FENCE, Shape, SimLeadership, SimStore
 class Mutation:
     """``patches``: (object, attribute, replacement).
 
-    ``worlds``: those in which the mutation can show, where they are rare.
+    ``worlds``: those in which the mutation can show, where they are rare. ``run``: runs the
+    schedule of a seed.
     """
 
     name: str
     patches: Sequence[tuple[Any, str, Any]]
     worlds: Callable[[Shape], bool] = lambda shape: True
+    run: Callable[[int], Outcome] = run_schedule
+
+    def is_noticed(self, seed: int) -> bool:
+        return self.run(seed).violation is not None
 
     def seeds(self, first: int, count: int) -> Iterator[int]:
         """The first ``count`` seeds, from ``first`` on,

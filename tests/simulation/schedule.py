@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from framework.errors import RatchetError
+from framework.topology.dead_letter_replay import LETTERS_PARTITION
+from framework.topology.spout_wrappers import without
 from tests.simulation.drivers import ResetTool, SimDriver, build_topology
 from tests.simulation.world import TOPIC, Shape, SimBackend, Violation, World
 
@@ -32,25 +35,42 @@ def run_schedule(seed: int, coverage: Coverage | None = None, *, keep_trace: boo
     With ``keep_trace`` the outcome has a trace.
     """
     world = World(seed, Counter() if coverage is None else coverage, tells=keep_trace)
+    return run_world(world, SimDriver, _plan_all)
+
+
+def run_world(
+    world: World,
+    driver_type: type[SimDriver],
+    plan: Callable[[World, list[SimDriver]], None],
+    check_end: Callable[[World], None] = lambda world: None,
+) -> Outcome:
+    """Run a schedule from its first driver to its last record. ``plan``: plans what happens besides
+    the usual changes. ``check_end``: called when everything is committed."""
+    violation: str | None = None
     try:
         names = ("A", "B") if world.shape.second_driver else ("A",)
-        drivers = [SimDriver(world, build_topology(world, whole=not _changes(world)), each) for each in names]
+        drivers = [driver_type(world, build_topology(world, whole=not _changes(world)), each) for each in names]
         for driver in drivers:
             driver.start_after(1 + int(world.chance.random() * 12))
         _plan_changes(world, drivers)
         _plan_losses(world, drivers)
-        _plan_restores(world, drivers)
-        _plan_change_of_topology(world, drivers)
-        _plan_rebuilds(world)
+        plan(world, drivers)
         world.run()
         if world.corrupted == "nothing" and world.stopped is None:
             world.oracle.compare()
             world.oracle.probe_values()
-    except Violation as violation:
-        return Outcome(seed, world.shape, str(violation), world.steps, tuple(world.trace))
+            check_end(world)
+    except Violation as error:
+        violation = str(error)
     except RatchetError as error:
-        return Outcome(seed, world.shape, f"unexpected {error!r}", world.steps, tuple(world.trace))
-    return Outcome(seed, world.shape, None, world.steps, tuple(world.trace))
+        violation = f"unexpected {error!r}"
+    return Outcome(world.seed, world.shape, violation, world.steps, tuple(world.trace))
+
+
+def _plan_all(world: World, drivers: list[SimDriver]) -> None:
+    _plan_restores(world, drivers)
+    _plan_change_of_topology(world, drivers)
+    _plan_rebuilds(world)
 
 
 def _plan_changes(world: World, drivers: list[SimDriver]) -> None:
@@ -253,7 +273,7 @@ def _lose_open_range(world: World, drivers: list[SimDriver], when_done: bool, tr
         plan = world.store.plan(currtx) if world.is_open(currtx) else None
         done = any((header := each.header()) is not None and header.done == currtx for each in world.backends)
     if plan and (done or not when_done):
-        for partition, meta in plan.items():
+        for partition, meta in without(plan, LETTERS_PARTITION).items():
             world.spout.expire(int(partition), max(meta["next"], 0))
         world.faults_left = max(world.faults_left, 1 + int(world.chance.random() * 3))
         if world.chance.random() < 0.5:

@@ -1,5 +1,5 @@
-"""The simulators: of the transaction protocol, of the trees of tuples, of states and their
-checkpoints, of event time, of tables of rows, of copies of other databases.
+"""The simulators: of the transaction protocol, of dead letters, of the trees of tuples, of states
+and their checkpoints, of event time, of tables of rows, of copies of other databases.
 
 Each makes a world from a seed and runs it to its end under an oracle of its own. The same seed
 gives the same world on any machine.
@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.kit import state_world, tree_world
 from tests.simulation.event_time import run_event_time
+from tests.simulation.letters import run_letters_schedule
 from tests.simulation.mirror import run_mirror
 from tests.simulation.rows import run_rows
 from tests.simulation.schedule import Coverage, run_schedule
@@ -59,6 +60,12 @@ class Simulator:
 def run_protocol(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
     """Drivers, commit tasks, ZooKeeper and sinks (``schedule.py``)."""
     outcome = run_schedule(seed, coverage, keep_trace=tell)
+    return Verdict(seed, f"{outcome.shape}, {outcome.steps} steps", outcome.violation, outcome.trace)
+
+
+def run_letters(seed: int, coverage: Coverage, tell: bool = False) -> Verdict:
+    """Dead letters that commands replay, drop and withdraw (``letters.py``)."""
+    outcome = run_letters_schedule(seed, coverage, keep_trace=tell)
     return Verdict(seed, f"{outcome.shape}, {outcome.steps} steps", outcome.violation, outcome.trace)
 
 
@@ -190,7 +197,8 @@ def _judged(seed: int, shape: str, run: Callable[[], str | None], tell: bool) ->
 SIMULATORS = {
     each.name: each
     for each in (
-        Simulator("protocol", 50, 200, run_protocol),
+        Simulator("protocol", 48, 200, run_protocol),
+        Simulator("letters", 2, 10, run_letters),
         Simulator("trees", 27, 80, run_trees),
         Simulator("states", 11, 30, run_states),
         Simulator("event_time", 8, 30, run_timed),
@@ -203,10 +211,10 @@ SIMULATORS = {
 def shares(schedules: int, names: list[str]) -> dict[str, int]:
     """How many of ``schedules`` each simulator gets.
 
-    >>> shares(1_000, list(SIMULATORS))
-    {'protocol': 500, 'trees': 270, 'states': 110, 'event_time': 80, 'rows': 30, 'mirror': 10}
+    >>> list(shares(1_000, list(SIMULATORS)).values())
+    [480, 20, 270, 110, 80, 30, 10]
     >>> shares(20, list(SIMULATORS))
-    {'protocol': 10, 'trees': 5, 'states': 2, 'event_time': 1, 'rows': 1, 'mirror': 1}
+    {'protocol': 9, 'letters': 1, 'trees': 5, 'states': 2, 'event_time': 1, 'rows': 1, 'mirror': 1}
     >>> shares(100, ["states"])
     {'states': 100}
     """

@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.processes import ROOT
 from tests.kit.waiting import PATIENCE_S
+from tests.simulation.simulators import SIMULATORS, shares
 
 COMMAND = [sys.executable, "-m", "tests.simulation"]
 #: A program whose ledgers name no edges: every tree seems complete at once.
@@ -30,7 +31,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_every_simulator_runs_and_shows_which_troubles_came(seed: int) -> None:
     done = run(*COMMAND, "--schedules", "100", "--first-seed", str(seed), "--processes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name, count in (("protocol", 50), ("trees", 27), ("states", 11), ("event_time", 8), ("rows", 3), ("mirror", 1)):
+    for name, count in shares(100, list(SIMULATORS)).items():
         assert f"{name}: {count} schedules, seeds {seed} to {seed + count - 1}, " in done.stdout
     assert re.search(r"^zookeeper multi .*reply lost: \d", done.stdout, re.MULTILINE)
     assert re.search(r"^trees  +.*: \d", done.stdout, re.MULTILINE)
@@ -53,8 +54,8 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_replays_it() -> None
 def test_a_seed_can_be_replayed_in_each_simulator() -> None:
     done = run(*COMMAND, "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("every invariant held\n") == 6
-    for name in ("protocol", "trees", "states", "event_time", "rows", "mirror"):
+    assert done.stdout.count("every invariant held\n") == len(SIMULATORS)
+    for name in SIMULATORS:
         assert f"{name}, seed 7: " in done.stdout
 
 

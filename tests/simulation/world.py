@@ -175,6 +175,7 @@ class World:
         self.tells = tells  # whether a trace is kept: to write down what happens takes a fifth of the time
         self.chance = random.Random(seed)
         self.shape = Shape.of(self.chance)
+        self.names = self.shape.names  # of the states
         self.coverage = coverage
         self.now = 0
         self.steps = 0
@@ -348,7 +349,7 @@ class World:
             meta["first"] < min(meta["next"], source.earliest.get(each, 0)) for each, meta in (plan or {}).items()
         )
 
-    def rows(self, plan: dict[str, Any], committer: str) -> list[int]:
+    def rows(self, plan: dict[str, Any], committer: str) -> list[Any]:
         """The records of a plan that go to a committer to Kafka;
         also those that are gone from the source.
         """
@@ -743,7 +744,7 @@ class Oracle:
     committed: int = 0
     reset_epoch: int = 0
     dead: set[tuple[str, int, int, int]] = field(default_factory=set)
-    topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    topics: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     behind: set[int] = field(default_factory=set)
     committed_by: int | None = None  # the attempt that was committed last; None when it is not known
     must_stop: str = ""
@@ -834,10 +835,12 @@ class Oracle:
         """A transaction was closed: apply its last attempt to the model, and compare."""
         world = self.world
         headers = {
-            sink: backend.read_header() for sink, backend in enumerate(world.backends) if self.takes_part(SINKS[sink])
+            sink: backend.read_header()
+            for sink, backend in enumerate(world.backends)
+            if self.takes_part(world.names[sink])
         }
         for sink, header in headers.items():
-            name = SINKS[sink]
+            name = world.names[sink]
             if header.done == txid:
                 continue
             if sink not in world.restored or sink in self.behind:
@@ -871,9 +874,7 @@ class Oracle:
         result = self.results.get((epoch, txid, attempt_id))
         if result is None:
             raise Violation(f"3: {txid} is closed by attempt {attempt_id} of epoch {epoch}, which nobody has processed")
-        for sink in headers:
-            for key, weight in result[sink]:
-                self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
+        self._apply((epoch, txid, attempt_id), plan, result)
         self.committed, self.committed_by = txid, attempt_id
         self.compare()
         for sink in headers.keys() - self.behind:
@@ -884,6 +885,13 @@ class Oracle:
                 raise Violation(f"1: {txid} is closed, and the topic of {committer} holds {held} of it, not {wanted}")
         if world.done():
             world.finished = True
+
+    def _apply(self, attempt: tuple[int, int, int], plan: dict[str, Any], result: list[Any]) -> None:
+        """Apply a closed transaction to the model. ``attempt``: its epoch, txid and attempt id.
+        ``result``: the operations of each sink."""
+        for sink, name in enumerate(self.world.names):
+            for key, weight in result[sink] if self.takes_part(name) else ():
+                self.model[(sink, key)] = applied(weight, self.model.get((sink, key)))
 
     def takes_part(self, committer: str) -> bool:
         """Whether transactions wait for a committer now; false before it has joined."""
@@ -911,25 +919,29 @@ class Oracle:
     def header_changed(self, sink: int, before: Header, after: Header) -> None:
         again = after.open is not None and after.open.txid == before.done
         if after.done < before.done - again or after.epoch < before.epoch:
-            raise Violation(f"2: the header of {SINKS[sink]} went from {before} to {after}")
+            raise Violation(f"2: the header of {self.world.names[sink]} went from {before} to {after}")
         if after.open is not None and after.open != before.open and after.done >= after.open.txid:
-            raise Violation(f"2: {SINKS[sink]} is done with what {after.open} is about to write")
+            raise Violation(f"2: {self.world.names[sink]} is done with what {after.open} is about to write")
         currtx = self.world.store.currtx()
         taken_over = after == replace(before, epoch=after.epoch, incarnation=after.incarnation)
         # A leader that does not know yet that it was deposed still fences its own attempts, where a
         # sink went back to its epoch. The next raise of the one that leads notices.
         deposed = after.done == before.done and after.epoch < self.world.store.epoch
         if after.done > currtx and self.world.zookeeper_restored:
-            self.must_stop = self.must_stop or f"{SINKS[sink]} is done with {after.done}, and {currtx} is next"
+            self.must_stop = (
+                self.must_stop or f"{self.world.names[sink]} is done with {after.done}, and {currtx} is next"
+            )
         elif after.done not in (currtx - 1, currtx) and not (
-            (taken_over or deposed) and (sink in self.world.restored or not self.takes_part(SINKS[sink]))
+            (taken_over or deposed) and (sink in self.world.restored or not self.takes_part(self.world.names[sink]))
         ):
-            raise Violation(f"6: {SINKS[sink]} is done with {after.done}, and {currtx} is next")
+            raise Violation(f"6: {self.world.names[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:
             return
         known = self.digests.get((sink, after.open.txid))
         if known not in (None, ROLLED_BACK, after.open.plan_digest) and after.open.plan_digest != ROLLED_BACK:
-            raise Violation(f"3: {SINKS[sink]} was opened for {after.open.txid} with plan {known}, now {after.open}")
+            raise Violation(
+                f"3: {self.world.names[sink]} was opened for {after.open.txid} with plan {known}, now {after.open}"
+            )
         self.digests[(sink, after.open.txid)] = after.open.plan_digest
 
     def is_behind(self, sink: int) -> bool:
@@ -971,23 +983,23 @@ class Oracle:
     def rows_written(self, sink: int, keys: Sequence[tuple[Any, ...]], rows: Sequence[Row]) -> None:
         header = self.world.backends[sink].read_header()
         if header.open is None:
-            raise Violation(f"C1: rows reached {SINKS[sink]} before its header was raised")
+            raise Violation(f"C1: rows reached {self.world.names[sink]} before its header was raised")
         if (header.incarnation, header.epoch, header.open.txid, header.open.attempt_id) in self.dead:
-            raise Violation(f"fence: {header.open} wrote to {SINKS[sink]} after it was closed")
+            raise Violation(f"fence: {header.open} wrote to {self.world.names[sink]} after it was closed")
         for key, row in zip(keys, rows, strict=True):
             stamp = (row.stamp.txid, row.stamp.epoch, row.stamp.attempt_id)
             if stamp != (header.open.txid, header.epoch, header.open.attempt_id):
-                raise Violation(f"9: {stamp} wrote {key} to {SINKS[sink]}, which is open for {header.open}")
+                raise Violation(f"9: {stamp} wrote {key} to {self.world.names[sink]}, which is open for {header.open}")
             if header.open.txid == self.committed + 1:
-                before = self.model.get((sink, key[0]))
-                if (row.prev[0] if row.prev is not None else None) != before:
-                    raise Violation(f"10: {key} of {SINKS[sink]} keeps prev {row.prev}, and it was {before}")
+                before = self.value_before(sink, key)
+                if row.prev != before:
+                    raise Violation(f"10: {key} of {self.world.names[sink]} keeps prev {row.prev}, and it was {before}")
         if header.open.txid == self.committed:
             self.compare()
 
     # --- what Kafka sees --------------------------------------------------------------------------
 
-    def sent(self, committer: str, marker: Marker, records: Sequence[int]) -> None:
+    def sent(self, committer: str, marker: Marker, records: Sequence[Any]) -> None:
         """Check a kafka_txn that was committed, and note its records: it cannot be undone."""
         if marker.txid != self.committed + 1:
             raise Violation(f"C11: {marker} was written to Kafka, and {self.committed + 1} is next")
@@ -1014,17 +1026,24 @@ class Oracle:
     def compare(self) -> None:
         """Check invariant 1 for every key of every sink."""
         for sink, backend in enumerate(self.world.backends):
-            if self.is_behind(sink):
-                continue
-            rows = backend.rows()
-            for key in {each for other, each in self.model if other == sink} | {key[0] for key in rows}:
-                row = rows.get((key,))
-                found = row.value[0] if row is not None and row.value is not None else None
-                if found != self.model.get((sink, key)):
-                    raise Violation(
-                        f"1: after txid {self.committed} {SINKS[sink]}[{key}] is {_bits(found)}, not "
-                        f"{_bits(self.model.get((sink, key)))}"
-                    )
+            if not self.is_behind(sink):
+                self._compare_sink(sink, backend)
+
+    def value_before(self, sink: int, key: tuple[Any, ...]) -> Any:
+        """What a row of a sink held after the last closed transaction."""
+        held = self.model.get((sink, key[0]))
+        return None if held is None else (held,)
+
+    def _compare_sink(self, sink: int, backend: SimBackend) -> None:
+        rows = backend.rows()
+        for key in {each for other, each in self.model if other == sink} | {key[0] for key in rows}:
+            row = rows.get((key,))
+            found = row.value[0] if row is not None and row.value is not None else None
+            if found != self.model.get((sink, key)):
+                raise Violation(
+                    f"1: after txid {self.committed} {self.world.names[sink]}[{key}] is {_bits(found)}, not "
+                    f"{_bits(self.model.get((sink, key)))}"
+                )
 
 
 def applied(weight: int | None, old: int | None) -> int | None:

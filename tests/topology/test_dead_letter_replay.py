@@ -29,7 +29,7 @@ class Kept(LetterReader):
     def __init__(self, letters: Sequence[Letter | None]) -> None:
         self._letters = letters
 
-    def letters(self) -> Any:
+    def letters(self, closed: Any) -> Any:
         return iter(self._letters)
 
     def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
@@ -74,6 +74,21 @@ def test_a_request_is_planned_once_after_the_first_plan_and_then_carried_on() ->
         "request": "s", "begin": 2, "first": 2, "next": 3, "letters": [[7]],
     }  # fmt: skip
     assert unwrapped(with_letters(spout)) is spout
+
+
+def test_a_request_begins_only_where_its_letters_were_listed() -> None:
+    """Otherwise a plan of a withdrawn request, still in flight, ends the same letters (C48)."""
+    _, made = planner(2)
+    before = made.plan({}) or {}
+    withdrawn = made.plan(before) or {}
+    assert withdrawn[LETTERS_PARTITION]["next"] == 2
+    again = LetterRequest("s", REPLAYED, [([0], 5), ([1], 5)], 0)  # listed before that plan was closed
+    made.request, made._looked_s = lambda: again, None
+    assert LETTERS_PARTITION in (made.plan({**withdrawn, "0": {"first": 0, "next": 0}}) or {})
+    later = made.plan({**withdrawn, "0": {"first": 0, "next": 0}}) or {}
+    assert "letters" not in later[LETTERS_PARTITION]
+    made.request, made._looked_s = lambda: again._replace(position=2), None
+    assert (made.plan(withdrawn) or {})[LETTERS_PARTITION]["letters"] == [[0], [1]]
 
 
 def test_batches_of_letters_are_bounded_by_bytes_and_by_the_pace() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from framework.topology import dead_letter_replay
 from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest
 from framework.topology.spouts import DROPPED, REPLAYED
 from framework.transactions import MemoryStore
-from framework.transactions.documents import committed_txid, read_plan, write_letter_request
+from framework.transactions.documents import committed_txid, read_letter_request, read_plan, write_letter_request
 from framework.transactions.undo import undo
 from ratchet.streams import dead_letters, parquet
 from sinks import DeadLetterTable, MemoryBackend, NonTransactionalMapState, ParquetTable, SqliteBackend, SqliteTable
@@ -185,6 +186,33 @@ def test_the_tools_repeat_and_take_back_a_transaction_with_letters(opaque: bool,
     assert verify(topology, replay.store).right
 
 
+def test_letters_are_listed_as_of_the_last_closed_transaction() -> None:
+    """The table may hold the next one, which corrected code may repeat with other letters."""
+    world, store = World(True, WORDS, MemoryBackend), MemoryStore()
+    topology = world.topology(mended=False)
+    goal = world.spout.planner({}, None).end()
+    drive(topology, store, lambda driver: driver.covers(goal))
+    reader = world.spout.letters.letter_reader({}, topology.id, "")
+    last = committed_txid(store, topology.id)
+    newest = {each.id for each in reader.letters(lambda: last)}
+    before = {each.id for each in reader.letters(lambda: last - 1)}
+    assert {each[1:] for each in newest} == set(LETTERS) and before < newest
+
+
+def test_a_command_whose_letters_were_planned_meanwhile_says_so_and_withdraws_its_request() -> None:
+    replay = Replay(True)
+    topology = replay.world.topology(mended=True)
+    requests = LetterRequests(topology, replay.store, Config.of({}), "local")
+    reader = replay.world.spout.letters.letter_reader({}, topology.id, "")
+    listed = list(reader.letters(partial(committed_txid, replay.store, topology.id)))
+    requests._position = requests._planned()
+    replay.drive()  # an earlier request ends the same letters
+    with pytest.raises(RetryableError, match="call the command again"):
+        requests.do(REPLAYED, listed)
+    assert read_letter_request(replay.store, topology.id) is None
+    replay.check()
+
+
 def test_letters_that_a_command_cannot_read_are_refused_in_one_line() -> None:
     world = World(True, WORDS, MemoryBackend)
     with (
@@ -211,4 +239,4 @@ def test_letters_in_a_state_without_transaction_ids_are_not_replayed(tmp_path: P
     state = NonTransactionalMapState(SqliteBackend(tmp_path / "x.db", "letters"))
     reader = DeadLetterTable(state).letter_reader({}, "t", "")
     with pytest.raises(ConfigError, match="may add a batch twice"):
-        next(reader.letters())
+        next(reader.letters(lambda: 1))
