@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import importlib
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +29,7 @@ from framework.clients.kafka_errors import (
     passes,
 )
 from framework.clients.kafka_setting_names import unknown_setting
+from framework.clients.kafka_tokens import TokenFailure, token_failure
 from framework.clients.msk_iam import REGION, wants_iam, with_tokens
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
@@ -289,9 +291,22 @@ class ConnectionErrors:
                 raise RetryableError(
                     f"Kafka at {self._where}: {error_text(error)}; see the limits of this process"
                 ) from error
+        # librdkafka reports it once, and again when it changes
+        self._no_token: tuple[float, TokenFailure] | None = None
             text = inner.str()
             raise ConfigError(unknown_setting(text) or f"Kafka settings: {text}; correct them") from error
 
+        no_token = token_failure(error.str())
+        if no_token is not None:
+            self._no_token = time.monotonic(), no_token
+
+    def heard(self, error: KafkaError) -> None:
+        """Handle an error that a consumer returns like a record, and that belongs to no partition.
+        Raises an error that does not pass; any other is a reason for ``explain``, because the read
+        itself may succeed."""
+        if error.fatal() or not passes(error):
+            raise kafka_error(error, f"Kafka at {self._where}")
+        self.on_error(error)
     def reason(self) -> str:
         """The last reason that the callback received, to be added to a message. Empty when there is
         none."""
@@ -323,7 +338,11 @@ class ConnectionErrors:
                     f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
                 )
             return RetryableError(f"{what}: {why}; check the address and the security settings")
-        return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
+        told = kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
+        if self._no_token is None or not reasons or token_failure(reasons[-1].str()):
+            return told
+        seconds = time.monotonic() - self._no_token[0]
+        return type(told)(f"{told}; {seconds:.0f} s before: {self._no_token[1]}")
 
 
 def _addresses(settings: KafkaSettings) -> set[str]:
@@ -334,3 +353,6 @@ def _same(fixed: Any, given: Any) -> bool:
     """Whether two values of a setting are the same. Settings from files and the environment may be
     text."""
     return str(fixed).lower() == str(given).strip().lower()
+        if self._no_token is not None and not self.connected and not reasons:
+            no_token = self._no_token[1]
+            return (ConfigError if no_token.refused else RetryableError)(f"{what}: {no_token}")
