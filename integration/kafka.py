@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -20,29 +22,56 @@ HEAP = "-Xmx512m"
 _CONTROLLERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SecureListener:
-    """A second listener, for TLS with SASL/SCRAM. ``certificate``: a PEM file with the private key
-    and the chain. ``users``: name -> password; they are created at the first start. ``port``: 0 for
-    any free one."""
+class Listener(ABC):
+    """A second listener of a broker, with another security protocol than the plain one. Its name in
+    the broker's settings is ``SECURE``."""
+
+    #: The security protocol.
+    protocol = "SASL_SSL"
+    #: 0 for any free port.
+    port: int = 0
+    #: The users to create at the first start: name -> password.
+    users: Mapping[str, str] = MappingProxyType({})
+    #: Options of the broker's Java.
+    java_options: Sequence[str] = ()
+
+    @abstractmethod
+    def settings(self) -> dict[str, str]:
+        """The broker's settings of this listener, without the prefix ``listener.name.secure.``"""
+
+    def reads(self) -> tuple[Path, ...]:
+        """The files that the broker reads because of this listener."""
+        return ()
+
+    def properties(self, address: str) -> dict[str, str]:
+        """What this listener adds to the broker's settings."""
+        return {
+            "listeners": f",SECURE://{address}",
+            "advertised.listeners": f",SECURE://{address}",
+            "listener.security.protocol.map": f",SECURE:{self.protocol}",
+            **{f"listener.name.secure.{key}": value for key, value in self.settings().items()},
+        }
+
+
+@dataclass(frozen=True)
+class SecureListener(Listener):
+    """A listener for TLS with SASL/SCRAM. ``certificate``: a PEM file with the private key and the
+    chain."""
 
     certificate: Path
     users: Mapping[str, str] = field(repr=False)
     port: int = 0
 
-    def properties(self, address: str) -> dict[str, str]:
-        name = "listener.name.secure"
+    def settings(self) -> dict[str, str]:
         return {
-            "listeners": f",SECURE://{address}",
-            "advertised.listeners": f",SECURE://{address}",
-            "listener.security.protocol.map": ",SECURE:SASL_SSL",
-            f"{name}.ssl.keystore.type": "PEM",
-            f"{name}.ssl.keystore.location": str(self.certificate),
-            f"{name}.sasl.enabled.mechanisms": "SCRAM-SHA-256",
-            f"{name}.scram-sha-256.sasl.jaas.config": (
-                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-            ),
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.certificate),
+            "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+            "scram-sha-256.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required;",
         }
+
+    def reads(self) -> tuple[Path, ...]:
+        return (self.certificate,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +107,7 @@ class KafkaBroker(Server):
         guarded: bool = True,
         progress: Progress | None = None,
         settings: dict[str, str] | None = None,
-        secure: SecureListener | None = None,
+        secure: Listener | None = None,
         quorum: Quorum | None = None,
         node_id: int = 1,
         where: str | None = None,
@@ -99,6 +128,7 @@ class KafkaBroker(Server):
     def prepare(self) -> list[str]:
         java, logging = self.host.java(), self.java_logging()
         classpath = self.host.classpath(self._progress)
+        options = (*self.java_options, *(self._secure.java_options if self._secure is not None else ()))
         data = self.folder / "data"
         if list(self.quorum.controllers) == [self._node_id] and self._alone:
             self.quorum.renew_ports()
@@ -128,12 +158,12 @@ class KafkaBroker(Server):
             properties[key] = properties.get(key, "") + value
         config = self._write_properties("server.properties", properties)
         if not (data / "meta.properties").exists():
-            java_tool = [java, "-Xmx128m", *self.java_options, logging, "-cp", classpath]
+            java_tool = [java, "-Xmx128m", *options, logging, "-cp", classpath]
             self.initialise(data, lambda folder: self._format(java_tool, {**properties, "log.dirs": str(folder)}))
         return [
             java,
             HEAP,
-            *self.java_options,
+            *options,
             logging,
             "-cp",
             classpath,
@@ -142,7 +172,7 @@ class KafkaBroker(Server):
         ]
 
     def reads(self) -> tuple[Path, ...]:
-        return (self._secure.certificate,) if self._secure is not None else ()
+        return self._secure.reads() if self._secure is not None else ()
 
     def _write_properties(self, name: str, properties: Mapping[str, str]) -> Path:
         return self.write(name, "".join(f"{key}={value}\n" for key, value in properties.items()))

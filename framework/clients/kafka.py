@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import importlib
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +29,7 @@ from framework.clients.kafka_errors import (
     passes,
 )
 from framework.clients.kafka_setting_names import unknown_setting
+from framework.clients.kafka_tokens import TokenFailure, token_failure
 from framework.clients.msk_iam import REGION, wants_iam, with_tokens
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
@@ -107,6 +109,13 @@ _FIXED = {**_CONSUMER, **_PRODUCER}
 #: Kafka's limit for the length of a topic's name.
 TOPIC_LENGTH_MAX = 249
 _TOPIC = re.compile(rf"[A-Za-z0-9._\-]{{1,{TOPIC_LENGTH_MAX}}}")
+
+_KEYTAB = "sasl.kerberos.keytab"
+_NO_KERBEROS = (
+    "Kafka settings: this confluent-kafka has no Kerberos (GSSAPI, also the default of 'sasl.mechanism'): name another "
+    "mechanism, or build confluent-kafka with Kerberos on the driver and the executors, as docs/operating/kafka-security.md "
+    "shows"
+)
 
 T = TypeVar("T")
 
@@ -195,6 +204,7 @@ class KafkaSettings:
 
     def _revealed(self, but: set[str]) -> dict[str, Any]:
         plain = {key: revealed(value) for key, value in self._settings.items() if key not in but and key not in _OWN}
+        _check_keytab(plain.get(_KEYTAB))
         if wants_iam(plain):
             plain = with_tokens(plain, self.bootstrap_servers, self._settings.get(REGION))
         elif isinstance(plain.get(_TOKENS), str):
@@ -239,6 +249,19 @@ def _function(where: str) -> Callable[[str], Any]:
     return found  # type: ignore[no-any-return]
 
 
+def _check_keytab(path: str | None) -> None:
+    """Raises ``ConfigError`` if the keytab cannot be read: ``kinit`` reports that only to stderr,
+    and librdkafka only that there is no ticket."""
+    if path is None:
+        return
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        raise ConfigError(
+            f"Kafka setting {_KEYTAB!r}: {path}: {error.strerror}; it must be readable on the driver and the executors"
+        ) from error
+
+
 def _lasting(value: Any) -> Any:
     """The part of a value that all its copies share. A copy of a function or an object, as each
     attempt makes one, prints with an address of its own."""
@@ -268,9 +291,22 @@ class ConnectionErrors:
         self._where = where
         self._errors: deque[KafkaError] = deque(maxlen=20)
         self.connected = False  # whether a request has ever been answered
+        # librdkafka reports it once, and again when it changes
+        self._no_token: tuple[float, TokenFailure] | None = None
 
     def on_error(self, error: KafkaError) -> None:
         self._errors.append(error)
+        no_token = token_failure(error.str())
+        if no_token is not None:
+            self._no_token = time.monotonic(), no_token
+
+    def heard(self, error: KafkaError) -> None:
+        """Handle an error that a consumer returns like a record, and that belongs to no partition.
+        Raises an error that does not pass; any other is a reason for ``explain``, because the read
+        itself may succeed."""
+        if error.fatal() or not passes(error):
+            raise kafka_error(error, f"Kafka at {self._where}")
+        self.on_error(error)
 
     def made(self, make: Callable[[], T]) -> T:
         """Make a client. Raises ``ConfigError`` when its settings are wrong, and ``RetryableError``
@@ -290,6 +326,8 @@ class ConnectionErrors:
                     f"Kafka at {self._where}: {error_text(error)}; see the limits of this process"
                 ) from error
             text = inner.str()
+            if "No provider for SASL mechanism GSSAPI" in text:
+                raise ConfigError(_NO_KERBEROS) from error
             raise ConfigError(unknown_setting(text) or f"Kafka settings: {text}; correct them") from error
 
     def reason(self) -> str:
@@ -316,6 +354,9 @@ class ConnectionErrors:
             each for each in (*self._errors, inner_error(error)) if each is not None and each.name() in UNREACHABLE
         ]
         self._errors.clear()
+        if self._no_token is not None and not self.connected and not reasons:
+            no_token = self._no_token[1]
+            return (ConfigError if no_token.refused else RetryableError)(f"{what}: {no_token}")
         if found and not reasons and not self.connected:
             why = error_text(max(found, key=lambda each: UNREACHABLE.index(each.name())))
             if "Connect to" in why or "resolve" in why:
@@ -323,7 +364,11 @@ class ConnectionErrors:
                     f"nothing answers at {self._where}: {why}; check the address, and that Kafka runs"
                 )
             return RetryableError(f"{what}: {why}; check the address and the security settings")
-        return kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
+        told = kafka_error(reasons[-1] if reasons else error, what, connected=self.connected)
+        if self._no_token is None or not reasons or token_failure(reasons[-1].str()):
+            return told
+        seconds = time.monotonic() - self._no_token[0]
+        return type(told)(f"{told}; {seconds:.0f} s before: {self._no_token[1]}")
 
 
 def _addresses(settings: KafkaSettings) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from framework.clients.kafka_tokens import token_failure
 from framework.errors import ConfigError, RetryableError
 
 #: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
@@ -156,6 +157,7 @@ class KafkaError(Protocol):
 
     def name(self) -> str: ...
     def str(self) -> str: ...
+    def fatal(self) -> bool: ...
 
 
 def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = True) -> RetryableError | ConfigError:
@@ -164,6 +166,9 @@ def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = T
     the settings."""
     inner = inner_error(error)
     name = inner.name() if inner is not None else ""
+    no_token = token_failure(error_text(error)) if name in DISTRUSTED else None
+    if no_token is not None:
+        return (ConfigError if no_token.refused and not connected else RetryableError)(f"{what}: {no_token}")
     if name in _PASSING or (name in DISTRUSTED and connected):
         return RetryableError(f"{what}: {error_text(error)}")
     return ConfigError(f"{what}: {error_text(error)}; {_ADVICE.get(name, _GENERAL)}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from framework.clients.kafka import ConnectionErrors
+from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import _ADVICE, _PASSING, DISTRUSTED, kafka_error, passes
 from framework.errors import ConfigError, RetryableError
+from spouts.kafka.consumer.native_range_consumer import NativeSession
+from spouts.kafka.consumer.range_consumer import KafkaSession
+from tests.kit.readers import READERS
 
 PERMANENT = {
     KafkaError.INVALID_RECORD: "key",
@@ -163,3 +166,30 @@ def test_a_lost_connection_before_it_does_not_hide_a_permanent_error() -> None:
     errors.on_error(KafkaError(KafkaError._TRANSPORT, "Connect to broker failed"))
     found = errors.explain(KafkaException(KafkaError(KafkaError.TOPIC_EXCEPTION, "collides")))
     assert isinstance(found, ConfigError) and "collides" in str(found)
+
+
+class ClientMessage:
+    """An error that a consumer returns like a record, and that belongs to no partition."""
+
+    def __init__(self, error: KafkaError) -> None:
+        self.error = lambda: error
+        self.topic = self.partition = self.offset = lambda: None
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_error_of_a_client_alone_ends_no_read_that_may_succeed(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = KafkaSettings("127.0.0.1:1", None)
+    session = NativeSession(settings, "g") if reader == "native" else KafkaSession(settings, "g")
+
+    def meet(error: KafkaError) -> None:
+        if isinstance(session, NativeSession):
+            monkeypatch.setattr(session._consumer, "poll", lambda: ([(error, None, -1)], False))
+            session._serve()
+        else:
+            session._event(ClientMessage(error), {})  # type: ignore[arg-type]
+
+    meet(KafkaError(KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure"))
+    assert session._errors.reason() == " (FindCoordinator response error: Local: Authentication failure)"
+    with pytest.raises(ConfigError, match=r"^Kafka at 127.0.0.1:1: .*permissions"):
+        meet(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    session.close()

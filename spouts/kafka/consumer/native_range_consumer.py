@@ -363,7 +363,9 @@ class NativeSession:
     def _serve(self) -> None:
         """Handle events that belong to no partition. Raises their error."""
         for error, topic, number in self._consumer.poll()[0]:
-            if error.code() != KafkaError._PARTITION_EOF:
+            if topic is None:
+                self._errors.heard(error)
+            elif error.code() != KafkaError._PARTITION_EOF:
                 raise kafka_error(error, f"partition {topic}/{number}")
 
     def _event(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> None:

@@ -341,6 +341,9 @@ class KafkaSession:
 
     def _event(self, message: Message, position: Mapping[TopicPartition, int]) -> None:
         error, tp = message.error(), (message.topic(), message.partition())
+        if tp[0] is None:
+            self._errors.heard(error)
+            return
         assigned = self._assigned.get(tp)
         if error.code() == KafkaError._PARTITION_EOF:
             if assigned is not None:

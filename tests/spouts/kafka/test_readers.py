@@ -39,6 +39,7 @@ from framework import Fields, TopologyContext, TransactionAttempt
 from framework.clients.kafka import QUEUES_MAX, KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import KafkaBroker
+from integration.kafka import Listener
 from integration.server import free_port
 from spouts import BytesCodec, Codec, JsonCodec, KafkaTransactionalSpout, TextCodec
 from spouts.compiled import native
@@ -751,21 +752,15 @@ def test_json_is_decoded_from_an_array_as_from_a_list(values: list[bytes | None]
 # --- security -------------------------------------------------------------------------------------
 
 
-class OauthListener:
+class OauthListener(Listener):
     """A listener that takes unsigned tokens, as Kafka does for tests."""
 
-    users: dict[str, str] = {}
-    port = 0
-    certificate = Path(__file__)  # a file that a container may be shown; nothing reads it
+    protocol = "SASL_PLAINTEXT"
 
-    def properties(self, address: str) -> dict[str, str]:
-        name = "listener.name.secure"
+    def settings(self) -> dict[str, str]:
         return {
-            "listeners": f",SECURE://{address}",
-            "advertised.listeners": f",SECURE://{address}",
-            "listener.security.protocol.map": ",SECURE:SASL_PLAINTEXT",
-            f"{name}.sasl.enabled.mechanisms": "OAUTHBEARER",
-            f"{name}.oauthbearer.sasl.jaas.config": (
+            "sasl.enabled.mechanisms": "OAUTHBEARER",
+            "oauthbearer.sasl.jaas.config": (
                 "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
             ),
         }
@@ -773,8 +768,7 @@ class OauthListener:
 
 @pytest.fixture(scope="module")
 def oauth_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    listener: Any = OauthListener()
-    server = KafkaBroker(tmp_path_factory.mktemp("oauth"), secure=listener)
+    server = KafkaBroker(tmp_path_factory.mktemp("oauth"), secure=OauthListener())
     server.start()
     topics = Topics(server.address)
     topics.send(topics.create("tokens"), [b"%d" % number for number in range(10)])
