@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spouts import AvroCodec
 from tests.kit.avro_pairs import Pairs
-from tests.kit.comparing import Difference, as_numbers, check_rows, check_verdicts, go_through, with_times
+from tests.kit.comparing import Difference, as_numbers, check_own, check_rows, check_verdicts, go_through, with_times
 from tests.kit.fuzzing import Counts
 
 VALUES = 4_000
@@ -38,7 +38,8 @@ class Schemas(Pairs):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, plain=0.4)
-        self.damages = self.chance.random() < 0.4
+        self.damages = self.chance.random() < 0.3
+        self._flat = False
 
     def schema(self) -> Any:
         writer, _ = self.pair()
@@ -50,8 +51,12 @@ class Schemas(Pairs):
         pools = [[self.value(each) for _ in range(_POOL)] for each in parts]
         return [b"".join(each) for each in zip(*(self.chance.choices(pool, k=count) for pool in pools), strict=True)]
 
+    def _record(self, depth: int) -> dict[str, Any]:
+        self._flat = self._flat or (depth == 0 and self._names == 0)
+        return super()._record(depth)
+
     def _primitive(self) -> Any:
-        form = self.chance.random()
+        form = 1.0 if self._flat else self.chance.random()  # records of plain types are read together
         if form < 0.06:
             return {"type": "long", "logicalType": self.chance.choice(["timestamp-millis", "local-timestamp-millis"])}
         if form < 0.14:
@@ -153,7 +158,8 @@ def compare(seed: int, count: int = VALUES) -> Counts:
     values = schemas.values(schema, count)
     if schemas.damages:
         values = [schemas.damaged(each) if schemas.chance.random() < 0.1 else each for each in values]
-    counts: Counts = collections.Counter(values=count)
+    together = codec._decoder is not None and codec._decoder._bulk is not None and not schemas.damages
+    counts: Counts = collections.Counter({"values": count, "read together": count * together})
     batch, bad = codec.decode_good(values)
     refused = {each.index: each.reason for each in bad}
     good = [value for place, value in enumerate(values) if place not in refused]
@@ -183,7 +189,9 @@ def _compare_encoding(
     if places:
         others = [encoded[place] for place in places]
         columns = reference.columns([reference.row(each) for each in others], batch.schema)
-        check_rows(batch.take(pa.array(places)), columns, others, schema)
+        found = batch.take(pa.array(places))
+        check_rows(found, columns, others, schema)
+        check_own(codec, found, others, schema)
     return collections.Counter({"encoded in the same bytes": len(values) - len(places), "in others": len(places)})
 
 

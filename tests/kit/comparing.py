@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spouts import Codec
 from tests.kit.avro_pairs import double_bits
 from tests.kit.fuzzing import Counts
 
@@ -58,6 +59,14 @@ def check_verdicts(
             f"schema {schema}\nvalue {values[place]!r:.{_SHOWN}}\nthe codec: {bad.get(place, 'a row')}\n"
             f"the reference: {refused.get(place, 'a row')}\n{len(different)} such values"
         )
+
+
+def check_own(codec: Codec, batch: pa.RecordBatch, written: Sequence[bytes], schema: Any) -> None:
+    """Raise ``Difference`` where the codec does not read its rows in what it has written of
+    them."""
+    again, bad = codec.decode_good(written)
+    check_verdicts({each.index: each.reason for each in bad}, {}, written, schema)
+    check_rows(again, batch.columns, written, f"{schema}, as written")
 
 
 def same(one: pa.Array, other: pa.Array) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from spouts import CsvCodec
-from tests.kit.comparing import check_rows, check_verdicts, go_through
+from tests.kit.comparing import check_own, check_rows, check_verdicts, go_through
 from tests.kit.fuzzing import Counts
 
 VALUES = 4_000
@@ -59,7 +59,7 @@ class Rows:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.wrong = self.chance.choice([0, 0, 0, 0.01])
+        self.wrong = self.chance.choice([0, 0, 0, 0, 0, 0.01])
         self.schema = pa.schema([(f"f{n}", self.chance.choice(_KINDS)) for n in range(self.chance.randint(1, 6))])
         self.delimiter, self.quote = self.chance.choice([",", ",", ";", "\t", "|"]), self.chance.choice(['"', '"', "'"])
         self.null = self.chance.choice(["", "", "NULL", "\\N"])
@@ -126,13 +126,16 @@ def _parse(declared: pa.DataType) -> Parse:
         return datetime.datetime.fromisoformat
     if types.is_decimal(declared):
         return decimal.Decimal
-    return _integer if types.is_integer(declared) else float
+    if not types.is_integer(declared):
+        return float
+    low = 0 if types.is_unsigned_integer(declared) else -(2 ** (declared.bit_width - 1))
+    return lambda text: _integer(text, low, low + 2**declared.bit_width)
 
 
-def _integer(text: str) -> int:
+def _integer(text: str, low: int, end: int) -> int:
     if re.fullmatch("0x[0-9a-f]+", text):  # as Arrow reads it
         return int(text, 16)
-    if not re.fullmatch(r"-?\d+", text):
+    if not re.fullmatch(r"-?\d+", text) or not low <= int(text) < end:
         raise ValueError(text)
     return int(text)
 
@@ -168,11 +171,12 @@ def compare(seed: int, count: int = VALUES) -> Counts:
     values = made.values(count)
     batch, bad = codec.decode_good(values)
     rows, good, refused = [], [], {}
+    has_decimals = any(pa.types.is_decimal(each.type) for each in made.schema)
     for place, value in enumerate(values):
         try:
             row = reference.row(value)
-            if made.wrong:
-                reference.columns([row])  # a number beyond the type
+            if made.wrong and has_decimals:
+                reference.columns([row])  # a number of too many digits
         except (ValueError, LookupError, ArithmeticError, pa.ArrowException) as error:
             refused[place] = str(error)
             continue
@@ -185,6 +189,7 @@ def compare(seed: int, count: int = VALUES) -> Counts:
         check_rows(batch, reference.columns(rows), good, shown)
         written = codec.encode(batch).to_pylist()
         check_rows(batch, reference.columns([reference.row(each) for each in written]), written, shown)
+        check_own(codec, batch, written, shown)
     return counts
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from jsonschema import Draft202012Validator, validators
 
 from spouts import JsonCodec
-from tests.kit.comparing import Difference, check_rows, check_verdicts, go_through
+from tests.kit.comparing import Difference, check_own, check_rows, check_verdicts, go_through
 from tests.kit.fuzzing import Counts
 
 VALUES = 4_000
@@ -222,8 +222,10 @@ def compare(seed: int, count: int = VALUES) -> Counts:
         rows = [each for place, each in enumerate(documents) if place not in refused]
         good = [each for place, each in enumerate(values) if place not in refused]
         check_rows(batch, _columns(rows, batch.schema), good, schemas.document)
-        written = [json.loads(each) for each in codec.encode(batch).to_pylist()]
-        check_rows(batch, _columns(written, batch.schema), good, f"{schemas.document}, as written")
+        written = codec.encode(batch).to_pylist()
+        read = _columns([json.loads(each) for each in written], batch.schema)
+        check_rows(batch, read, written, f"{schemas.document}, as written")
+        check_own(codec, batch, written, schemas.document)
     return counts
 
 

@@ -23,7 +23,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from spouts import ProtobufCodec
-from tests.kit.comparing import as_numbers, check_rows, check_verdicts, go_through
+from tests.kit.comparing import as_numbers, check_own, check_rows, check_verdicts, go_through
 from tests.kit.fuzzing import Counts, other_bytes
 from tests.kit.protobuf import KINDS, NUMBERS, classes, field, file_of, map_of, message, set_of
 
@@ -391,7 +391,9 @@ def _compare_encoding(
     if places:
         others = [encoded[place] for place in places]
         columns = reference.columns([reference.row(each)[1] for each in others], batch.schema)
-        check_rows(batch.take(pa.array(places)), columns, others, schema)
+        rows = batch.take(pa.array(places))
+        check_rows(rows, columns, others, schema)
+        check_own(codec, rows, others, schema)
     return collections.Counter({"encoded in the same bytes": len(found) - len(places), "in others": len(places)})
 
 
