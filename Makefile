@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults fuzz soak soak-core lint audit bench simulate docs wheels lock clean
+.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults fuzz compare soak soak-core lint audit bench simulate docs wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -81,6 +81,13 @@ FUZZ_MINUTES ?= 60
 fuzz: $(STAMP)
 	for each in avro json znode http batch headers; do \
 		$(BIN)/python -m tests.kit.$${each}_fuzz --minutes $(FUZZ_MINUTES) --seed $(SEED) || exit 1; \
+	done
+
+# Each codec against the library of its format: so many random values, without a difference.
+VALUES ?= 10000000
+compare: $(STAMP)
+	for each in avro protobuf json messagepack csv; do \
+		$(BIN)/python -m tests.kit.$${each}_reference --values $(VALUES) --seed $(SEED) || exit 1; \
 	done
 
 lint: $(STAMP)

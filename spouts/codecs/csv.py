@@ -14,6 +14,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.codec import BulkCodec, Values
 from spouts.codecs.encoding_codec import EncodingCodec
+from spouts.codecs.iso8601 import times_of_day
 from spouts.codecs.messagepack import declared_types
 
 #: A cell may be as large as a record. The module's own limit is 128 kB.
@@ -117,6 +118,11 @@ def _parsed(cells: pa.Array, declared: pa.DataType) -> pa.Array:
         wrong = pc.any(pc.invert(pc.is_in(cells, pa.array(["true", "false", None])))).as_py()
         if wrong:
             raise pa.ArrowInvalid("a truth is true or false")
+    if pa.types.is_time(declared):  # which Arrow does not read
+        found = times_of_day(cells, declared)
+        if found.null_count > cells.null_count:
+            raise pa.ArrowInvalid(f"a cell is no time of day of ISO 8601, as {declared} is")
+        return found
     return cells.cast(declared)
 
 
@@ -125,7 +131,8 @@ def _text(value: Any, declared: pa.DataType) -> str:
     if types.is_boolean(declared):
         return "true" if value else "false"
     if types.is_timestamp(declared):
-        return str(value.isoformat(" ")).replace("+00:00", "Z")
+        digits = "milliseconds" if declared.unit == "ms" else "auto"  # Arrow reads no more than the unit has
+        return str(value.isoformat(" ", digits)).replace("+00:00", "Z")
     if types.is_date(declared) or types.is_time(declared):
         return str(value.isoformat())
     return format(value, "f") if types.is_decimal(declared) else str(value)

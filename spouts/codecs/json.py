@@ -101,7 +101,10 @@ class JsonCodec(BulkCodec, EncodingCodec):
         """From a JSON Schema: a mapping, its text, or the path of a file.
 
         Enforces types, nested objects, arrays, and ``required``: of a nested object, where that
-        object is there. Ignores other restrictions, such as ``minimum`` or ``pattern``. Raises
+        object is there. Null and nothing are the same: a property that is not required may be null,
+        and a required one that may be null may be missing. An item of an array may be null. An
+        integer has 64 bits, and is not written as ``1.0``. Ignores other restrictions, such as
+        ``minimum`` or ``pattern``. Raises
         ``TopologyError`` for what has no Arrow type (``oneOf``, ``$ref`` to another document).
 
         >>> JsonCodec.from_json_schema({"type": "object", "properties": {"n": {"type": "integer"}}}).fields

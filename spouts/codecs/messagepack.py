@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -23,7 +24,8 @@ class MessagePackCodec(BulkCodec, EncodingCodec):
 
     ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the maps are ignored. A missing
     key is null. Numbers, text, binary, booleans, arrays and maps are those of the type; timestamps
-    are MessagePack's extension type, so a field of them is a timestamp in UTC.
+    are MessagePack's extension type, so a field of them is a timestamp in UTC. A whole float is
+    read as an integer, and text and binary as each other.
 
     Errors: a value of another type, an integer beyond the type, a timestamp outside the years 1 to
     9999, text that is not UTF-8, bytes after the map, and a value that is no map.
@@ -35,19 +37,23 @@ class MessagePackCodec(BulkCodec, EncodingCodec):
 
     def __init__(self, fields: Fields | pa.Schema) -> None:
         self.fields, self._types = declared_types(type(self).__name__, fields)
+        self._of_maps = [name for name, declared in self._types.items() if _holds_maps(declared)]
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
         rows = [_map_of(value) if value is not None else {} for value in values]
         columns = []
         for name, declared in self._types.items():
+            found = [row.get(name) for row in rows]
             try:
-                columns.append(column_of([row.get(name) for row in rows], declared))
+                _check_kinds(found, declared)
+                columns.append(column_of(found, declared))
             except (ValueError, TypeError, OverflowError) as error:
                 raise ValueError(f"{name}: {error}") from error
         return pa.RecordBatch.from_arrays(columns, names=[*self._types])
 
     def encode_row(self, row: Mapping[str, Any]) -> bytes:
-        return bytes(msgpack.packb(row, datetime=True))
+        maps = {name: _with_maps(row[name], self._types[name], name) for name in self._of_maps if name in row}
+        return bytes(msgpack.packb({**row, **maps}, datetime=True))
 
 
 def declared_types(codec: str, fields: Fields | pa.Schema) -> tuple[Fields, dict[str, pa.DataType]]:
@@ -74,3 +80,57 @@ def _map_of(value: bytes) -> dict[Any, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"a {type(found).__name__}, and a value is one map")
     return found
+
+
+#: What MessagePack has for the values of a type. Arrow makes more of other values: an empty list of
+#: an empty text, a moment of a number.
+_KINDS: list[tuple[Callable[[pa.DataType], bool], frozenset[type]]] = [
+    (pa.types.is_boolean, frozenset({bool})),
+    (pa.types.is_integer, frozenset({int, float})),
+    (pa.types.is_floating, frozenset({int, float})),
+    (pa.types.is_timestamp, frozenset({datetime.datetime})),
+    (pa.types.is_string, frozenset({str, bytes})),
+    (pa.types.is_binary, frozenset({str, bytes})),
+    (pa.types.is_map, frozenset({dict})),
+    (pa.types.is_struct, frozenset({dict})),
+    (pa.types.is_list, frozenset({list})),
+]
+
+
+def _check_kinds(values: Sequence[Any], declared: pa.DataType) -> None:
+    """Raise ``ValueError`` for a value, or one inside a value, of another kind."""
+    kinds = next((each for is_of, each in _KINDS if is_of(declared)), None)
+    if kinds is None:
+        return
+    if others := set(map(type, values)) - kinds - {type(None)}:
+        raise ValueError(f"a {min(each.__name__ for each in others)}, and {declared} is wanted")
+    present = [each for each in values if each is not None] if pa.types.is_nested(declared) else []
+    if pa.types.is_struct(declared):
+        for field in declared:
+            _check_kinds([each.get(field.name) for each in present], field.type)
+    elif pa.types.is_map(declared):
+        _check_kinds([key for each in present for key in each], declared.key_type)
+        _check_kinds([item for each in present for item in each.values()], declared.item_type)
+    elif pa.types.is_list(declared):
+        _check_kinds([item for each in present for item in each], declared.value_type)
+
+
+def _holds_maps(declared: pa.DataType) -> bool:
+    nested = (declared.field(number).type for number in range(declared.num_fields))
+    return pa.types.is_map(declared) or any(map(_holds_maps, nested))
+
+
+def _with_maps(value: Any, declared: pa.DataType, where: str) -> Any:
+    """The value with maps for the pairs that Arrow gives. Raises ``ValueError`` for a key that
+    comes twice."""
+    if value is None or not _holds_maps(declared):
+        return value
+    if pa.types.is_map(declared):
+        pairs = list(value.items() if isinstance(value, Mapping) else value)
+        found = {key: _with_maps(item, declared.item_type, f"{where}{{}}") for key, item in pairs}
+        if len(found) < len(pairs):
+            raise ValueError(f"{where} has a key twice")
+        return found
+    if pa.types.is_struct(declared):
+        return {name: _with_maps(each, declared.field(name).type, f"{where}.{name}") for name, each in value.items()}
+    return [_with_maps(each, declared.value_type, f"{where}[]") for each in value]

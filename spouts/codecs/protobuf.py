@@ -16,6 +16,7 @@ from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec
 from spouts.codecs.protobuf_bounds import ParsedSize
 from spouts.codecs.protobuf_columns import CELLS_MAX, CELLS_PER_BYTE, Columns, spread
+from spouts.codecs.protobuf_required import check_required
 from spouts.codecs.protobuf_schema import Files, arrow_schema, file_set, imported
 from spouts.codecs.protobuf_writer import MessageWriter
 
@@ -67,25 +68,26 @@ class ProtobufDecoder:
         self._size.check(value)
         try:
             found = self._parse(value)
-        except self._error as error:
+            check_required(found)
+        except (self._error, ValueError) as error:
             raise ValueError(f"no message {self.name}: {str(error)[:200]}") from None
-        if not found.IsInitialized():
-            missing = ", ".join(found.FindInitializationErrors()[:3])
-            raise ValueError(f"no message {self.name}: required fields are absent: {missing}")
         return found
 
     def _add(self, chunk: Sequence[tuple[int, int, Any]], batches: list[pa.RecordBatch], bad: list[BadRecord]) -> None:
-        """Add the rows of a chunk. A value is good or bad alone, whatever comes with it."""
+        """Add the rows of a chunk. A value is good or bad alone, whatever comes with it: bad values
+        are found by halving."""
         if not chunk:
             return
+        cells = CELLS_MAX if len(chunk) > 1 else CELLS_MAX + CELLS_PER_BYTE * chunk[0][1]
         try:
-            batches.append(self._batch([message for _, _, message in chunk], CELLS_MAX))
-        except (ValueError, pa.ArrowException):
-            for index, size, message in chunk:
-                try:
-                    batches.append(self._batch([message], CELLS_MAX + CELLS_PER_BYTE * size))
-                except (ValueError, pa.ArrowException) as error:
-                    bad.append(BadRecord(index, str(error)))
+            batches.append(self._batch([message for _, _, message in chunk], cells))
+        except (ValueError, pa.ArrowException) as error:
+            if len(chunk) == 1:
+                bad.append(BadRecord(chunk[0][0], str(error)))
+                return
+            half = len(chunk) // 2
+            self._add(chunk[:half], batches, bad)
+            self._add(chunk[half:], batches, bad)
 
     def _batch(self, messages: Sequence[Any], cells: int) -> pa.RecordBatch:
         present = np.fromiter((each is not None for each in messages), np.bool_, len(messages))

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from spouts.codecs.protobuf_columns import DURATION_S_MAX, END_SECOND, FIRST_SECOND
+from spouts.codecs.protobuf_required import check_required
 from spouts.codecs.protobuf_schema import (
     DURATION,
     TIMESTAMP,
@@ -65,8 +66,10 @@ class MessageWriter:
         return [self._serialized(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
 
     def _serialized(self, row: Mapping[str, Any]) -> bytes:
+        made = self._new(**self._fields(row))
+        check_required(made)
         try:
-            return bytes(self._new(**self._fields(row)).SerializeToString(deterministic=True))
+            return bytes(made.SerializeToString(deterministic=True))
         except self._error as error:
             raise ValueError(str(error)[:200]) from None
 

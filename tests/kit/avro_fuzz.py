@@ -18,8 +18,8 @@ from framework.errors import ConfigError, RetryableError, TopologyError
 from spouts import AvroCodec, RegistryAvroCodec
 from spouts.codecs import registry
 from tests.kit.avro import encoded, framed
-from tests.kit.avro_java import plain_values
 from tests.kit.avro_pairs import Pairs
+from tests.kit.comparing import plain_values
 from tests.kit.fuzzing import Counts, go_on
 from tests.kit.registry_answers import answering, send
 

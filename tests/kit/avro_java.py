@@ -12,14 +12,13 @@ import argparse
 import collections
 import decimal
 import io
-import itertools
 import json
 import re
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +32,7 @@ from integration.java import find_java
 from spouts import AvroCodec
 from spouts.codecs.avro_schema import AvroType, parsed
 from tests.kit.avro_pairs import Pairs, double_bits
+from tests.kit.comparing import NAN, Difference, bits, plain_values
 from tests.kit.waiting import PATIENCE_S
 
 PROGRAM = Path(__file__).with_name("AvroReference.java")
@@ -57,7 +57,6 @@ REFUSED = ("which is not read as", "the default is not valid", "a record without
 #: Values that the codec reads and Java does not, by Java's reason: it compares names with their
 #: namespaces before it applies the aliases of fields, and in a reader's union.
 WIDER = re.compile(r"missing required field renamed_|Found (?:\S*\.)?(\w+), expecting union\[.*\b\1\b.*\]")
-_NAN = "nan"
 
 
 class Java:
@@ -103,10 +102,6 @@ class Java:
             return None
         found: dict[str, Any] = json.loads(line)
         return found
-
-
-class Difference(AssertionError):
-    """The codec and another implementation do not agree."""
 
 
 def compare(java: Java, pairs: Pairs, values: int, counts: collections.Counter[str]) -> None:
@@ -185,40 +180,6 @@ def _outcomes(codec: AvroCodec, values: Sequence[bytes]) -> list[tuple[bool, Any
     return [(False, reasons[n]) if n in reasons else (True, next(rows)) for n in range(len(values))]
 
 
-def plain_values(array: pa.Array) -> list[Any]:
-    """The values of a column: times as numbers, structs as tuples, maps as sorted pairs."""
-    kind = array.type
-    valid = array.is_valid().to_pylist()
-    found: list[Any]
-    if pa.types.is_struct(kind):
-        fields = [plain_values(each) for each in array.flatten()]
-        found = list(zip(*fields, strict=True)) if fields else [()] * len(array)
-    elif pa.types.is_map(kind):
-        pairs = list(zip(plain_values(array.keys), plain_values(array.items), strict=True))
-        found = [tuple(sorted(each, key=lambda pair: pair[0])) for each in _split(array, pairs)]
-    elif pa.types.is_list(kind):
-        found = [tuple(each) for each in _split(array, plain_values(array.values))]
-    elif pa.types.is_floating(kind):
-        found = [_bits(each, kind) for each in array.to_pylist()]
-    elif pa.types.is_temporal(kind):
-        found = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist()
-    else:
-        found = array.to_pylist()
-    return [each if good else None for each, good in zip(found, valid, strict=True)]
-
-
-def _split(array: Any, items: list[Any]) -> Iterator[list[Any]]:
-    offsets = array.offsets.to_pylist()
-    for begin, end in itertools.pairwise(offsets):
-        yield items[begin:end]
-
-
-def _bits(value: float | None, kind: pa.DataType) -> Any:
-    if value is None or value != value:
-        return _NAN
-    return struct.unpack("<i", struct.pack("<f", value))[0] if kind == pa.float32() else double_bits(value)
-
-
 def _comparable(schema: AvroType, value: Any) -> Any:
     """Java's value as ``plain_values`` gives it."""
     if schema.kind == "union":
@@ -237,7 +198,7 @@ def _comparable(schema: AvroType, value: Any) -> Any:
             return raw
         return decimal.Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-schema.logical.scale)
     nans = {"float": struct.unpack("<i", b"\0\0\xc0\x7f")[0], "double": double_bits(float("nan"))}
-    return _NAN if schema.kind in nans and value == nans[schema.kind] else value
+    return NAN if schema.kind in nans and value == nans[schema.kind] else value
 
 
 def _compare_fastavro(writer: Any, reader: Any, value: bytes, found: Any, counts: collections.Counter[str]) -> None:
@@ -263,7 +224,7 @@ def _of_fastavro(schema: AvroType, value: Any) -> Any:
     if schema.kind == "array" and schema.items is not None:
         return tuple(_of_fastavro(schema.items, part) for part in value)
     if schema.kind in ("float", "double"):
-        return _bits(value, pa.float32() if schema.kind == "float" else pa.float64())
+        return bits(value, pa.float32() if schema.kind == "float" else pa.float64())
     if schema.logical is not None and schema.logical.name == "decimal":
         return decimal.Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-schema.logical.scale)
     return value

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from framework.errors import REASON_BYTES_MAX, escaped
 from spouts import JsonCodec
-from tests.kit.avro_java import plain_values
+from tests.kit.comparing import plain_values
 from tests.kit.fuzzing import Counts, any_value, go_on, other_bytes
 from tests.kit.json_documents import SCHEMAS, Documents
 

@@ -19,8 +19,8 @@ from framework import Fields
 from framework.errors import BadRecordError, TopologyError
 from spouts import AliasedCodec, AvroCodec
 from spouts.codecs import encoding_codec
-from tests.kit.avro_java import plain_values
 from tests.kit.avro_pairs import Pairs
+from tests.kit.comparing import plain_values
 from tests.kit.round_trips import round_trip
 from tests.kit.targets import Often, examples
 

@@ -230,6 +230,11 @@ CELLS = {
     **TYPES,
     "price": (pa.decimal128(12, 3), st.integers(-(10**12) + 1, 10**12 - 1).map(lambda n: Decimal(n).scaleb(-3))),
     "day": (pa.date32(), st.dates()),
+    "clock": (pa.time64("us"), st.times()),
+    "ms": (
+        pa.timestamp("ms"),
+        st.datetimes(datetime.datetime(1, 1, 2)).map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)),
+    ),
 }
 NESTED = {
     **CELLS,
@@ -274,6 +279,56 @@ def test_messagepack_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> No
     round_trip(codec, TYPES, rows)
     for row in rows:
         assert msgpack.unpackb(codec.encode_row(row), timestamp=3) == row
+
+
+def test_messagepack_has_maps_for_columns_of_maps() -> None:
+    counts = pa.map_(pa.string(), pa.int64())
+    types = {"of": counts, "in_struct": pa.struct([("of", counts)]), "in_list": pa.list_(counts), "n": pa.int64()}
+    codec = MessagePackCodec(pa.schema(types))
+    pairs = [("a", 1), ("b", None)]
+    rows = [
+        {"of": pairs, "in_struct": {"of": pairs}, "in_list": [pairs, [], None], "n": 1},
+        {"of": [], "in_struct": {"of": None}, "in_list": [], "n": None},
+        {"of": None, "in_struct": None, "in_list": None, "n": 2},
+    ]
+    round_trip(codec, {name: (declared, None) for name, declared in types.items()}, rows)
+    assert msgpack.unpackb(codec.encode_row(rows[0])) == {
+        "of": dict(pairs),
+        "in_struct": {"of": dict(pairs)},
+        "in_list": [dict(pairs), {}, None],
+        "n": 1,
+    }
+    twice = pa.record_batch([pa.array([{"of": [("a", 1), ("a", 2)]}], types["in_struct"])], names=["in_struct"])
+    with pytest.raises(BadRecordError, match=r"in_struct\.of has a key twice"):
+        codec.encode(twice)
+
+
+@pytest.mark.parametrize(
+    ("declared", "others"),
+    [
+        (pa.float64(), [True, "1", b"1"]),
+        (pa.bool_(), [1, "true"]),
+        (pa.timestamp("us", "UTC"), [1, 1.0, "2026-01-01"]),
+        (pa.list_(pa.int64()), ["", b"", b"ab", {}, [True]]),
+        (pa.struct([("a", pa.int64())]), ["", b"", [], {"a": "1"}]),
+        (pa.map_(pa.string(), pa.float64()), ["", b"", [], {1: 1.0}, {"a": True}]),
+    ],
+)
+def test_messagepack_takes_no_value_of_another_type(declared: pa.DataType, others: Sequence[Any]) -> None:
+    codec = MessagePackCodec(pa.schema({"v": declared}))
+    values = [msgpack.packb({"v": each}) for each in others]
+    batch, bad = codec.decode_good([msgpack.packb({"v": None}), *values])
+    assert (batch.to_pylist(), [each.index for each in bad]) == ([{"v": None}], [*range(1, len(others) + 1)])
+    assert all(each.reason.startswith("v: a ") for each in bad), bad
+
+
+@pytest.mark.parametrize("text", ["24:00:00", "12", "12:60", "noon", "12:00:00+01:00"])
+def test_csv_takes_no_other_text_for_a_time_of_day(text: str) -> None:
+    codec = CsvCodec(pa.schema({"at": pa.time32("ms"), "n": pa.int64()}))
+    batch, bad = codec.decode_good([b"12:30,1", f"{text},2".encode(), b",3", b"00:00:00.25Z,4"])
+    at = [datetime.time(12, 30), None, datetime.time(0, 0, 0, 250_000)]
+    assert batch.column("at").to_pylist() == at
+    assert [(each.index, each.reason[:3]) for each in bad] == [(1, "at:")]
 
 
 @settings(deadline=None, max_examples=examples(100))

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from integration import RegistryServer
 from spouts import ProtobufCodec, RegistryJsonCodec, RegistryProtobufCodec, UndecodableValueError
 from spouts.codecs import protobuf_bounds
 from spouts.codecs.codec import Codec
-from tests.kit.protobuf import EVERYTHING, KINDS, classes, field, file_of, message, serialized, set_of
+from spouts.codecs.protobuf import ProtobufDecoder
+from tests.kit.protobuf import EVERYTHING, KINDS, classes, field, file_of, map_of, message, serialized, set_of
 from tests.kit.targets import Often
 
 ROOT = Path(__file__).parents[3]
@@ -246,6 +248,57 @@ def test_defaults_and_required_fields_of_proto2() -> None:
     batch, bad = codec.decode_good([classes(old)["t.Old"](id=1).SerializeToString(), b""])
     assert batch.to_pylist() == [{"id": 1, "n": 7, "m": None}]
     assert [each.reason for each in bad] == ["no message t.Old: required fields are absent: id"]
+
+
+#: Where a message has a map beside messages with required fields, the library's list of those that
+#: are absent is wrong, or ends the process.
+BESIDE_A_MAP = file_of(
+    message(
+        "M",
+        field("id", 1, "int32", label="required"),
+        field("many", 2, ".t.M", label="repeated"),
+        field("counts", 3, ".t.M.CountsEntry", label="repeated"),
+        field("named", 4, ".t.M.NamedEntry", label="repeated"),
+        field("one", 5, ".t.M"),
+        nestedType=[map_of("CountsEntry", "uint64", "sfixed64"), map_of("NamedEntry", "string", ".t.M")],
+    ),
+    syntax="proto2",
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "absent"),
+    [
+        ({"many": [{"id": 1}, {}]}, "id, many[1].id"),
+        ({"id": 1, "named": {"b": {}, "a": {}}}, "named['a'].id, named['b'].id"),
+        ({"id": 1, "one": {"one": {}}}, "one.id, one.one.id"),
+        ({"many": [{}] * 5}, "id, many[0].id, many[1].id"),
+    ],
+)
+def test_absent_required_fields_are_named_in_messages_beside_a_map(message: dict[str, Any], absent: str) -> None:
+    codec = ProtobufCodec("t.M", set_of(BESIDE_A_MAP))
+    value = classes(BESIDE_A_MAP)["t.M"](counts={0: 1}, **message).SerializePartialToString()
+    (bad,) = codec.decode_good([value])[1]
+    assert bad.reason == f"no message t.M: required fields are absent: {absent}"
+    inside = ", ".join(f"many[0].{each}" for each in absent.split(", "))
+    with pytest.raises(ValueError, match=re.escape(f"required fields are absent: {inside}")):
+        codec.encode_row({"id": 1, "counts": [(0, 1)], "many": [value]})
+
+
+def test_a_bad_moment_among_good_values_costs_a_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by halving."""
+    at = [Everything(at={"seconds": 10**12 if n == 700 else n}).SerializeToString() for n in range(1_000)]
+    made = []
+    batch_of = ProtobufDecoder._batch
+
+    def counting(decoder: ProtobufDecoder, messages: Any, cells: int) -> pa.RecordBatch:
+        made.append(len(messages))
+        return batch_of(decoder, messages, cells)
+
+    monkeypatch.setattr(ProtobufDecoder, "_batch", counting)
+    batch, bad = ProtobufCodec(Everything).decode_good(at)
+    assert (batch.num_rows, [each.index for each in bad]) == (999, [700])
+    assert len(made) < 50
 
 
 def test_a_value_cannot_fill_the_memory(everything: ProtobufCodec) -> None:
