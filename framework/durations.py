@@ -59,6 +59,16 @@ def micros_above_0(duration: Duration, what: str) -> int:
     return micros
 
 
+def length_of(micros: int) -> str:
+    """A length of time as users write it.
+
+    >>> length_of(3_600_000_000), length_of(90_000_000), length_of(1_500)
+    ('1 h', '90 s', '1500 us')
+    """
+    unit = next(each for each in ("day", "h", "min", "s", "ms", "us") if micros % _UNITS[each] == 0)
+    return f"{micros // _UNITS[unit]} {unit}"
+
+
 def seconds_to_micros(seconds: float) -> int:
     return round(seconds * MICROS)
 

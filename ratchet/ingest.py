@@ -303,6 +303,12 @@ def check(job: Job) -> None:
         raise ConfigError("--codec debezium and --mode mirror go together: use both or neither")
     if job.mode is Mode.UPSERT and not job.key:
         raise ConfigError("--mode upsert needs --key, the field of which each value has one row")
+    if job.mode is Mode.UPSERT and job.key_field is not None and job.sequence_by is not None:
+        raise ConfigError(
+            f"--sequence-by {job.sequence_by} with --key-from-record: a tombstone deletes the row of its key, and has no "
+            f"{job.sequence_by!r} to compare: leave --sequence-by out, and the record that comes later is newer; or leave "
+            "--key-from-record out"
+        )
     if job.mode is not Mode.UPSERT:
         for option, given in (
             ("--key", job.key),

@@ -245,6 +245,10 @@ def check_pickles(topology: Graph) -> None:
         try:
             cloudpickle.loads(cloudpickle.dumps(component.factory or component.instance))
         except Exception as error:
+            told = getattr(component.instance, "unsent", None)
+            mistake = told() if told is not None else None
+            if mistake is not None:
+                raise mistake from error
             raise TopologyError(
                 f"component {component.id!r} cannot be sent to a task: {error}; keep connections, locks and open files "
                 "out of its attributes and open them in prepare() or open(), or pass a factory instead of an instance"

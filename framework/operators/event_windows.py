@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.durations import Duration, micros_above_0, micros_of
+from framework.durations import Duration, length_of, micros_above_0, micros_of
 from framework.errors import ConfigError
 from framework.operators.timestamps import micros_since_epoch
 
@@ -55,6 +55,12 @@ class EventWindows:
     step: int
     origin: int = 0
     zone: str | None = None
+
+    def __str__(self) -> str:
+        zone = f", zone={self.zone!r}" if self.zone is not None else ""
+        if self.step == self.length:
+            return f"tumbling({length_of(self.length)!r}{zone})"
+        return f"hopping({length_of(self.length)!r}, {length_of(self.step)!r})"
 
     def assign(self, at: Micros) -> Assigned:
         """The windows of each time, the last one first."""
@@ -144,8 +150,8 @@ def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None)
     if zone is not None:
         try:
             zoneinfo.ZoneInfo(zone)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError) as error:
-            raise ConfigError(f"zone {zone!r} is no time zone: give a name such as 'Europe/Berlin'") from error
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, TypeError) as error:
+            raise ConfigError(f"zone {zone!r} is no name of a time zone: give one such as 'Europe/Berlin'") from error
         if micros % _DAY or shift % _DAY:
             raise ConfigError(f"a window of {length!r} with a zone: only windows of whole days take a zone")
     return EventWindows(micros, micros, shift % micros, zone)

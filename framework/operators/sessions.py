@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.durations import Duration, micros_above_0
+from framework.durations import Duration, length_of, micros_above_0
 
 Micros = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -25,6 +25,9 @@ class Sessions:
     """Sessions whose records are less than ``gap`` microseconds apart."""
 
     gap: int
+
+    def __str__(self) -> str:
+        return f"session({length_of(self.gap)!r})"
 
 
 def session(gap: Duration) -> Sessions:

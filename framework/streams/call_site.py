@@ -31,9 +31,9 @@ class Call:
         said = escaped(" ".join(str(what).removeprefix(f"{self}: ").split()))
         return TopologyError(f"{self}: {said}")
 
-    def unknown_column(self, name: str, columns: Iterable[str]) -> TopologyError:
-        """The error for a column that is not there."""
-        return self.mistake(f"there is no column {name!r}{nearest(name, columns)}")
+    def unknown_column(self, name: str, columns: Iterable[str], more: str = "") -> TopologyError:
+        """The error for a column that is not there. ``more``: what else may be meant."""
+        return self.mistake(f"there is no column {name!r}{nearest(name, columns)}{more}")
 
     def __str__(self) -> str:
         return f"{self.place}: {self.text}"

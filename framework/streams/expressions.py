@@ -10,7 +10,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -22,6 +22,8 @@ from framework.streams.polars_frames import empty_frame, schema_of
 Expression: TypeAlias = str | pl.Expr
 _CLOCK = re.compile(r"\b(now|current_timestamp|current_date|current_time|localtimestamp)\b", re.IGNORECASE)
 _GATHERING = frozenset({"Agg", "Over", "Rolling", "Sort", "SortBy", "Gather", "Slice"})
+_COMPARISONS = frozenset({"Eq", "NotEq", "Lt", "LtEq", "Gt", "GtEq"})
+_NULL = {"Literal": {"Scalar": {"Null": "Null"}}}
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -35,15 +37,29 @@ def parsed(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
         try:
             expression = pl.sql_expr(given)
         except (pl.exceptions.PolarsError, pl.exceptions.SQLInterfaceError) as error:
-            raise call.mistake(f"{given!r} is no SQL expression: {_first_line(error)}") from None
+            said = _first_line(error)
+            clause = next((each for each in schema.names if f"{each!r} clause" in said), None)
+            quoted = f"; a column with the name of a clause is written '\"{clause}\"'" if clause is not None else ""
+            raise call.mistake(f"{given!r} is no SQL expression: {said}{quoted}") from None
     elif isinstance(given, pl.Expr):
         expression = given
     else:
+        constant = ""
+        if isinstance(given, bool | int | float):
+            constant = f"; the constant is {str(given).lower()!r}"
+        elif isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
+            constant = "; give several one by one, without a list"
         raise call.mistake(
-            f"{given!r} is a {type(given).__name__}: give SQL text, or a polars expression such as pl.col('name')"
+            f"{given!r} is a {type(given).__name__}: give SQL text, or a polars expression such as pl.col('name'){constant}"
         )
+    if isinstance(given, str) and given.isidentifier() and expression.meta.is_column() and given not in schema.names:
+        raise call.unknown_column(given, schema.names, f"; a text is written \"'{given}'\"")
     _check_columns(call, expression, schema)
-    _check_rows(call, given, expression)
+    tree = _tree_of(expression)
+    _check_rows(call, given, expression, tree)
+    _check_comparisons(call, given, tree, schema)
+    if isinstance(given, str):
+        _check_casts(call, given, tree, schema)
     return expression
 
 
@@ -54,6 +70,40 @@ def column_or_expression(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
     if isinstance(given, str) and given.isidentifier():
         raise call.unknown_column(given, schema.names)
     return parsed(call, given, schema)
+
+
+def is_named(expression: pl.Expr) -> bool:
+    """Whether an expression of SQL text is a column, or ends with ``AS name``."""
+    return bool(expression.meta.is_column()) or "Alias" in _tree_of(expression)
+
+
+def is_always_true(expression: pl.Expr) -> bool:
+    """Whether a condition takes no column, and is true."""
+    return not expression.meta.root_names() and bool(pl.select(expression).item())
+
+
+def tests_not_null(expression: pl.Expr, column: str) -> bool:
+    """Whether a condition says that a column is not null, as all of it or beside others by AND."""
+    waiting = [_tree_of(expression)]
+    is_null = {"Function": {"input": [{"Column": column}], "function": {"Boolean": "IsNull"}}}
+    is_not_null = {"Function": {"input": [{"Column": column}], "function": {"Boolean": "IsNotNull"}}}
+    told = (is_not_null, {"Function": {"input": [is_null], "function": {"Boolean": "Not"}}})
+    while waiting:
+        node = waiting.pop()
+        if node in told:
+            return True
+        both = node.get("BinaryExpr", {})
+        if both.get("op") in ("And", "LogicalAnd"):
+            waiting += [both["left"], both["right"]]
+    return False
+
+
+def time_of_number(name: str) -> str:
+    """How a number becomes a time."""
+    return (
+        f"write with_columns({name}=pl.from_epoch('{name}', time_unit='s').dt.replace_time_zone('UTC')), where 's' may be "
+        "'ms' or 'us'"
+    )
 
 
 def checked_types(call: Call, columns: Mapping[str, pl.Expr], schema: pa.Schema) -> pa.Schema:
@@ -81,7 +131,8 @@ def check_names(call: Call, names: Iterable[object], schema: pa.Schema) -> None:
     """Raise ``TopologyError`` for a name that no column has."""
     for name in names:
         if not isinstance(name, str):
-            raise call.mistake(f"{name!r} is a {type(name).__name__}: give the name of a column")
+            several = "; give several one by one" if isinstance(name, list | tuple) else ""
+            raise call.mistake(f"{name!r} is a {type(name).__name__}: give the name of a column{several}")
         if name not in schema.names:
             raise call.unknown_column(name, schema.names)
 
@@ -94,18 +145,27 @@ def _check_columns(call: Call, expression: pl.Expr, schema: pa.Schema) -> None:
             raise call.unknown_column(name, schema.names)
 
 
-def _check_rows(call: Call, given: Any, expression: pl.Expr) -> None:
+def _tree_of(expression: pl.Expr) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # polars calls this form of an expression unstable
-        text = expression.meta.serialize(format="json")
-    tree = json.loads(text)
+        return json.loads(expression.meta.serialize(format="json"))
+
+
+def _of_tree(tree: Any) -> pl.Expr:
+    return pl.Expr.deserialize(io.StringIO(json.dumps(tree)), format="json")
+
+
+def _check_rows(call: Call, given: Any, expression: pl.Expr, tree: Any) -> None:
     if _has_python(tree):
         raise call.mistake(
             f"{str(given)!r} calls a Python function, whose types cannot be found: use map(...) or map_batches(...)"
         )
     try:
-        shape = pl.Expr.deserialize(io.StringIO(json.dumps(_without_types(tree))), format="json").meta
-        separable = shape.is_row_separable() and not _gathers(tree)
+        plain = _without_types(tree)
+        shape = _of_tree(plain).meta
+        # Of an expression of several functions, polars does not look into each.
+        separable = all(_of_tree(each).meta.is_row_separable() for each in [plain, *_functions(plain)])
+        separable = separable and not _gathers(tree)
         keeps_rows = shape.is_length_preserving() or shape.is_scalar()
     except pl.exceptions.PolarsError as error:
         raise call.mistake(f"{str(given)!r} cannot be checked: {_first_line(error)}") from None
@@ -116,6 +176,69 @@ def _check_rows(call: Call, given: Any, expression: pl.Expr) -> None:
         )
     if not keeps_rows:
         raise call.mistake(f"{str(given)!r} makes another number of rows: use explode(...) or filter(...)")
+
+
+def _check_comparisons(call: Call, given: Any, tree: Any, schema: pa.Schema) -> None:
+    """Refuse comparisons that give something else than they seem to: with null, and of a time with
+    a number."""
+    for left, right in _comparisons(tree):
+        if _NULL in (left, right):
+            other = right if left == _NULL else left
+            name = str(other["Column"]) if isinstance(other, dict) and "Column" in other else "..."
+            raise call.mistake(
+                f"{str(given)!r} compares with null, which is true for no row: write '{name} IS NULL' or '{name} IS NOT NULL'"
+            )
+        kinds = [_type_of(each, schema) for each in (left, right)]
+        times = [each for each in kinds if each is not None and each.is_temporal()]
+        if len(times) == 1 and any(each is not None and each.is_numeric() for each in kinds):
+            raise call.mistake(
+                f"{str(given)!r} compares a time with a number, which has no unit: give a time, such as "
+                "pl.col('at') > datetime(2026, 1, 1, tzinfo=UTC)"
+            )
+
+
+def _check_casts(call: Call, given: str, tree: Any, schema: pa.Schema) -> None:
+    """Refuse CAST(number AS TIMESTAMP), which has seconds in most dialects of SQL."""
+    for node in _nodes(tree):
+        cast = node.get("Cast")
+        if not isinstance(cast, dict) or "Datetime" not in json.dumps(cast.get("dtype")):
+            continue
+        kind = _type_of(cast["expr"], schema)
+        if kind is not None and kind.is_numeric():
+            names = _of_tree(cast["expr"]).meta.root_names()
+            raise call.mistake(
+                f"{given!r} makes a time of a number, which has no unit: {time_of_number(names[0] if names else 'name')}"
+            )
+
+
+def _type_of(tree: Any, schema: pa.Schema) -> pl.DataType | None:
+    """The type of a part of an expression; None where it cannot be found."""
+    try:
+        return empty_frame(schema).select(_of_tree(tree).alias("value")).dtypes[0]
+    except pl.exceptions.PolarsError:
+        return None
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every part of an expression. What is done to the items of a list is left out."""
+    if isinstance(tree, list):
+        for each in tree:
+            yield from _nodes(each)
+    if isinstance(tree, dict) and "Literal" not in tree:
+        yield tree
+        for name, each in tree.items():
+            yield from _nodes(each.get("expr") if name == "Eval" and isinstance(each, dict) else each)
+
+
+def _functions(tree: Any) -> list[dict[str, Any]]:
+    return [node for node in _nodes(tree) if set(node) == {"Function"}]
+
+
+def _comparisons(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for node in _nodes(tree):
+        compared = node.get("BinaryExpr")
+        if isinstance(compared, dict) and compared.get("op") in _COMPARISONS:
+            yield compared["left"], compared["right"]
 
 
 def _has_python(node: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,10 +98,20 @@ class FunctionMap(RemakingStep):
 
     many: bool
 
+    def _rows_in(self, given: Any) -> Iterable[Any]:
+        """The rows that the function made of one."""
+        if not self.many:
+            if isinstance(given, Iterator):
+                raise self.call.mistake("the function yields rows: use flat_map(...), or return one row")
+            return [given]
+        if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+            raise self.call.mistake(f"it returned {given!r}, which is no list of rows: return a list, or yield rows")
+        return given
+
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         rows: list[tuple[Any, ...]] = []
         for given in self.calls.results(frame.iter_rows(named=True)):
-            rows += [values_of(self.call, self.schema, each) for each in (given if self.many else [given])]
+            rows += [values_of(self.call, self.schema, each) for each in self._rows_in(given)]
         return frame_of_values(self.call, self.schema, rows)
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
@@ -116,7 +126,7 @@ class FunctionMap(RemakingStep):
                 made = [self._passed(row, known)]
             else:
                 result = next(results)
-                made = [values_of(self.call, self.schema, each) for each in (result if self.many else [result])]
+                made = [values_of(self.call, self.schema, each) for each in self._rows_in(result)]
                 changed = [
                     name for name, place in places if mark is None and any(each[place] != row[name] for each in made)
                 ]
@@ -209,6 +219,15 @@ def values_of(call: Call, schema: pa.Schema, given: Any) -> tuple[Any, ...]:
 def frame_of_values(call: Call, schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
     """The rows in the declared types. Raises ``BadRecordError`` for a value that does not fit."""
     columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(schema)
+    for values, declared in zip(columns := list(columns), schema, strict=True):
+        if pa.types.is_temporal(declared.type):
+            number = next(
+                (each for each in values if isinstance(each, int | float) and not isinstance(each, bool)), None
+            )
+            if number is not None:
+                raise call.mistake(
+                    f"it returned {number!r} for {declared.name!r}, and a number of a time has no unit: return a datetime"
+                )
     try:
         arrays = [column_of(values, declared.type) for values, declared in zip(columns, schema, strict=True)]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -146,6 +146,8 @@ class Pipeline(TopologyMaker):
             checked_parallelism(placed.id, placed.parallelism)
         except TopologyError as error:
             raise placed.call.mistake(error) from None
+        if self._reading is not None and placed.id == self._reading.spout_id:
+            raise placed.call.mistake(f"the name {placed.id!r} is that of what is read already: give another name=")
         taken = next((each for each in self._placed if each.id == placed.id), None)
         if taken is not None:
             raise placed.call.mistake(f"the name {placed.id!r} is that of {taken.call} already: give another name=")
@@ -235,7 +237,11 @@ class Pipeline(TopologyMaker):
 
     def build(self) -> Topology:
         """The topology. Raises ``TopologyError`` naming what is wrong."""
-        return replace((self._builder or self._compiled(prune=True)).build(), settings=dict(self._settings))
+        builder = self._builder or self._compiled(prune=True)
+        try:
+            return replace(builder.build(), settings=dict(self._settings))
+        except TopologyError as error:
+            raise self._mistake_of(error) from None
 
     def describe(self) -> str:
         """What the pipeline becomes: each component with its tasks, inputs, groupings, columns and
@@ -259,6 +265,13 @@ class Pipeline(TopologyMaker):
                 f"pipeline {self.name!r} writes nothing: end a stream with append_into(...), upsert_into(...) or into(...)"
             )
         return builder_of(self.name, self._reading, self._placed, self._sources, prune=prune)
+
+    def _mistake_of(self, error: TopologyError) -> TopologyError:
+        """An error about a component, as one of the operator that made it."""
+        named = [each for each in self._placed if f"{each.id!r}" in str(error)]
+        if not named or any(str(error).startswith(f"{each.call}: ") for each in self._placed):
+            return error
+        return named[-1].call.mistake(error)
 
 
 def _with_tombstones(schema: pa.Schema) -> pa.Schema:

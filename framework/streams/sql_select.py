@@ -29,6 +29,7 @@ _REFUSED = {
     "INTERSECT": "INTERSECT needs two streams: use join(...)",
     "EXCEPT": "EXCEPT needs two streams: use join(...); for columns, drop(...)",
     "EXCLUDE": "name the columns, or use drop(...)",
+    "QUALIFY": "QUALIFY compares rows: use deduplicate(...) for the first row of a key, latest_by(...) for the newest",
     "WITH": "name a stream in Python in place of WITH",
     ";": "give one query, without a semicolon",
 }
@@ -55,7 +56,13 @@ def select_of(call: Call, query: str) -> Select:
     tokens = list(_tokens(query))
     words = [each.word for each in tokens if not each.text.isspace()]
     following = iter([*words[1:], ""])
-    if "SELECT" in words[1:]:
+    if words[:1] == ["INSERT"]:
+        raise call.mistake("a query only reads: write the rows by append_into(...) or to_kafka(...)")
+    second = next((place for place, word in enumerate(words) if place and word == "SELECT"), 0)
+    sets = [each for each in words[max(second - 2, 0) : second] if each in ("UNION", "INTERSECT", "EXCEPT")]
+    if sets:
+        raise call.mistake(_REFUSED[sets[0]])
+    if second:
         raise call.mistake("a query inside a query: make two streams, one of the other")
     clauses: dict[str, list[_Token]] = {}
     current: list[_Token] = []

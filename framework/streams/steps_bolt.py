@@ -13,7 +13,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from framework.errors import TopologyError
 from framework.streams.function_calls import check_alive
+from framework.streams.function_signatures import unsent
 from framework.streams.lookups import Lookup
 from framework.streams.polars_frames import batches_of, frame_of
 from framework.streams.steps import Columns, Step
@@ -75,6 +77,13 @@ class StepsBolt(ArrowBolt):
     def calls(self) -> list[str]:
         """The steps, as the user wrote them."""
         return list(dict.fromkeys(step.call.text for step in self._root.steps()))
+
+    def unsent(self) -> TopologyError | None:
+        """The mistake of the step whose function cannot be sent to a task; None where all can."""
+        found = (
+            mistake for step in self._root.steps() for each in step.functions if (mistake := unsent(step.call, each))
+        )
+        return next(found, None)
 
     def _lookup_counts(self) -> Mapping[str, LookupCounts]:
         found: dict[str, LookupCounts] = {}

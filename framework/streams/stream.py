@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import polars as pl
 import pyarrow as pa
 
-from framework.durations import Duration, micros_above_0
+from framework.durations import Duration, micros_above_0, micros_of
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_windows import EventWindows
 from framework.operators.sessions import Sessions
@@ -20,12 +20,17 @@ from framework.streams.expressions import (
     check_names,
     checked_types,
     column_or_expression,
+    is_always_true,
+    is_named,
     parsed,
+    time_of_number,
 )
 from framework.streams.function_calls import Calls, calls_of, is_async
+from framework.streams.function_signatures import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
 from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once
+from framework.streams.other_names import of_item, of_stream
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select import select_of
 from framework.streams.steps import (
@@ -80,6 +85,15 @@ class Stream:
         columns = ", ".join(f"{each.name}: {each.type}" for each in self.schema)
         return f"Stream({columns})"
 
+    def __getitem__(self, item: Any) -> NoReturn:
+        raise of_item(item)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            node = self.__dict__.get("_node")
+            raise of_stream(self, name, node.schema.names if node is not None else ())
+
     # --- row by row -------------------------------------------------------------------------------
 
     def filter(self, condition: Expression | RowFunction, *, deterministic: bool = False) -> Stream:
@@ -90,6 +104,8 @@ class Stream:
         if callable(condition) and not isinstance(condition, pl.Expr):
             if is_async(condition):
                 raise call.mistake("filter takes no async def: make a column by map(...), and filter by that")
+            check_function(call, condition, ["the row"])
+            check_returns(call, condition)
             step: Step = FunctionFilter(
                 call=call, schema=self.schema, function=condition, is_deterministic=deterministic
             )
@@ -153,6 +169,11 @@ class Stream:
         declared = self._declared(call, types)
         columns = {}
         for each in declared:
+            was = self.schema.field(each.name).type
+            if pa.types.is_timestamp(each.type) and (pa.types.is_integer(was) or pa.types.is_floating(was)):
+                raise call.mistake(
+                    f"{each.name!r} is {was}, and a number of a time has no unit: {time_of_number(each.name)}"
+                )
             try:
                 columns[each.name] = pl.col(each.name).cast(pl.Schema(pa.schema([each]))[each.name])
             except (pl.exceptions.PolarsError, pa.ArrowException) as error:
@@ -193,6 +214,7 @@ class Stream:
         the function's second argument."""
         call = called("map", function)
         calls = self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries)
+        check_returns(call, function)
         return self._mapped(calls, types, deterministic=deterministic, many=False)
 
     def flat_map(
@@ -210,6 +232,7 @@ class Stream:
         def`` returns them. The rest as of ``map``."""
         call = called("flat_map", function)
         calls = self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries)
+        check_returns(call, function)
         return self._mapped(calls, types, deterministic=deterministic, many=True)
 
     def map_batches(
@@ -232,7 +255,10 @@ class Stream:
         call = called("map_batches", function)
         if kind not in ("arrow", "polars", "pandas"):
             raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
-        calls = self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries)
+        calls = self._calls(
+            call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries, given="a table"
+        )
+        check_returns(call, function)
         step = BatchMap(
             call=call,
             schema=self._of_function(call, types),
@@ -294,7 +320,15 @@ class Stream:
         step = Lookup(
             call=call,
             schema=pa.schema([*self.schema, *answers]),
-            calls=self._calls(call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries),
+            calls=self._calls(
+                call,
+                function,
+                setup,
+                concurrency=concurrency,
+                timeout=timeout,
+                retries=retries,
+                given="a key" if batch_size is None else "a list of keys",
+            ),
             on=keys,
             answers=answers,
             is_deterministic=deterministic,
@@ -317,6 +351,9 @@ class Stream:
         taken: list[pl.Expr] = []
         streams = {}
         for name, condition in conditions.items():
+            if taken and is_always_true(taken[-1]):
+                before = list(conditions)[len(taken) - 1]
+                raise call.mistake(f"every row is in {before!r}, which comes before {name!r}: put it last")
             own = parsed(call, condition, self.schema).fill_null(False)
             streams[name] = self.filter(pl.all_horizontal(own, *(~each for each in taken)) if taken else own)
             taken.append(own)
@@ -325,6 +362,8 @@ class Stream:
     def merge(self, *others: Stream) -> Stream:
         """The rows of this stream and of the others, which have the same columns."""
         call = called("merge")
+        if not others:
+            raise call.mistake("give at least one other stream, as in orders.merge(returns)")
         for other in others:
             if not isinstance(other, Stream):
                 raise call.mistake(f"{other!r} is a {type(other).__name__}: give streams")
@@ -334,7 +373,9 @@ class Stream:
                 raise call.mistake(
                     f"the columns differ: {_listed(self.schema)}; and {_listed(other.schema)}: make them equal by select(...)"
                 )
-        node = Merged((self._node, *(each._node for each in others)), self.schema)
+        names = {each: each for each in self.schema.names}
+        ordered = [each if each.schema.names == list(names) else each._selected(call, names) for each in others]
+        node = Merged((self._node, *(each._node for each in ordered)), self.schema)
         check_once(call, node)
         return Stream(self._pipeline, node)
 
@@ -355,6 +396,7 @@ class Stream:
         kind = self.schema.field(on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
+        _check_duration(call, "late", late)
         taken = next((name for name in (WINDOW_START, WINDOW_END) if name in self.schema.names), None)
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
@@ -417,6 +459,7 @@ class Stream:
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, within=within, on=on, name=name)
         check_names(call, [*keys, on], self.schema)
+        _check_time(call, on, self.schema)
         try:
             bolt = self._pipeline.stateful_steps(call).first_rows(name, keys, on, within)
         except (ConfigError, TopologyError) as error:
@@ -469,8 +512,18 @@ class Stream:
             raise call.mistake("say how far apart the rows of a pair may be, as in times='at', within='1 h'")
         if other._pipeline is not self._pipeline:
             raise call.mistake("the streams are of two pipelines: read both topics in one")
+        for side, has, lacks in (("this", self, other), ("the other", other, self)):
+            for each in keys:
+                if isinstance(each, str) and each in has.schema.names and each not in lacks.schema.names:
+                    raise call.mistake(
+                        f"{side} stream has a column {each!r}, and the one that it is joined with has not (it has: "
+                        f"{', '.join(lacks.schema.names)}): both need the columns of on=, so rename one before"
+                    )
         check_names(call, keys, self.schema)
-        check_names(call, keys, other.schema)
+        if table is None and set(ways_to(self._node)) & set(ways_to(other._node)):
+            raise call.mistake(
+                "a stream is joined with itself, so each of its rows would find itself: filter one of them"
+            )
         place = self._pipeline.partition
         taken = [each for each in self.schema.names if each not in place or each in keys]
         names = {each: each if each in keys or each not in taken else f"{each}_right" for each in other.schema.names}
@@ -539,6 +592,7 @@ class Stream:
             raise call.mistake(
                 f"the times differ: {self.schema.field(left).type} and {other.schema.field(right).type}: cast one"
             )
+        _check_time(call, left, self.schema)
         return Merged((moments[0]._node, moments[1]._node), moments[0].schema)
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
@@ -571,10 +625,12 @@ class Stream:
         ``on_bad_record``: what becomes of a record whose row the sink refuses: "skip",
         ``dead_letters(...)`` or, where the pipeline has them, "dead_letter"; "fail": the
         ``on_bad_record`` of the source decides. The record is left out of all sinks."""
-        call = called("append_into", target, **({"name": name} if name else {}))
+        call = called("append_into", target, **({"name": name} if name is not None else {}))
         bolt = of_target(call, target, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
-        return self._placed(call, bolt, name or target.name, LocalOrShuffleGrouping(), parallelism=parallelism)
+        return self._placed(
+            call, bolt, target.name if name is None else name, LocalOrShuffleGrouping(), parallelism=parallelism
+        )
 
     def to_kafka(
         self,
@@ -616,6 +672,12 @@ class Stream:
         """Send the rows through a bolt of your own, and go on with what it emits. ``grouping``:
         "local", "shuffle", "global", "all", the names of columns, or a ``Grouping``."""
         call = called("through", type(bolt).__name__, name=name)
+        if not isinstance(bolt, Bolt):
+            raise call.mistake(
+                f"{bolt.__name__} is a class: give an object, {bolt.__name__}(...)"
+                if isinstance(bolt, type)
+                else f"{bolt!r} is a {type(bolt).__name__}: give a bolt; map(...) and map_batches(...) take functions"
+            )
         return self._placed(call, bolt, name, self._grouping(call, grouping), parallelism=parallelism)
 
     def into(
@@ -682,7 +744,7 @@ class Stream:
         for each in columns:
             expression = column_or_expression(call, each, self.schema)
             name = expression.meta.output_name(raise_if_undetermined=False)
-            if not name or name in ("literal", "len"):
+            if not name or name in ("literal", "len") or (isinstance(each, str) and not is_named(expression)):
                 raise call.mistake(f"{str(each)!r} has no name: write name=... or ... AS name")
             if name in made:
                 raise call.mistake(f"there would be two columns {name!r}")
@@ -716,12 +778,15 @@ class Stream:
         concurrency: int | None,
         timeout: Duration | None,
         retries: int,
+        given: str = "the row",
     ) -> Calls:
         if not callable(function):
             raise call.mistake(f"{function!r} is a {type(function).__name__}: give a function")
-        return calls_of(
+        calls = calls_of(
             call, function, uuid.uuid4().hex, setup=setup, concurrency=concurrency, timeout=timeout, retries=retries
         )
+        check_function(call, function, [given, *(["what setup made"] if setup is not None else [])])
+        return calls
 
     def _mapped(self, calls: Calls, types: Mapping[str, FieldType], *, deterministic: bool, many: bool) -> Stream:
         step = FunctionMap(
@@ -769,6 +834,20 @@ class Stream:
     def _of(self, node: Node) -> Stream:
         """The rows of another node of the same pipeline."""
         return Stream(self._pipeline, node)
+
+
+def _check_duration(call: Call, what: str, given: Duration) -> None:
+    try:
+        micros_of(given, what)
+    except ConfigError as error:
+        raise call.mistake(error) from None
+
+
+def _check_time(call: Call, name: str, schema: pa.Schema) -> None:
+    """A number has no unit, so it is no time."""
+    kind = schema.field(name).type
+    if not pa.types.is_temporal(kind):
+        raise call.mistake(f"column {name!r} is {kind}, and event time needs a timestamp: cast it first")
 
 
 def _number_above_0(call: Call, what: str, number: int | None) -> int | None:

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
 import pyarrow as pa
@@ -17,6 +17,7 @@ from framework.operators.sessions import Sessions
 from framework.operators.watermarks import CHANGED_STREAM
 from framework.streams.call_site import Call, called
 from framework.streams.expressions import column_or_expression
+from framework.streams.other_names import of_grouped, of_table
 from framework.streams.plan import Node, Placed, SideOutput, Stepped
 from framework.streams.ports import JoinHow, StatefulSteps, Target
 from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
@@ -33,10 +34,17 @@ class Grouped:
         self._stream = stream
         self._key = key
 
-    def agg(self, **aggregates: Any) -> AggregatesTable:
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise of_grouped(self, name)
+
+    def agg(self, *unnamed: Any, **aggregates: Any) -> AggregatesTable:
         """A row per key with these columns, such as ``count()`` or ``sum_("cents")``. What an
         aggregate takes may be an expression: ``sum_("price * pieces")``."""
-        call = called("agg", **aggregates)
+        call = called("agg", *unnamed, **aggregates)
+        if unnamed:
+            raise call.mistake(f"{unnamed[0]} has no name: name each aggregate, as in agg(orders=count())")
         if not aggregates:
             raise call.mistake("give at least one aggregate, as in agg(orders=count())")
         stream = self._stream
@@ -58,9 +66,15 @@ class Grouped:
             made[name] = dataclasses.replace(each, field=hidden)
         if columns:
             stream = stream._with(call, columns)
-        for each in made.values():
+        for name, each in made.items():
+            kind = stream.schema.field(each.field).type if each.field is not None else None
+            if type(each).__name__ == "Count" and each.field == f"{name}_input" and pa.types.is_boolean(kind):
+                raise call.mistake(
+                    f"{name} would count the rows for which {str(aggregates[name].field)!r} is false, too: write sum_(...), which "
+                    "counts those for which it is true"
+                )
             try:
-                each.output_type(stream.schema.field(each.field).type if each.field is not None else None)
+                each.output_type(kind)
             except RatchetError as error:
                 raise call.mistake(error) from None
         return AggregatesTable(stream, self._key, made)
@@ -73,13 +87,18 @@ class Table(ABC):
         self._stream = stream
         self._key = key
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise of_table(self, name)
+
     def upsert_into(
         self, target: Target, *, name: str | None = None, parallelism: int = 1, on_bad_record: str | Bolt = "fail"
     ) -> Stream:
         """Keep the table there, exactly once. Returns the stream of the rows that change, with
         their new values. ``name``: the id of the sink, which its state follows. ``on_bad_record``:
         what becomes of a record whose row the sink refuses, as of ``Stream.append_into``."""
-        call = called("upsert_into", target, **({"name": name} if name else {}))
+        call = called("upsert_into", target, **({"name": name} if name is not None else {}))
         bolt = of_target(call, target, self._committer)
         self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
@@ -87,7 +106,7 @@ class Table(ABC):
         return self._stream._placed(
             call,
             bolt,
-            name or target.name,
+            target.name if name is None else name,
             grouping,
             parallelism=parallelism,
             uses=self._uses(),

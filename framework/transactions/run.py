@@ -44,6 +44,8 @@ class TopologyFailed(RatchetError):
     def __init__(self, failure: TaskFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
+        for line in failure.lines()[1:]:
+            self.add_note(line)
 
     def lines(self) -> list[str]:
         """Lines for display, with the user's own line of code."""

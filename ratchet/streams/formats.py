@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.streams.call_site import called
+from framework.streams.call_site import Call, called
 from framework.topology import Fields
 from framework.topology.fields import FieldType
 from spouts import (
@@ -172,6 +172,13 @@ def Debezium(fields: Fields | pa.Schema, **options: Any) -> Format:
     return Whole(DebeziumCodec(fields, **options))
 
 
-def format_of(given: Format | Codec) -> Format:
-    """Accepts a format, or a codec of the user's own."""
-    return given if isinstance(given, Format) else Whole(given)
+def format_of(call: Call, what: str, given: Format | Codec) -> Format:
+    """Accepts a format, or a codec of the user's own. ``what``: the argument. Raises
+    ``TopologyError``."""
+    if isinstance(given, Format):
+        return given
+    if isinstance(given, type) or not (hasattr(given, "fields") and hasattr(given, "decode")):
+        named = given.__name__ if isinstance(given, type) else f"{given!r}, a {type(given).__name__}"
+        example = "Text('order')" if what == "key" else "Json(order=str, cents=int)"
+        raise call.mistake(f"{what} is {named}: give a format with its columns, such as {example}")
+    return Whole(given)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from framework.config import Config
 from framework.coordination import CoordinationStore
 from framework.errors import RatchetError
+from framework.execution.plan import check_pickles
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
 from framework.streams.call_site import Call, called, nearest
@@ -21,7 +22,7 @@ from framework.topology import TOMBSTONE, Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
-from ratchet.streams.sources import Kafka, Rows, Topics, check_options
+from ratchet.streams.sources import Kafka, Rows, Topics, check_moment, check_options
 from ratchet.streams.stateful_steps import StatefulStepsIn
 from ratchet.streams.tables import RowsTable, Tables
 from ratchet.streams.targets import Database, Store, Topic
@@ -51,6 +52,10 @@ class Pipeline(StreamsPipeline):
 
     def __init__(self, name: str, *, state: Callable[[str], Store] | None = None) -> None:
         super().__init__(name)
+        if state is not None and (not callable(state) or isinstance(state, (type, Store))):
+            raise called("Pipeline", name).mistake(
+                f"state is {_named(state)}: give a function from a name to a store, state=lambda name: sqlite('state.db', name)"
+            )
         self._state = state
 
     # --- sources ----------------------------------------------------------------------------------
@@ -84,26 +89,28 @@ class Pipeline(StreamsPipeline):
         if bool(names) == (pattern is not None):
             raise call.mistake("name a topic, or give pattern=, one of the two")
         check_options(call, options)
-        for each in metadata:
+        for bound in ("start", "end"):
+            check_moment(call, bound, options.get(bound))
+        for each in [metadata] if isinstance(metadata, str) else metadata:
             if each not in METADATA_TYPES:
                 raise call.mistake(f"there is no metadata {each!r}{nearest(each, METADATA_TYPES)}")
         bad: Any
         bad, letters = (on_bad_record, None) if isinstance(on_bad_record, str) else ("dead_letter", on_bad_record)
-        if (bad == "dead_letter" and letters is None) or bad not in ("fail", "skip", "dead_letter"):
-            raise call.mistake(f"on_bad_record is {bad!r}: give 'fail', 'skip' or dead_letters(...)")
+        if (letters is None and bad not in ("fail", "skip")) or (letters is not None and not isinstance(letters, Bolt)):
+            raise call.mistake(f"on_bad_record is {_named(on_bad_record)}: give 'fail', 'skip' or dead_letters(...)")
         read = Topics(
             name=name or (names[0] if names else "topics"),
             topics=names,
             pattern=pattern,
-            value=format_of(value if value is not None else BytesCodec()),
-            key=format_of(key) if key is not None else None,
-            headers={header: format_of(each) for header, each in (headers or {}).items()},
-            metadata=tuple(metadata),
+            value=format_of(call, "value", value if value is not None else BytesCodec()),
+            key=format_of(call, "key", key) if key is not None else None,
+            headers={header: format_of(call, f"header {header}", each) for header, each in (headers or {}).items()},
+            metadata=(metadata,) if isinstance(metadata, str) else tuple(metadata),
             on_bad_record=bad,
         )
         reading = self._reading
         if not isinstance(reading, Kafka):
-            reading = Kafka(options, parallelism or 1, letters)
+            reading = Kafka(options, 1 if parallelism is None else parallelism, letters)
         else:
             if options or parallelism is not None:
                 raise call.mistake(
@@ -160,7 +167,14 @@ class Pipeline(StreamsPipeline):
         """These rows, for tests and notebooks. Without ``types``, the columns are those of the
         rows."""
         call = called("read", "...")
-        given = list(rows)
+        if hasattr(rows, "to_dicts") or hasattr(rows, "to_dict"):
+            raise call.mistake(
+                f"it is a {type(rows).__name__}: give mappings, of polars frame.to_dicts(), of pandas frame.to_dict('records')"
+            )
+        given = [] if isinstance(rows, Mapping) else list(rows)
+        wrong: Any = rows if isinstance(rows, Mapping) else next((r for r in given if not isinstance(r, Mapping)), None)
+        if wrong is not None:
+            raise call.mistake(f"{wrong!r} is a {type(wrong).__name__}: give a list of mappings of columns to values")
         try:
             schema = Fields.of(types).schema() if types else pa.Table.from_pylist(given).schema
         except (RatchetError, pa.ArrowException, TypeError) as error:
@@ -171,6 +185,7 @@ class Pipeline(StreamsPipeline):
             unknown = next((each for each in row if each not in schema.names), None)
             if unknown is not None:
                 raise call.unknown_column(unknown, schema.names)
+            _check_values(call, row, schema)
         return self._read_from(call, Rows(name, given, schema, parallelism), name, schema)
 
     def topic(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> Target:
@@ -255,7 +270,12 @@ class Pipeline(StreamsPipeline):
 
         A row that a step or a sink refuses is left out as ``on_bad_record`` says; none becomes a
         dead letter, because a row is no record of a topic."""
+        struck = [faults] if isinstance(faults, Fault) else list(faults)
+        other = next((each for each in struck if not isinstance(each, Fault)), None)
+        if other is not None:
+            raise called("test", "...").mistake(f"{other!r} is no fault: give crash(2), fail_attempt(2) or replay()")
         topology = self.build()
+        check_pickles(topology)
         fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
         given = self._given(records, fields)
         of_topic = isinstance(self._reading, Kafka)
@@ -267,7 +287,7 @@ class Pipeline(StreamsPipeline):
         streams = self._streams_read()
         several = len(streams) > 1
         sample: Any = {streams[source]: its for source, its in rows.items()} if several else next(iter(rows.values()))
-        done = run_on(topology, sample, faults=list(faults), take=take, config=config)
+        done = run_on(topology, sample, faults=struck, take=take, config=config)
         found: dict[str, RowsTable] = {}
         for each in self._sinks():
             if each.watermark is not None or isinstance(each.bolt, TableJoiningCommitter):
@@ -299,12 +319,20 @@ class Pipeline(StreamsPipeline):
         schemas = {each.source: each.schema for each in self._sources}
         if records is None:
             if not isinstance(self._reading, Rows):
-                raise call.mistake(f"give rows, as in test({{{next(iter(schemas))!r}: [...]}})")
+                raise call.mistake(f"give rows, as in {_example(schemas)}")
             return {self._reading.spout_id: list(self._reading.rows)}
+        if not isinstance(records, Mapping):
+            raise call.mistake(
+                f"the rows are a {type(records).__name__}: give them by source, as in {_example(schemas)}"
+            )
         given = {}
         for source, rows in records.items():
             if source not in schemas:
                 raise call.mistake(f"the pipeline does not read {source!r}{nearest(source, schemas)}")
+            if isinstance(rows, Mapping) or hasattr(rows, "to_dict"):
+                raise call.mistake(
+                    f"the rows of {source!r} are a {type(rows).__name__}: give a list of mappings of columns to values"
+                )
             given[source] = list(rows)
             names = [*schemas[source].names, *(each for each in fields[source] if each not in schemas[source].names)]
             for row in given[source]:
@@ -313,7 +341,34 @@ class Pipeline(StreamsPipeline):
                 unknown = next((each for each in row if each not in names), None)
                 if unknown is not None:
                     raise call.unknown_column(unknown, names)
+                _check_values(call, row, schemas[source])
         return given
+
+
+def _named(given: object) -> str:
+    """A value as a message names it."""
+    return str(given) if isinstance(given, Store) else repr(given)
+
+
+def _example(sources: Iterable[str]) -> str:
+    return f"test({{{next(iter(sources))!r}: [...]}})"
+
+
+def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None:
+    """Raise ``TopologyError`` for a value that Arrow would make another of: a number of a time, a
+    fraction of an integer, and text of a number."""
+    for name, value in row.items():
+        if name not in schema.names or isinstance(value, bool):
+            continue
+        kind, types = schema.field(name).type, pa.types
+        if types.is_temporal(kind) and isinstance(value, int | float):
+            raise call.mistake(
+                f"{name!r} is {value!r}, and a number of a time has no unit: give a datetime, or the text of one"
+            )
+        if types.is_integer(kind) and isinstance(value, float) and not value.is_integer():
+            raise call.mistake(f"{name!r} is {value!r}, which is no value of {kind}")
+        if isinstance(value, str) and (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            raise call.mistake(f"{name!r} is the text {value!r}, which is no value of {kind}")
 
 
 def _fitting(row: Mapping[str, Any], fields: Fields, *, of_topic: bool) -> dict[str, Any]:

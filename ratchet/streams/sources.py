@@ -18,6 +18,8 @@ from spouts.kafka.record_format import METADATA_TYPES
 
 #: Rows of ``read(rows)`` in a batch.
 TAKE = 1_000
+#: A moment below it is one of 1970 in milliseconds, and of the years to 2286 in seconds.
+_SECONDS_MAX = 10_000_000_000
 _OWN = {
     "topics",
     "pattern",
@@ -145,6 +147,14 @@ def check_options(call: Call, options: Mapping[str, Any]) -> None:
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
         raise call.mistake(f"there is no option {unknown!r}{nearest(unknown, known)}")
+
+
+def check_moment(call: Call, what: str, given: object) -> None:
+    """Raise ``TopologyError`` for seconds in place of milliseconds."""
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < _SECONDS_MAX:
+        raise call.mistake(
+            f"{what} is {given!r}, which is in 1970 as milliseconds: give datetime(..., tzinfo=UTC), or seconds times 1000"
+        )
 
 
 class Rows(Reading):

@@ -73,7 +73,13 @@ class StatefulStepsIn(StatefulSteps):
         )
 
     def _of(self, name: str) -> Any:
-        return self._state(re.sub(r"\W", "_", f"{self._pipeline}_{name}", flags=re.ASCII)).state()
+        store = self._state(re.sub(r"\W", "_", f"{self._pipeline}_{name}", flags=re.ASCII))
+        if not isinstance(store, Store):
+            raise TopologyError(
+                f"state= of the pipeline gives {store} for it, a {type(store).__name__}: give a store, such as "
+                "sqlite('state.db', name), postgres(dsn, name) or redis(url, name)"
+            )
+        return store.state()
 
 
 def _with_table(how: JoinHow) -> Literal["inner", "left"]:

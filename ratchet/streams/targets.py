@@ -84,6 +84,17 @@ class Topic(Target):
         unknown = next((each for each in options if each not in known), None)
         if unknown is not None:
             raise call.mistake(f"there is no option {unknown!r}{nearest(unknown, known)}")
+        for name in ("key", "value", "headers", "topic_from", "timestamp", "partition"):
+            given = options.get(name)
+            if isinstance(given, (Format, type)):
+                shown = given.__name__ if isinstance(given, type) else type(given).__name__
+                raise call.mistake(
+                    f"{name} is the format {shown}: write {name}_codec={shown}(...), with the columns in {name}="
+                    if name in ("key", "value")
+                    else f"{name} is {shown}: give the name of a column"
+                )
+            if callable(given) and name in ("topic_from", "timestamp", "partition"):
+                raise call.mistake(f"{name} is a function: make a column by with_columns(...), and give its name")
         self.name = topic or str(options.get("topic_from"))
         self._topic = topic
         self._options: dict[str, Any] = {

@@ -75,6 +75,10 @@ def test_a_password_does_not_get_into_the_program() -> None:
         ({"into": "delta:x", "mode": Mode.UPSERT, "key": ["id"]}, "delta takes new ones only"),
         ({"mode": Mode.UPSERT}, "--mode upsert needs --key"),
         ({"key": ["id"]}, "--key is for --mode upsert"),
+        (
+            {"mode": Mode.UPSERT, "key": ["id"], "key_field": "id", "sequence_by": "n"},
+            "--sequence-by n with --key-from-record: a tombstone deletes the row of its key, and has no 'n' to compare",
+        ),
         ({"mode": Mode.MIRROR}, "go together"),
         ({"topic": "a*"}, "only --mode mirror takes a pattern"),
         ({"codec": Codec.AVRO}, "needs --registry"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import itertools
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,8 @@ from ratchet import (
     Json,
     Pipeline,
     Stream,
+    Text,
+    TopologyFailed,
     count,
     dead_letters,
     hopping,
@@ -144,7 +148,152 @@ MISTAKES: dict[str, Mistake] = {
     "field 'order': no Arrow type is known for <class 'set'>": lambda p, s: Json(order=set),
     "the pipeline does not read 'rowz'; is it 'rows'?": lambda p, s: p.test({"rowz": []}),
     "give rows, as in test({'orders': [...]})": lambda p, s: _of_kafka().test(),
+    # Names of other engines, operators of another kind, and columns.
+    ".where: a stream has no 'where': use filter('cents > 0')": lambda p, s: s.where("cents > 5"),  # type: ignore[attr-defined]
+    "a stream has no 'groupBy': use group_by('shop')": lambda p, s: s.groupBy("order"),  # type: ignore[attr-defined]
+    "a stream has no 'agg': use group_by": lambda p, s: s.agg(n=count()),  # type: ignore[attr-defined]
+    "a stream has no 'upsert_into': use group_by": lambda p, s: s.upsert_into(DB),  # type: ignore[attr-defined]
+    "a stream has no 'dedup': use deduplicate(...)": lambda p, s: s.dedup("order"),  # type: ignore[attr-defined]
+    ".cents: a stream has no values to compute with": lambda p, s: s.filter(s.cents > 3),  # type: ignore[attr-defined]
+    "['cents']: a stream has no values to compute with": lambda p, s: s.filter(s["cents"] > 3),
+    "a grouped stream has no 'sum': use agg(": lambda p, s: s.group_by("order").sum("cents"),  # type: ignore[attr-defined]
+    "a grouped stream has no 'append_into': it becomes a table": lambda p, s: s.group_by("order").append_into(DB),  # type: ignore[attr-defined]
+    "a table has no 'filter': a table changes its rows": lambda p, s: s.latest_by("order").filter("cents > 1"),  # type: ignore[attr-defined]
+    "a table has no 'to_kafka': use upsert_into(...)": lambda p, s: s.group_by("order").agg(n=count()).to_kafka("x"),  # type: ignore[attr-defined]
+    # What would give other figures than it seems to.
+    "'cents = null' compares with null, which is true for no row: write 'cents IS NULL'": lambda p, s: s.filter(
+        "cents = null"
+    ),
+    "a column with the name of a clause is written '\"order\"'": lambda p, s: s.filter("order = 'a'"),
+    "compares with null, which is true for no row": lambda p, s: s.with_columns(x="cents > 1 and order <> NULL"),
+    "latest_by('order', delete_when='cents = NULL'): 'cents = NULL' compares with null": lambda p, s: s.latest_by(
+        "order", delete_when="cents = NULL"
+    ),
+    "'at > 1700000000' compares a time with a number": lambda p, s: s.filter("at > 1700000000"),
+    "'at between 1 and 2' compares a time with a number": lambda p, s: s.sql(
+        "SELECT at FROM stream WHERE at between 1 and 2"
+    ),
+    "'cast(cents as timestamp)' makes a time of a number, which has no unit: write with_columns(cents=pl.from_epoch": (
+        lambda p, s: s.select(at="cast(cents as timestamp)")
+    ),
+    "'cents' is int64, and a number of a time has no unit": lambda p, s: s.cast(cents=datetime.datetime),
+    "shift([dyn int: 1]))]' needs several rows together": lambda p, s: s.select(
+        change=pl.col("cents") - pl.col("cents").shift(1)
+    ),
+    "is_duplicated().not()' needs several rows together": lambda p, s: s.filter(~pl.col("order").is_duplicated()),
+    "n would count the rows for which 'cents > 3' is false, too: write sum_(...)": lambda p, s: s.group_by("order").agg(
+        n=count("cents > 3")
+    ),
+    "'cents / 100' has no name": lambda p, s: s.select("cents / 100"),
+    "'cents * 2' has no name": lambda p, s: s.sql("SELECT cents * 2 FROM stream"),
+    "every row is in 'all', which comes before 'large': put it last": lambda p, s: s.branch(
+        all="true", large="cents > 9"
+    ),
+    "a stream is joined with itself": lambda p, s: _kept().join(
+        _KEPT[-1], on="order", times="at", within="1 h", name="j"
+    ),
+    "column 'cents' is int64, and event time needs a timestamp": lambda p, s: _kept().deduplicate(
+        "order", within="1 day", on="cents", name="d"
+    ),
+    "start is 1767225600, which is in 1970 as milliseconds": lambda p, s: Pipeline("x").read_kafka(
+        "orders", start=1_767_225_600
+    ),
+    "'cents' is 5.7, which is no value of int64": lambda p, s: p.test({"rows": [{"cents": 5.7}]}),
+    "'cents' is the text '5', which is no value of int64": lambda p, s: p.test({"rows": [{"cents": "5"}]}),
+    "'at' is 1767225600, and a number of a time has no unit": lambda p, s: Pipeline("x").read(
+        [{"order": "a", "cents": 1, "at": 1767225600}], **TYPES
+    ),
+    # Arguments.
+    "True is a bool: give SQL text, or a polars expression such as pl.col('name'); the constant is 'true'": (
+        lambda p, s: s.branch(large="cents > 5", other=True)  # type: ignore[arg-type]
+    ),
+    "there is no column 'web' (there are: order, cents, tags, at); a text is written": lambda p, s: s.with_columns(
+        source="web"
+    ),
+    "['order', 'cents'] is a list: give SQL text": lambda p, s: s.select(["order", "cents"]),  # type: ignore[arg-type]
+    "['order'] is a list: give the name of a column; give several one by one": lambda p, s: s.group_by(["order"]),  # type: ignore[arg-type]
+    "Count(field=None) has no name: name each aggregate, as in agg(orders=count())": lambda p, s: s.group_by(
+        "order"
+    ).agg(count()),
+    "window(tumbling('1 h'), on='cents'): column 'cents' is int64": lambda p, s: s.window(tumbling("1 h"), on="cents"),
+    "late is '10': give a length of time": lambda p, s: _kept().window(tumbling("1 h"), on="at", late="10"),
+    "give at least one other stream": lambda p, s: s.merge(),
+    "this stream has a column 'order', and the one that it is joined with has not": lambda p, s: s.join(
+        s.rename(order="id"), on="order", times="at", within="1 h", name="j"
+    ),
+    "Passes is a class: give an object, Passes(...)": lambda p, s: s.through(Passes, name="p"),  # type: ignore[arg-type]
+    "give a bolt; map(...) and map_batches(...) take functions": lambda p, s: s.through(lambda row: row, name="p"),  # type: ignore[arg-type]
+    "the name 'rows' is that of what is read already": lambda p, s: s.append_into(FILES, name="rows"),
+    "bolt id '' is not usable": lambda p, s: s.append_into(FILES, name=""),
+    "name='b'): bolts 'a' and 'b' both write to": lambda p, s: [
+        *(s.append_into(sqlite("b", "b"), name=each) for each in ("a", "b")),
+        p.build(),
+    ],
+    "value is Json: give a format with its columns": lambda p, s: Pipeline("x").read_kafka("orders", value=Json),  # type: ignore[arg-type]
+    "value is {'a': <class 'int'>}, a dict: give a format": lambda p, s: Pipeline("x").read_kafka(
+        "orders",
+        value={"a": int},  # type: ignore[arg-type]
+    ),
+    "key is 'order', a str: give a format with its columns, such as Text('order')": lambda p, s: Pipeline(
+        "x"
+    ).read_kafka(
+        "orders",
+        key="order",  # type: ignore[arg-type]
+    ),
+    "on_bad_record is sqlite('shop.db', 'orders'): give 'fail', 'skip' or dead_letters(...)": lambda p, s: Pipeline(
+        "x"
+    ).read_kafka("orders", on_bad_record=DB),  # type: ignore[arg-type]
+    "component 'kafka': parallelism must be 1 to 10000, not 0": lambda p, s: Pipeline("x").read_kafka(
+        "orders", value=Json(a=str), bootstrap_servers="h:1", parallelism=0
+    ),
+    "there is no metadata 'topics'; is it 'topic'?": lambda p, s: Pipeline("x").read_kafka("orders", metadata="topics"),
+    "key is the format Json: write key_codec=Json(...)": lambda p, s: s.to_kafka("large", key=Json),  # type: ignore[arg-type]
+    "topic_from is a function: make a column by with_columns(...)": lambda p, s: s.to_kafka(topic_from=len),  # type: ignore[arg-type]
+    "state is sqlite('shop.db', 'orders'): give a function from a name to a store": lambda p, s: Pipeline(
+        "x", state=DB
+    ),  # type: ignore[arg-type]
+    "state= of the pipeline gives parquet('orders') for it, a Files: give a store": lambda p, s: (
+        Pipeline("x", state=lambda name: FILES)  # type: ignore[arg-type, return-value]
+        .read(ROWS)
+        .deduplicate("order", within="1 h", on="at", name="d")
+    ),
+    "it is a DataFrame: give mappings, of polars frame.to_dicts()": lambda p, s: Pipeline("x").read(pl.DataFrame(ROWS)),  # type: ignore[arg-type]
+    "the rows are a list: give them by source, as in test({'rows': [...]})": lambda p, s: p.test([ROWS[0]]),  # type: ignore[arg-type]
+    "the rows of 'rows' are a dict: give a list of mappings": lambda p, s: p.test({"rows": ROWS[0]}),
+    "'crash' is no fault: give crash(2)": lambda p, s: p.test({"rows": ROWS}, faults=["crash"]),  # type: ignore[list-item]
+    "UNION needs two streams: use merge(...)": lambda p, s: s.sql(
+        "SELECT at FROM stream UNION ALL SELECT at FROM stream"
+    ),
+    "a query only reads: write the rows by append_into(...)": lambda p, s: s.sql("INSERT INTO x SELECT * FROM stream"),
+    "QUALIFY compares rows: use deduplicate(...)": lambda p, s: s.sql("SELECT at FROM stream QUALIFY at = 1"),
+    # Functions.
+    "the function is called with the row: missing a required argument: 'cents'": lambda p, s: s.filter(
+        lambda order, cents: cents > 3  # type: ignore[arg-type, misc]
+    ),
+    "the function is called with a key: too many positional arguments": lambda p, s: s.lookup(
+        lambda: "Bern", on="order", city=str
+    ),
+    "the function is called with the row and what setup made: too many": lambda p, s: s.map(
+        lambda row: 1, setup=dict, x=int
+    ),
+    "map(_forgets): the function has no return with a value": lambda p, s: s.map(_forgets, cents=int),
+    "filter(_forgets): the function has no return with a value": lambda p, s: s.filter(_forgets),
 }
+
+_KEPT: list[Stream] = []
+
+
+def _kept() -> Stream:
+    """A stream with event time, of a pipeline that has a store."""
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    _KEPT.append(
+        Pipeline("kept", state=lambda name: sqlite("state.db", name)).read([{"order": "a", "cents": 1, "at": at}])
+    )
+    return _KEPT[-1]
+
+
+def _forgets(row: dict[str, Any]) -> None:
+    row["cents"] += 1
 
 
 def _of_kafka() -> Pipeline:
@@ -185,6 +334,102 @@ def test_a_function_that_returns_something_else_is_named(tmp_path: Any) -> None:
     pipeline.read(ROWS).map(lambda row: {"wrod": "a"}, word=str).append_into(parquet(tmp_path / "a"), name="a")
     with pytest.raises(Exception, match=r"test_mistakes.py:\d+: map\(<lambda>\): it returned a field 'wrod'"):
         pipeline.test()
+
+
+#: Expressions of which a method that takes rows together may be a part.
+WRAPPED: list[Callable[[pl.Expr], pl.Expr]] = [
+    lambda inner: inner,
+    lambda inner: inner.is_null(),
+    lambda inner: inner == pl.col("cents"),
+    lambda inner: pl.coalesce(inner, inner),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_no_method_of_polars_takes_rows_together_unnoticed(wrap: Callable[[pl.Expr], pl.Expr]) -> None:
+    """Each method that is taken gives the same for rows that come one by one."""
+    stream = Pipeline("shop").read([{"cents": each, "order": str(each)} for each in (3, 1, 2, 2, None, 5, 1)])
+    frame = pl.DataFrame(pl.from_arrow(stream.schema.empty_table())).clear()
+    frame = pl.DataFrame({"cents": [3, 1, 2, 2, None, 5, 1], "order": list("baabcdx")}, schema=frame.schema)
+    taken = 0
+    for name in dir(pl.Expr):
+        if name.startswith("_") or name in ("inspect", "sample", "shuffle", "map_batches", "map_elements", "pipe"):
+            continue
+        for column, arguments in itertools.product(("cents", "order"), ((), (1,))):
+            try:
+                expression = wrap(getattr(pl.col(column), name)(*arguments)).alias("x")
+                together = frame.select(expression)
+            except (pl.exceptions.PolarsError, TypeError, ValueError, AttributeError, ImportError):
+                continue
+            try:
+                stream.select(expression)
+            except TopologyError:
+                continue
+            taken += 1
+            one_by_one = pl.concat([each.select(expression) for each in frame.iter_slices(1)])
+            assert together.equals(one_by_one), name
+    assert taken > 20
+
+
+def test_streams_with_the_same_columns_in_another_order_are_merged(tmp_path: Any) -> None:
+    pipeline = Pipeline("shop")
+    stream = pipeline.read([{"a": 1, "b": 2}])
+    stream.merge(stream.select(b="a", a="b")).append_into(parquet(tmp_path / "a"), name="a")
+    assert sorted(row["a"] for row in pipeline.test()["a"]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda s: s.map(lambda row: 1767225600, x=datetime.datetime), "1767225600 for 'x', and a number of a time"),
+        (lambda s: s.map(lambda row: (each for each in "ab"), x=str), "the function yields rows: use flat_map"),
+        (lambda s: s.flat_map(lambda row: "ab", x=str), "it returned 'ab', which is no list of rows"),
+        (lambda s: s.flat_map(lambda row: None, x=str), "it returned None, which is no list of rows"),
+    ],
+)
+def test_a_value_that_a_function_must_not_return_is_named(step: Any, said: str, tmp_path: Any) -> None:
+    pipeline = Pipeline("shop")
+    step(pipeline.read(ROWS)).append_into(parquet(tmp_path / "a"), name="a")
+    with pytest.raises(TopologyFailed, match=rf"test_mistakes.py:\d+: .*{said}"):
+        pipeline.test()
+
+
+def test_an_error_in_a_function_shows_its_line(tmp_path: Any) -> None:
+    pipeline = Pipeline("shop")
+    pipeline.read(ROWS).map(lambda row: row["cents"] / 0, x=float).append_into(parquet(tmp_path / "a"), name="a")
+    with pytest.raises(TopologyFailed, match="division by zero") as raised:
+        pipeline.test()
+    assert any("test_mistakes.py" in note and 'row["cents"] / 0' in note for note in raised.value.__notes__)
+
+
+def test_what_a_function_takes_from_outside_and_cannot_be_sent_is_named(tmp_path: Any) -> None:
+    lock = threading.Lock()
+    pipeline = Pipeline("shop")
+    pipeline.read(ROWS).map(lambda row: lock.locked(), x=bool).append_into(parquet(tmp_path / "a"), name="a")
+    with pytest.raises(
+        TopologyError, match=r"map\(<lambda>\): .* it takes 'lock', a lock, from outside: open it in setup="
+    ):
+        pipeline.test()
+
+
+@pytest.mark.parametrize(
+    ("condition", "fits"),
+    [("n is not null", True), ("cents > 1 and n IS NOT NULL", True), ("n > 1", False), ("cents is not null", False)],
+)
+def test_a_filter_of_nulls_leaves_tombstones_out_of_a_sequence(condition: str, fits: bool, tmp_path: Any) -> None:
+    pipeline = Pipeline("shop")
+    stream = pipeline.read_kafka(
+        "orders", value=Json(n=int, cents=int), key=Text("id"), bootstrap_servers="h:1"
+    ).filter(condition)
+    table = sqlite(tmp_path / "a.db", "a")
+    if not fits:
+        with pytest.raises(TopologyError, match="a tombstone deletes the row of its key, and has no 'n' to compare"):
+            stream.latest_by("id", sequence_by="n").upsert_into(table, name="a")
+        return
+    stream.latest_by("id", sequence_by="n").upsert_into(table, name="a")
+    rows = [{"id": "a", "n": 3, "cents": 5}, {"id": "a", "n": None}, {"id": "a", "n": 2, "cents": 7}]
+    assert [(row["n"], row["cents"]) for row in pipeline.test({"orders": rows})["a"]] == [(3, 5)]
 
 
 def test_a_random_function_is_called_so() -> None:

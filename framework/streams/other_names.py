@@ -1,0 +1,114 @@
+"""What a stream, a grouped stream or a table says to a name that it does not have: an operator of
+another engine, an operator of the other kind, or a column."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from framework.errors import TopologyError
+from framework.streams.call_site import called
+
+_TO_TABLE = "group_by(...).agg(...) or latest_by(...), which make a table: it has upsert_into(...)"
+_AGGREGATE = "group_by('shop').agg(n=count(), total=sum_('cents'))"
+_LOOK = "test({...}) or show() of the pipeline, to look at rows"
+_SINK = "append_into(...), to_kafka(...), or upsert_into(...) of a table"
+_PAIRS = "join(other, on=..., name=..., how=...)"
+_REPEATS = "deduplicate('order', within='1 day', on='at', name=...)"
+_CLOSES = "window(tumbling('1 h'), on='at').group_by(...).agg(...).when_closed(name=...)"
+_CHANGES = (
+    "a table changes its rows: do that before group_by(...) or latest_by(...), or with the stream that "
+    "upsert_into(...) returns"
+)
+
+#: Of a stream: a name that people know from elsewhere, in lower case without ``_``: what to write.
+_OF_STREAM: Mapping[str, str] = {
+    **dict.fromkeys(("where", "query", "filternot"), "filter('cents > 0')"),
+    **dict.fromkeys(("dropna", "dropnulls"), "filter('cents IS NOT NULL')"),
+    **dict.fromkeys(("withcolumn", "assign", "withfields"), "with_columns(euros='cents / 100')"),
+    **dict.fromkeys(("withcolumnrenamed", "withcolumnsrenamed"), "rename(old='new')"),
+    **dict.fromkeys(("groupby", "groupbykey", "keyby", "partitionby"), "group_by('shop')"),
+    **dict.fromkeys(("flatmap", "flatmapvalues", "flattransform"), "flat_map(function, word=str)"),
+    **dict.fromkeys(("apply", "mapvalues", "transform", "process"), "map(function, word=str)"),
+    **dict.fromkeys(
+        ("mappartitions", "mapinpandas", "mapinarrow", "pipe"), "map_batches(function, kind='pandas', n=int)"
+    ),
+    **dict.fromkeys(("union", "unionall", "unionbyname", "concat", "vstack"), "merge(other)"),
+    **dict.fromkeys(("dropduplicates", "dropduplicateswithinwatermark", "distinct", "unique"), _REPEATS),
+    **dict.fromkeys(("leftjoin", "outerjoin", "innerjoin", "intervaljoin", "joinasof", "crossjoin"), _PAIRS),
+    **dict.fromkeys(("split", "sideoutput"), "branch(large='cents > 100', other='true')"),
+    **dict.fromkeys(("totable", "tochangelog", "last", "tail"), "latest_by('order', sequence_by='at')"),
+    **dict.fromkeys(("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique"), _AGGREGATE),
+    **dict.fromkeys(("whenclosed", "whenchanged", "tumble", "tumblingwindow", "windowedby", "resample"), _CLOSES),
+    **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
+    **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
+    **dict.fromkeys(("columns", "dtypes"), "schema"),
+    "upsertinto": _TO_TABLE,
+    "insertinto": _SINK,
+}
+
+
+class UnknownOperatorError(TopologyError, AttributeError):
+    """A stream, a grouped stream or a table is asked for a name that it does not have."""
+
+
+def unknown_operator(noun: str, name: str, own: object, hints: Mapping[str, str], otherwise: str = "") -> Exception:
+    """The error for a name. ``hints``: names in lower case, without ``_`` -> what to write."""
+    if name.startswith("_"):
+        return AttributeError(f"{type(own).__name__!r} object has no attribute {name!r}")
+    operators = [each for each in dir(type(own)) if not each.startswith("_")]
+    near = difflib.get_close_matches(name, operators, n=1)
+    hint = hints.get(name.replace("_", "").casefold()) or (f"{near[0]}(...)" if near else otherwise)
+    said = f"{noun} has no {name!r}: " + (f"use {hint}" if hint and hint != otherwise else hint or _has(operators))
+    return UnknownOperatorError(str(replace(called(name), text=f".{name}").mistake(said)))
+
+
+def of_stream(own: object, name: str, columns: Iterable[str]) -> Exception:
+    """The error for a name that a stream does not have."""
+    if name in columns:
+        return _of_column(name, f".{name}")
+    return unknown_operator("a stream", name, own, _OF_STREAM)
+
+
+def of_item(item: Any) -> Exception:
+    """The error for ``stream[item]``."""
+    return _of_column(item if isinstance(item, str) else "cents", f"[{item!r}]")
+
+
+def of_grouped(own: object, name: str) -> Exception:
+    """The error for a name that a grouped stream does not have."""
+    aggregates = ("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique")
+    hints = {
+        **dict.fromkeys(aggregates, "agg(n=count(), total=sum_('cents'))"),
+        "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
+        "filter": "filter('cents > 0').group_by(...), the filter first",
+    }
+    return unknown_operator("a grouped stream", name, own, hints, "it becomes a table by agg(n=count())")
+
+
+def of_table(own: object, name: str) -> Exception:
+    """The error for a name that a table does not have."""
+    hints = {
+        "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
+        "join": "stream.join(table, on=..., name=...), the stream first",
+        "tokafka": "upsert_into(...), and to_kafka(...) of the stream of changes that it returns",
+    }
+    return unknown_operator("a table", name, own, hints, _CHANGES)
+
+
+def _of_column(name: str, text: str) -> Exception:
+    call = replace(called(name), text=text)
+    return UnknownOperatorError(
+        str(
+            call.mistake(
+                f"a stream has no values to compute with: name the column in an expression, as in filter('{name} > 5') or "
+                f"pl.col('{name}') > 5"
+            )
+        )
+    )
+
+
+def _has(operators: Iterable[str]) -> str:
+    return "it has " + ", ".join(operators)
