@@ -28,9 +28,9 @@ from framework.observe import configure_logging
 from framework.state.layers import CommittedStore, LayeredState
 from framework.state.lmdb import LmdbStore
 from framework.state.memory import MemoryBytes
+from framework.state.provider_settings import provider_of
 from framework.state.redis import CACHED_MAX, RedisStore
 from framework.state.serialization import MsgpackSerializer
-from framework.state.settings import provider_of
 from framework.topology import KeyValueState, StateProvider
 from framework.transactions import MemoryStore
 from integration import RedisServer

@@ -43,7 +43,7 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.acking.ledger import EdgeIds, root_of
+from framework.acking.ack_reports import EdgeIds, root_of
 from framework.acking.table import TreeTable
 from framework.core.spark import SparkRounds
 from framework.observe import configure_logging

@@ -23,7 +23,7 @@ from framework.coordination.zookeeper import ZooKeeperStore
 from framework.observe import configure_logging
 from framework.topology import OpenCommit
 from integration import PostgresServer, RedisServer, ZooKeeperServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import (
     Count,
     MapBackend,

@@ -49,7 +49,7 @@ from framework.observe import configure_logging
 from framework.topology.spouts import Meta
 from framework.transactions import MemoryStore
 from integration import PostgresServer, RedisServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import (
     Count,
     DeduplicatingCommitter,

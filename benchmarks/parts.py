@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.resident_task import ResidentTask, Work
 from framework.transactions.commit import CommitPhase
-from framework.transactions.leader_documents import TopologyDocuments
+from framework.transactions.document_writer import TopologyDocuments
 from spouts.kafka.planning.planner import KafkaPlanner
 
 #: In the order in which a transaction goes through them. ``gap``: from the end of the last

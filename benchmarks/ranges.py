@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 from benchmarks import workload
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
-from spouts.kafka.partitions import TopicPartition
+from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_format import Parts
 
 #: Records per range, over all partitions; and how many ranges of a size are read at most.

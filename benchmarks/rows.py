@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks import workload
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import EmbeddedServers, PostgresServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import AppendCommitter, PostgresTable, UpsertCommitter
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
 

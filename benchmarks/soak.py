@@ -36,7 +36,7 @@ from kazoo.exceptions import KazooException
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.observe.history_plot import picture
 from integration import EmbeddedServers
-from integration.spark import descendants
+from integration.spark_cluster import descendants
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 

@@ -18,7 +18,7 @@ import redis
 from framework import Fields, TransactionAttempt
 from framework.topology import CommitFence, OpenCommit
 from integration import PostgresServer, RedisServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import (
     Count,
     MapBackend,

@@ -26,7 +26,7 @@ from benchmarks import parts, workload
 from framework import submit
 from framework.transactions.commit import CommitPhase
 from integration import EmbeddedServers, PostgresServer, RedisServer, SparkCluster
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import MapBackend, PostgresBackend, RedisBackend, SqliteBackend
 
 STORES = ["sqlite", "postgres", "redis"]

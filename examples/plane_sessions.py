@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from framework.coordination import store_of
-from framework.core.reader import TopologyState
+from framework.core.committed_state_reader import TopologyState
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 from ratchet import (

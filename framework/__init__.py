@@ -3,12 +3,12 @@
 from typing import Any
 
 from framework.config import Config
-from framework.core.reader import TopologyState
+from framework.core.committed_state_reader import TopologyState
 from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.inspect.find_poison import Poison, find_poison
-from framework.inspect.read import Snapshot, StateSnapshot, read
-from framework.operators.event_windows import hopping, tumbling
+from framework.inspect.state_snapshots import Snapshot, StateSnapshot, read
+from framework.operators.event_window_assigner import hopping, tumbling
 from framework.operators.sessions import session
 from framework.submission import submit
 from framework.topology import (
@@ -52,7 +52,7 @@ from framework.topology import (
 )
 from framework.topology.clock_stream import CLOCK_STREAM
 from framework.transactions.run import Run, TopologyFailed
-from framework.transactions.status import RunStatus
+from framework.transactions.run_status import RunStatus
 
 #: Committers of ``sinks`` that users look for among the operators.
 _IN_SINKS = (

@@ -34,10 +34,10 @@ from framework.topology import (
     Topology,
     ValueType,
 )
-from framework.topology.spout_wrappers import unwrapped
+from framework.topology.pseudo_partition_wrappers import unwrapped
 from framework.transactions.documents import committed_txid, differences_to_state
-from framework.transactions.first_records import first_rows
 from framework.transactions.history_archive import history_target
+from framework.transactions.source_preview import first_rows
 from framework.transactions.spout_planners import ImmutableSource, planner_of
 
 Check = Callable[[], str]

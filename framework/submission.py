@@ -18,7 +18,7 @@ from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology
 from framework.transactions.history_archive import history_target
 from framework.transactions.reset import reset_positions
 from framework.transactions.run import Run
-from framework.ui.run_page import page_of_core_run, page_of_run
+from framework.ui.serve_run import page_of_core_run, page_of_run
 
 if TYPE_CHECKING:
     from framework.observe.tracing import TransactionTraces

@@ -8,14 +8,14 @@ from integration.connect import ConnectWorker
 from integration.errors import NotOursError, ServerError
 from integration.haproxy import HaproxyServer
 from integration.kafka import KafkaBroker, KafkaCluster, SecureListener
+from integration.kafka_and_zookeeper import EmbeddedServers, Shape
 from integration.mariadb import MariaDbServer
 from integration.pgbouncer import PgBouncerServer
 from integration.postgres import PostgresServer, PostgresStandby
 from integration.proxy import TcpProxy
 from integration.redis import RedisServer
-from integration.registry import RegistryServer
-from integration.servers import EmbeddedServers, Shape
-from integration.spark import SparkCluster
+from integration.registry_standin_server import RegistryServer
+from integration.spark_cluster import SparkCluster
 from integration.zookeeper import SecurePort, ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [

@@ -8,10 +8,10 @@ import urllib.request
 from pathlib import Path
 
 from integration.errors import ServerError
-from integration.hosts import EMBEDDED
 from integration.jars import APICURIO_VERSION, Progress, apicurio_archive
 from integration.java import find_java
 from integration.server import Server, exchange
+from integration.server_hosts import EMBEDDED
 
 _HEAP = "-Xmx300m"
 _ANSWER_TIMEOUT_S = 60.0

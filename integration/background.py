@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from framework.paths import local_path
+from framework.local_paths import local_path
 from integration.errors import ServerError
 from integration.grafana import GrafanaServer, grafana_program
-from integration.hosts import STOP_TIMEOUT_S
 from integration.jars import Progress
+from integration.kafka_and_zookeeper import STATE_FILE, EmbeddedServers, Shape, is_ours, read_state
 from integration.prometheus import PrometheusServer
 from integration.server import Server, wait_until
-from integration.servers import STATE_FILE, EmbeddedServers, Shape, is_ours, read_state
-from integration.spark import SparkCluster
+from integration.server_hosts import STOP_TIMEOUT_S
+from integration.spark_cluster import SparkCluster
 
 DEFAULT_FOLDER = Path(".ratchet/servers")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from integration.errors import ServerError
-from integration.hosts import EMBEDDED
 from integration.jars import Progress
 from integration.server import Server, wait_until
+from integration.server_hosts import EMBEDDED
 
 _HEAP = "-Xmx512m"
 _ANSWER_TIMEOUT_S = 90.0

@@ -23,9 +23,9 @@ from docker.errors import APIError, DockerException, NotFound
 
 from integration.engine import OWNER_LABEL, engine
 from integration.errors import ServerError
-from integration.hosts import TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.images import IMAGES, PATH, find_image
 from integration.jars import Progress
+from integration.server_hosts import TOOL_TIMEOUT_S, Host, Launch, Running
 
 # it would need another image; see _Reaper
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")

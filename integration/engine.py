@@ -24,7 +24,7 @@ from integration.errors import ServerError
 from integration.guardian import guarded_by
 from integration.jars import Progress
 from integration.locks import locked, private_folder
-from integration.packages import find_program
+from integration.server_programs import find_program
 
 #: The label that names the process to which a container belongs.
 OWNER_LABEL = "ratchet.owner"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.hosts import EMBEDDED
 from integration.postgres import PostgresEndpoint
+from integration.server_hosts import EMBEDDED
 
 _CONFIGURATION = """defaults
   mode tcp

@@ -38,7 +38,7 @@ from integration.jars import (
     kafka_jars,
 )
 from integration.locks import locked
-from integration.packages import find_program
+from integration.server_programs import find_program
 
 
 @dataclass(frozen=True, slots=True)

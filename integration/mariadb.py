@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from integration.hosts import EMBEDDED
 from integration.server import Server, exchange
+from integration.server_hosts import EMBEDDED
 
 #: If this process is root, this user runs the server.
 USER = "daemon"

@@ -17,13 +17,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.errors import ServerError
 from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedis, ExternalServers
-from integration.hosts import EXTERNAL, chosen
+from integration.folder_permissions import open_folder
+from integration.kafka_and_zookeeper import EmbeddedServers
 from integration.mariadb import MariaDbServer
 from integration.postgres import PostgresServer
 from integration.redis import RedisServer
-from integration.registry import RegistryServer
-from integration.server_folders import open_folder
-from integration.servers import EmbeddedServers
+from integration.registry_standin_server import RegistryServer
+from integration.server_hosts import EXTERNAL, chosen
 
 #: Creates a topic with this name, number of partitions, and records; returns its name.
 MakeTopic = Callable[..., str]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.errors import ServerError
-from integration.hosts import EMBEDDED
 from integration.server import Server, exchange
+from integration.server_hosts import EMBEDDED
 
 #: The alert rules in Ratchet's repository; an installed package does not have them.
 RULES = Path(__file__).parent.parent / "deploy" / "prometheus" / "ratchet-alerts.yml"

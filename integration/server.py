@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from framework.paths import local_path
-from integration.choice import find_host
+from framework.local_paths import local_path
 from integration.errors import KilledError, ServerError
-from integration.hosts import STOP_TIMEOUT_S, Launch, Running, ending_signal
-from integration.server_folders import check_reachable
+from integration.folder_permissions import check_reachable
+from integration.process_or_container import find_host
+from integration.server_hosts import STOP_TIMEOUT_S, Launch, Running, ending_signal
 
 START_TIMEOUT_S = 240.0
 _START_TRIES = 3

@@ -11,8 +11,8 @@ import typer
 
 from integration.background import DEFAULT_FOLDER, down, up
 from integration.errors import ServerError
+from integration.kafka_and_zookeeper import Shape, read_state
 from integration.prometheus import RULES, TARGET
-from integration.servers import Shape, read_state
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Option("--dir", help="Work folder: data, logs, addresses.")]

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
-from sinks.collect import Collect
+from sinks.collect_aggregate import Collect
 from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.count_windows import CountWindowCommitter
-from sinks.dead_letters import DeadLetterTable, DeadLetterTopic
+from sinks.dead_letter_committers import DeadLetterTable, DeadLetterTopic
 from sinks.event_time.as_of_join import AsOfJoiningCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.interval_join import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.timers import Entry, TimerCommitter
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windows import WindowedCommitter
-from sinks.kafka.headers import Headers
+from sinks.event_time.windowed_committer import WindowedCommitter
+from sinks.kafka.header_forwarding import Headers
 from sinks.kafka.sink import KafkaSink
 from sinks.lake.parquet import ParquetTable
 from sinks.memory import MemoryBackend
@@ -28,7 +28,7 @@ from sinks.quantile import Quantile
 from sinks.rows.mirror import Mirror
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.upsert import UpsertCommitter
-from sinks.sql.sqlite import SqliteBackend
+from sinks.sql.sqlite_backend import SqliteBackend
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.table_join import TableJoiningCommitter
 from sinks.values import OpaqueValue, TransactionalValue
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from sinks.redis import RedisBackend
     from sinks.rows.mysql import MySqlTable
     from sinks.rows.postgres import PostgresTable
-    from sinks.sql.mysql import MySqlBackend
-    from sinks.sql.postgres import PostgresBackend
+    from sinks.sql.mysql_backend import MySqlBackend
+    from sinks.sql.postgres_backend import PostgresBackend
 
 _LAZY = {
     "DeltaLakeTable": "sinks.lake.delta",
-    "MySqlBackend": "sinks.sql.mysql",
+    "MySqlBackend": "sinks.sql.mysql_backend",
     "MySqlTable": "sinks.rows.mysql",
-    "PostgresBackend": "sinks.sql.postgres",
+    "PostgresBackend": "sinks.sql.postgres_backend",
     "PostgresTable": "sinks.rows.postgres",
     "RedisBackend": "sinks.redis",
 }

@@ -14,10 +14,10 @@ from framework.topology import (
 )
 from framework.topology.bolts import OnBadRecord
 from framework.topology.inspectable import inspectable, with_scratch_states
+from sinks.appendable_table import Table
 from sinks.rows.inspectable_table import InspectableTable
-from sinks.rows.scratch_table import ScratchTable
-from sinks.rows.table import RowTable
-from sinks.table import Table
+from sinks.rows.sqlite_standin_table import ScratchTable
+from sinks.rows.transactional_table import RowTable
 from sinks.table_committer import TableCommitter
 
 

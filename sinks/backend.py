@@ -3,7 +3,7 @@
 
 To write a backend, implement ``MapBackend`` and run the contract suite of
 ``framework.testing.conformance`` against it. Two optional bases add operations for tools:
-``sinks.snapshots`` for readers, ``sinks.exchange`` for ``rebuild``.
+``sinks.read_as_of`` for readers, ``sinks.rebuild_exchange`` for ``rebuild``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import typer
 
 from framework.commands.exit_status import exit_codes
 from framework.errors import ConfigError
-from framework.paths import local_path
+from framework.local_paths import local_path
 from sinks.lake.parquet import GRACE_S, ParquetTable
 from sinks.lake.table import TARGET_BYTES, FileTable, FileTableShape, described
 

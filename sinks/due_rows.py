@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple, Self, TypeVar
 
 from framework.errors import RetryableError
 from sinks.backend import Key, Row
-from sinks.pages import pages_of, pages_within
+from sinks.statement_chunks import pages_of, pages_within
 
 #: The most rows, and about the most bytes, of a page: they are sent, and written by one step of the
 #: store.

@@ -14,8 +14,8 @@ from framework.errors import ConfigError, InvariantViolation, StaleWriterError, 
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from framework.topology.fencing import check_format
 from sinks.backend import Key, Row
-from sinks.exchange import ExchangeBackend
-from sinks.snapshots import SnapshotBackend
+from sinks.read_as_of import SnapshotBackend
+from sinks.rebuild_exchange import ExchangeBackend
 
 
 class _Rows:

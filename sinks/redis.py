@@ -37,7 +37,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.clients.redis import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
+from framework.clients.redis_errors import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
 from framework.config import resolved_address
 from framework.errors import (
     BadRecordError,
@@ -52,8 +52,9 @@ from framework.errors import (
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backend import Key, Row
-from sinks.exchange import ExchangeBackend
-from sinks.paths import somebody_elses
+from sinks.path_checks import somebody_elses
+from sinks.read_as_of import SnapshotBackend
+from sinks.rebuild_exchange import ExchangeBackend
 from sinks.redis_scripts import (
     CLEAR,
     COUNT,
@@ -68,7 +69,6 @@ from sinks.redis_scripts import (
     RAISE,
     SHA,
 )
-from sinks.snapshots import SnapshotBackend
 from sinks.value_encoding import JsonColumns
 
 try:

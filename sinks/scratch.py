@@ -14,8 +14,8 @@ from framework.topology import Fields, Header, Reach, Stamp
 from framework.topology.canonical_form import RowForm
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
-from sinks.snapshots import as_of, check_held, for_reading
-from sinks.sql.sqlite import SqliteBackend
+from sinks.read_as_of import as_of, check_held, for_reading
+from sinks.sql.sqlite_backend import SqliteBackend
 
 
 def scratch_backend(folder: Path, key: Fields, value: Fields) -> MapBackend:

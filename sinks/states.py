@@ -41,14 +41,14 @@ from framework.topology.canonical_form import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.due_rows import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
-from sinks.exchange import exchangeable
 from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
-from sinks.map_reading import MapReading
-from sinks.pages import PAGE_KEYS, pages_of, pages_within
+from sinks.map_snapshot_reader import MapReading
+from sinks.read_as_of import as_of, at_one_moment, check_held
+from sinks.rebuild_exchange import exchangeable
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
-from sinks.snapshots import as_of, at_one_moment, check_held
+from sinks.statement_chunks import PAGE_KEYS, pages_of, pages_within
 from sinks.values import OpaqueValue, TransactionalValue
 
 Updater = Callable[[Any], Any]
@@ -274,7 +274,7 @@ class MapState(KeyedState, RebuildableState):
         return [self._bare(value) for _, value in answers]
 
     def _as_of(self, rows: Sequence[Row | None], txid: int) -> list[tuple[bool, Value | None]]:
-        """As ``sinks.snapshots.as_of``."""
+        """As ``sinks.read_as_of.as_of``."""
         if self.value_type is ValueType.NON_TRANSACTIONAL:
             raise ConfigError(f"{self.location} may add a batch twice, so nobody can say what it held after {txid}")
         return as_of(self.backend, rows, txid)

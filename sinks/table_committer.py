@@ -18,7 +18,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.bolts import OnBadRecord
-from sinks.table import Table
+from sinks.appendable_table import Table
 
 T = TypeVar("T", bound=Table)
 Rows = TypeVar("Rows")

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from framework.clients.redis import redirects
+from framework.clients.redis_errors import redirects
 from framework.config import resolved_address
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 
 from integration import KafkaBroker, PostgresServer, SecureListener, SecurePort, ZooKeeperServer
 from integration.server import free_port
-from integration.spark import descendants
+from integration.spark_cluster import descendants
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics

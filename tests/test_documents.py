@@ -18,9 +18,9 @@ from framework import (
     TransactionalTopologyBuilder,
     TransactionAttempt,
 )
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.config import flatten
-from framework.state.settings import RedisSettings, settings_of
+from framework.state.provider_settings import RedisSettings, settings_of
 from framework.testing import simulate
 from framework.topology import CoreTopology
 from sinks import OpaqueMapState, SqliteBackend

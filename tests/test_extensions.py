@@ -18,7 +18,7 @@ from framework.commands.cli import app
 from framework.config import Config
 from framework.errors import ConfigError
 from framework.transactions.history_archive import history_target
-from sinks.history import HistoryTable
+from sinks.transaction_history_table import HistoryTable
 from tests.kit.processes import ROOT
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: Counts stars\n"

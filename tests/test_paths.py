@@ -9,18 +9,18 @@ import pytest
 
 from framework import Config, Fields
 from framework.errors import ConfigError, RatchetError
+from framework.local_paths import local_path
 from framework.observe.history_plot import picture
-from framework.paths import local_path
 from framework.state.lmdb import LmdbKeyValueStateProvider
-from framework.testing.simulation.sample import read_sample
+from framework.testing.simulation.sample_records import read_sample
 from integration import EmbeddedServers
 from integration.background import up
 from sinks import DeltaLakeTable, ParquetTable, SqliteBackend
 from sinks.compact import app as compact
-from sinks.history import history_table
+from sinks.transaction_history_table import history_table
 from spouts import AvroCodec
 from spouts.codecs.avro_schema import loaded
-from spouts.codecs.json_schema import schema_of_json_schema
+from spouts.codecs.json_arrow_schema import schema_of_json_schema
 
 
 def lmdb(path: str) -> None:

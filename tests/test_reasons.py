@@ -9,7 +9,7 @@ import pytest
 
 from framework import Fields
 from framework.commands.value_format import json_text
-from framework.core.rounds import ComponentError, ErrorKind
+from framework.core.round_protocol import ComponentError, ErrorKind
 from framework.core.run import CoreTopologyFailed
 from framework.errors import REASON_BYTES_MAX, BadRecordError, FailedException, reason_of
 from framework.execution import TaskFailure

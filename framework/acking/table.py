@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.acking.ledger import NO_IDS, Ids, fold
+from framework.acking.ack_reports import NO_IDS, Ids, fold
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

@@ -23,7 +23,7 @@ from framework.extensions import added, summaries
 #: Command -> its module, and its description in one line.
 COMMANDS = {
     "run": ("framework.commands.run:app", "Run a topology."),
-    "ingest": ("ratchet.ingest:app", "Bring a topic into a table, without code."),
+    "ingest": ("ratchet.ingest_command:app", "Bring a topic into a table, without code."),
     "check": ("framework.commands.check:app", "Find problems before a topology runs."),
     "describe": ("framework.commands.describe:app", "Show the components of a topology."),
     "list": ("framework.commands.topologies:list_app", "Show all topologies and their status."),
@@ -45,10 +45,10 @@ COMMANDS = {
     "state": ("framework.commands.state:app", "Read, save and restore the state of stateful bolts."),
     "compact": ("sinks.compact:app", "Merge the small files of a table."),
     "new": ("framework.commands.new:app", "Create a working project."),
-    "topic": ("spouts.kafka.topic:app", "Create a topic, write to it, show its last records."),
+    "topic": ("spouts.kafka.topic_command:app", "Create a topic, write to it, show its last records."),
     "servers": ("integration.servers_command:app", "Run real servers for development: up, down, status."),
-    "config": ("framework.commands.reference:config_app", "Explain the configuration keys."),
-    "metrics": ("framework.commands.reference:metrics_app", "Explain the metrics."),
+    "config": ("framework.commands.settings_reference:config_app", "Explain the configuration keys."),
+    "metrics": ("framework.commands.settings_reference:metrics_app", "Explain the metrics."),
 }
 
 

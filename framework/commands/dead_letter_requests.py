@@ -12,7 +12,7 @@ from functools import partial
 
 from framework.config import Config
 from framework.coordination.election import identity_of_process
-from framework.coordination.steps import Steps, perform
+from framework.coordination.step_generators import Steps, perform
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger

@@ -11,7 +11,7 @@ from typing import IO
 import typer
 
 from framework.errors import ConfigError, RatchetError, TopologyError, escaped
-from framework.observe.progress import TerminalStream
+from framework.observe.progress_lines import TerminalStream
 from framework.transactions.run import TopologyFailed
 
 EXIT_FAILED = 1

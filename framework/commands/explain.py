@@ -14,7 +14,7 @@ from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.value_format import json_able, printable, shortened, text_of
 from framework.inspect.explain import Cause, Explanation, Step, explain
-from framework.inspect.recompute import Unverifiable
+from framework.inspect.full_recomputation import Unverifiable
 from framework.observe import configure_logging
 from framework.topology import SourceRecord
 from framework.topology.inspectable import EventTime

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from framework.commands.systemd import ServiceManager
+from framework.commands.systemd_notify import ServiceManager
 from framework.core.run import CoreRun
 from framework.observe import ProgressLines
 from framework.observe.health import is_ready

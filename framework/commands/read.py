@@ -16,7 +16,7 @@ from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.value_format import json_able, printable, shortened
 from framework.errors import ConfigError, escaped
-from framework.inspect.read import Snapshot, StateSnapshot, read
+from framework.inspect.state_snapshots import Snapshot, StateSnapshot, read
 from framework.observe import configure_logging
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

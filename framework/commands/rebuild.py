@@ -15,8 +15,8 @@ from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes
 from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName, Yes
 from framework.commands.value_format import json_able
+from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, rebuild
-from framework.inspect.recompute import Unverifiable
 from framework.observe import configure_logging
 
 #: Seconds from one line of progress to the next.

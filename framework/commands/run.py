@@ -194,7 +194,7 @@ def _shown_override(override: str) -> str:
 def _start_java(settings: Config) -> None:
     """Start Spark's JVM, which takes seconds, in the background while the checks run."""
     # imported here because only runs on Spark need it
-    from framework.execution.spark.session import launch_ahead
+    from framework.execution.spark.spark_context import launch_ahead
 
     with suppress(ConfigError):  # the checks report it
         find_java()

@@ -17,10 +17,10 @@ from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyNa
 from framework.commands.text_tables import in_columns
 from framework.config import Config
 from framework.errors import ConfigError, escaped
-from framework.inspect.state_lookup import state_named
+from framework.inspect.state_by_name import state_named
 from framework.observe import configure_logging
 from framework.topology import Topology
-from framework.topology.table_schema import TableSchema, TableWithSchema
+from framework.topology.table_schema_diff import TableSchema, TableWithSchema
 
 app = typer.Typer(
     add_completion=False,

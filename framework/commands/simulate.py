@@ -20,7 +20,7 @@ from framework.config import Config
 from framework.observe import configure_logging
 from framework.testing.simulation.assertion import RECORDS, SCHEDULES
 from framework.testing.simulation.findings import Report
-from framework.testing.simulation.sample import read_sample, sample_from_source
+from framework.testing.simulation.sample_records import read_sample, sample_from_source
 from framework.testing.simulation.shrinker import Progress, run_schedules
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

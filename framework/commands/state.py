@@ -31,13 +31,13 @@ from framework.commands.options import ConfigFile, Overrides, TopologyName
 from framework.commands.value_format import json_text
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
+from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import forget_state, restore_state
-from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
 from framework.errors import ConfigError, CorruptStateError, TopologyError
-from framework.paths import local_path
+from framework.local_paths import local_path
+from framework.state.provider_settings import provider_of, serializers_of
 from framework.state.serialization import Serializer
-from framework.state.settings import provider_of, serializers_of
 from framework.topology import CoreTopology
 
 SNAPSHOT_FORMAT = "ratchet-state-2"

@@ -11,7 +11,7 @@ from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes
 from framework.commands.loading import opened_archive, opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.value_format import json_able
-from framework.inspect.recompute import Unverifiable
+from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.verify import verify
 from framework.observe import configure_logging
 

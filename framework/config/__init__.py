@@ -6,8 +6,8 @@ settings that would break a guarantee. ``kafka.*`` is passed to Kafka's clients 
 names. ``app.*`` is the user's own and reaches components through ``conf``.
 """
 
-from framework.config.addresses import resolved, resolved_address, without_password
 from framework.config.config import Config
+from framework.config.environment_references import resolved, resolved_address, without_password
 from framework.config.kafka import KAFKA_PREFIX
 from framework.config.secrets import HIDDEN, is_secret, revealed, shown_value
 from framework.config.toml import flatten, read_override

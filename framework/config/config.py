@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from framework.config.addresses import resolved
+from framework.config.environment_references import resolved
 from framework.config.kafka import kafka_environment, kafka_settings
 from framework.config.metrics import MetricsConfig
 from framework.config.secrets import hides, shown_value

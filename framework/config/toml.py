@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError
-from framework.paths import local_path
+from framework.local_paths import local_path
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

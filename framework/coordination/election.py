@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from framework.coordination.steps import Steps
+from framework.coordination.step_generators import Steps
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import ConfigError, LeadershipLostError, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger

@@ -18,9 +18,9 @@ from typing import Any
 
 from framework.coordination.store import CoordinationStore
 from framework.coordination.transactional_state import TransactionalState, encode_document
+from framework.document_type_checks import check_fields, fits
 from framework.errors import CorruptStateError
 from framework.observe.logs import get_logger
-from framework.shapes import check_fields, fits
 
 #: How often a driver publishes its status.
 EVERY_S = 2.0

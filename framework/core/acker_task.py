@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from framework.acking.ledger import NO_IDS, Ids, LedgerPart, Roots
+from framework.acking.ack_reports import NO_IDS, Ids, LedgerPart, Roots
 from framework.acking.table import TreeTable
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
-from framework.core.flow_control import Budget
-from framework.core.rounds import Addressed, Decisions, Round, RoundRecord
+from framework.core.round_budget import Budget
+from framework.core.round_protocol import Addressed, Decisions, Round, RoundRecord
 
 
 class AckerTask:

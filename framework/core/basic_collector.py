@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.ledger import Ids
+from framework.acking.ack_reports import Ids
 from framework.core.component_task import EDGE, ROOTS, Outflow
 from framework.core.outcome import Surroundings
 from framework.core.roots_column import as_roots, flat_roots

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from framework.core.basic_collector import BasicCollector, Rows
 from framework.core.component_task import EDGE, ROOTS, AnchoredTuple, ComponentTask, anchored_class
-from framework.core.flow_control import Budget
 from framework.core.outcome import Surroundings
 from framework.core.roots_column import at_most_one, flat_roots, roots_of, tracked_edges, trees_among
-from framework.core.rounds import ErrorKind
+from framework.core.round_budget import Budget
+from framework.core.round_protocol import ErrorKind
 from framework.errors import BadRecordError, FailedException, RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent

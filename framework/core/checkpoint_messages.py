@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from framework.acking.ledger import Roots
+from framework.acking.ack_reports import Roots
 from framework.core.checkpoint_record import Positions
 from framework.topology.stateful import StateSize
 

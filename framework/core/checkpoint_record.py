@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from framework.document_type_checks import check_fields
 from framework.errors import CorruptStateError, InvariantViolation
-from framework.shapes import check_fields
 
 FORMAT = 1
 _LAYOUTS = ("layouts", "assigned", "pending_layouts")

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from framework.acking.ledger import Roots
+from framework.acking.ack_reports import Roots
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.checkpoint_record import CheckpointRecord, Layout, Suspects, other_store
 from framework.errors import InvariantViolation

@@ -17,9 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.acking.ledger import EdgeIds, Ids
+from framework.acking.ack_reports import EdgeIds, Ids
 from framework.core.checkpoint_messages import CheckpointMarker, CheckpointReport
-from framework.core.flow_control import Budget
 from framework.core.outcome import Outcome, Surroundings, UnsentRows
 from framework.core.roots_column import (
     edges_of,
@@ -30,7 +29,8 @@ from framework.core.roots_column import (
     trees_among,
     untracked,
 )
-from framework.core.rounds import ComponentError, Counts, ErrorKind
+from framework.core.round_budget import Budget
+from framework.core.round_protocol import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams, bounded
 from framework.execution.failures import FATAL_ERRORS, USER_ERRORS

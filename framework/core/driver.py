@@ -27,10 +27,10 @@ from framework.core.checkpoints import Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
 from framework.core.event_times import EventTimes, Marks
 from framework.core.failure_policy import PAUSE_MAX_S, FailurePolicy, pause_s
-from framework.core.flow_control import Share
 from framework.core.plan import CorePlan
 from framework.core.reporting import CoreReporter
-from framework.core.rounds import (
+from framework.core.round_budget import Share
+from framework.core.round_protocol import (
     ComponentError,
     Counts,
     Decisions,

@@ -7,8 +7,8 @@ driver combines both (``EventTimes``), and the next round carries the result to 
 (``Marks``).
 
 A partition is identified by an *origin*, a part of the roots of its trees
-(``framework.acking.ledger``). So every row that bolts derive from a record still identifies the
-record's partition.
+(``framework.acking.ack_reports``). So every row that bolts derive from a record still identifies
+the record's partition.
 
 Invariants:
 

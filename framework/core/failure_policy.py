@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from framework.acking.ledger import origin_of
+from framework.acking.ack_reports import origin_of
 from framework.core.plan import CorePlan
-from framework.core.rounds import ComponentError, Decisions, ErrorKind, RoundRecord, RoundReport
+from framework.core.round_protocol import ComponentError, Decisions, ErrorKind, RoundRecord, RoundReport
 
 #: The longest pause before a driver tries again after a failure, or after a round was lost.
 PAUSE_MAX_S = 5.0

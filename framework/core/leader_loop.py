@@ -12,7 +12,7 @@ from typing import Any
 from framework.config import Config
 from framework.coordination.configured import store_of
 from framework.coordination.election import Candidate, leadership_of
-from framework.coordination.steps import Steps, perform
+from framework.coordination.step_generators import Steps, perform
 from framework.coordination.store import CoordinationStore, Leadership, MemoryStore
 from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoint_record import CheckpointRecord, Positions
@@ -21,7 +21,7 @@ from framework.core.driver import RoundDriver
 from framework.core.rescaling import Entry, Filling, Namespaces, layout_of, rescaled
 from framework.errors import ConfigError
 from framework.observe.logs import get_logger
-from framework.state.settings import provider_of
+from framework.state.provider_settings import provider_of
 from framework.topology import BaseStatefulBolt, Component, CoreTopology, ReplayableSpout, StateProvider
 
 _log = get_logger()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from framework.core.plan import CorePlan
-from framework.core.rounds import Round, RoundRecord, walk_round
+from framework.core.round_protocol import Round, RoundRecord, walk_round
 from framework.core.task_worker import TaskWorker
 
 

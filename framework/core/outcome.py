@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from framework.acking.ledger import Ledger
+from framework.acking.ack_reports import Ledger
 from framework.core.checkpoint_messages import CheckpointReport
 from framework.core.event_times import Newest, Unread
 from framework.core.roots_column import RowRoots
-from framework.core.rounds import Addressed, ComponentError, Counts, ErrorKind
+from framework.core.round_protocol import Addressed, ComponentError, Counts, ErrorKind
 from framework.execution.plan import Edge
 from framework.operators.watermarks import Source
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from framework.core.checkpoints import CheckpointStatus
 from framework.core.plan import CorePlan
-from framework.core.rounds import ComponentError, Counts, ErrorKind, RoundRecord, RoundReport
+from framework.core.round_protocol import ComponentError, Counts, ErrorKind, RoundRecord, RoundReport
 from framework.core.status import CoreStatus
 from framework.core.totals import Totals
 from framework.observe.counters import CoreFigures, CoreFiguresBuilder

@@ -18,7 +18,7 @@ from framework.core.checkpoint_record import CheckpointRecord, Layout, other_sto
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.observe.logs import get_logger
 from framework.state.expiry import FOR_EVER, fresh, kept
-from framework.state.settings import kept_state_of
+from framework.state.provider_settings import kept_state_of
 from framework.topology import (
     EVERY_TASK,
     BaseStatefulBolt,

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.ledger import NO_IDS, NO_TREE, Ids
+from framework.acking.ack_reports import NO_IDS, NO_TREE, Ids
 
 
 class RowRoots:

@@ -14,7 +14,7 @@ from framework.core.event_times import paths_of
 from framework.core.leader_loop import CoreTerms, check_stateful, stateful_components, store_for
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
-from framework.core.rounds import ComponentError, ErrorKind, RoundExecutor
+from framework.core.round_protocol import ComponentError, ErrorKind, RoundExecutor
 from framework.core.status import CoreStatus
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
 from framework.execution.choice import LOCAL, checked_executor

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from framework.acking.ledger import LedgerPart, Roots
+from framework.acking.ack_reports import LedgerPart, Roots
 from framework.core.bolt_task import BoltTask
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker
 from framework.core.component_task import ComponentTask
-from framework.core.flow_control import Budget
 from framework.core.outcome import Outcome
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport, TreeOutcomes
+from framework.core.round_budget import Budget
+from framework.core.round_protocol import Addressed, Round, RoundRecord, RoundReport, TreeOutcomes
 from framework.core.spout_task import Origins, SpoutTask
 from framework.core.stateful_bolt_task import Follows, StatefulBoltTask
 from framework.errors import InvariantViolation

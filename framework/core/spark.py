@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord, RoundReport, WorkerLostError
+from framework.core.round_protocol import Addressed, Round, RoundRecord, RoundReport, WorkerLostError
 from framework.core.worker_client import Address, Channels, WorkerClient, WorkerSettings, close_worker, unreachable
 from framework.core.worker_process import ensure_worker
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.channels import Credentials
+from framework.execution.process_channels import Credentials
+from framework.execution.spark.auxiliary_jobs import SparkJobs
 from framework.execution.spark.certificate import new_certificate
-from framework.execution.spark.jobs import SparkJobs
 from framework.observe.logs import get_logger
 
 _log = get_logger()

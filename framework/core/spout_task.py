@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from framework.acking.ledger import ORIGINS_MAX, SEQUENCES_PER_ROUND, Roots, root_of
+from framework.acking.ack_reports import ORIGINS_MAX, SEQUENCES_PER_ROUND, Roots, root_of
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport, name_of
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT, ComponentTask
 from framework.core.event_times import Unread
 from framework.core.outcome import Surroundings
-from framework.core.pending import Emitted, EmittedRows, Pending, Told
-from framework.core.rounds import TreeOutcomes
+from framework.core.round_protocol import TreeOutcomes
+from framework.core.spout_pending import Emitted, EmittedRows, Pending, Told
 from framework.errors import RetryableError, TopologyError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import TaskComponent

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from framework.acking.ledger import SEQUENCES_PER_ROUND, origin_of, root_of
+from framework.acking.ack_reports import SEQUENCES_PER_ROUND, origin_of, root_of
 from framework.acking.rotating_map import RotatingMap
 from framework.core.bolt_task import BoltTask, received
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
@@ -21,13 +21,13 @@ from framework.core.component_task import ROTATIONS_PER_TIMEOUT, AnchoredTuple, 
 from framework.core.event_times import Marks, Path, reading_of
 from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
-from framework.core.rounds import TreeOutcomes
+from framework.core.round_protocol import TreeOutcomes
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
 from framework.execution.failures import USER_ERRORS
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.operators.watermarks import Reading, Source
-from framework.state.settings import state_of
+from framework.state.provider_settings import state_of
 from framework.topology import BaseStatefulBolt, KeyValueState, State, StateProvider, Tuple
 from framework.topology.tuples import rows_of
 

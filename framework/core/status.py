@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from framework.core.checkpoints import CheckpointStatus
-from framework.core.rounds import Counts
+from framework.core.round_protocol import Counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

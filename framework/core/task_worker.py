@@ -13,13 +13,13 @@ from contextlib import ExitStack
 
 from framework.core.acker_task import AckerTask
 from framework.core.checkpoint_messages import CheckpointAction
-from framework.core.concurrent_rounds import OVERTAKE_S, RoundOrder
-from framework.core.flow_control import ROUND_EXECUTE_S, Budget
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.core.round_budget import ROUND_EXECUTE_S, Budget
+from framework.core.round_order import OVERTAKE_S, RoundOrder
+from framework.core.round_protocol import Addressed, Round, RoundRecord
 from framework.core.segment_task import SegmentTask
 from framework.execution.tasks import PlannedTopology
-from framework.state.settings import provider_of
+from framework.state.provider_settings import provider_of
 
 #: The first and the longest pause before idle spouts are asked again. The pause doubles in between.
 _POLL_MIN_S, _POLL_MAX_S = 0.001, 0.025

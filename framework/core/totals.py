@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from framework.core.plan import CorePlan
-from framework.core.rounds import Counts, Decisions, RoundReport
+from framework.core.round_protocol import Counts, Decisions, RoundReport
 
 
 class Totals:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 import cloudpickle
 
 from framework.core.plan import CorePlan
-from framework.core.rounds import Addressed, Round, RoundRecord, WorkerLostError
+from framework.core.round_protocol import Addressed, Round, RoundRecord, WorkerLostError
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.channels import Channel, Credentials, Place, connect
 from framework.execution.encryption import encrypt
-from framework.execution.stages import delivered, walk
+from framework.execution.level_walk import delivered, walk
+from framework.execution.process_channels import Channel, Credentials, Place, connect
 
 #: The least time that a task worker gets for its part of a round, in seconds.
 ANSWER_MIN_S = 60.0

@@ -10,7 +10,7 @@ long. The client tells it to end when its part of a round takes too long, becaus
 hang.
 
 A worker answers the messages of a channel one after the other, and a task does one round after the
-other. A connection without the run's key is refused (``channels.py``).
+other. A connection without the run's key is refused (``process_channels.py``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import IO, Any, cast
 from framework.core.task_worker import TaskWorker
 from framework.core.worker_client import CONNECT_S, Address, WorkerClient, WorkerSettings
 from framework.errors import RetryableError
-from framework.execution.channels import Channel, ChannelServer, Place
 from framework.execution.encryption import decrypt
 from framework.execution.gc_tuning import collect_rarely
+from framework.execution.process_channels import Channel, ChannelServer, Place
 
 _WATCH_S = 1.0
 

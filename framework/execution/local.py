@@ -19,7 +19,7 @@ from framework.execution.ports import (
     seeds,
     summarise,
 )
-from framework.execution.single_task import Frames, expected_reports, run_commit, run_processing
+from framework.execution.single_task_phase import Frames, expected_reports, run_commit, run_processing
 from framework.execution.tasks import PlannedTopology
 from framework.topology.spouts import Spout
 

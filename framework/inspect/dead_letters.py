@@ -15,8 +15,8 @@ from framework.durations import micros_of
 from framework.errors import ConfigError
 from framework.topology import Reach, Topology
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.transactions.dead_letter_readers import letter_component, letter_reader_of
 from framework.transactions.documents import committed_txid, read_incarnation
+from framework.transactions.spout_dead_letter_reader import letter_component, letter_reader_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,20 +20,20 @@ from typing import Any
 
 from framework.errors import ConfigError, RetryableError
 from framework.inspect.comparison import hold
+from framework.inspect.full_recomputation import Batch, Recomputation
 from framework.inspect.narrowing import narrow, with_records
-from framework.inspect.recompute import Batch, Recomputation
 from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
-from framework.inspect.state_lookup import state_named
+from framework.inspect.state_by_name import state_named
 from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.topology import Component, Difference, KeyedState, SourceRecord, Topology, ValueType
 from framework.topology.inspectable import EventTime, NarrowedBolt, TimedBolt
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
-from framework.transactions.dead_letter_readers import letter_component
 from framework.transactions.documents import committed_or_refused, read_joined
 from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.history_reader import TransactionRecords
 from framework.transactions.plans import Plan
+from framework.transactions.spout_dead_letter_reader import letter_component
 from framework.transactions.spout_planners import rows_in
 
 #: How many rows of a range are shown that is no single record.

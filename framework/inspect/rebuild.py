@@ -30,13 +30,13 @@ from typing import Any
 from framework.coordination.election import ELECTION_TIMEOUT_S, identity_of_process
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.coordination.transactional_state import TransactionalState
+from framework.document_type_checks import check_fields
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.inspect.comparison import compare
-from framework.inspect.recompute import RECORDS_PER_BATCH, Batch, Recomputation
+from framework.inspect.full_recomputation import RECORDS_PER_BATCH, Batch, Recomputation
 from framework.inspect.sandbox import shadow_of, with_what_it_needs
-from framework.inspect.state_lookup import state_named
+from framework.inspect.state_by_name import state_named
 from framework.inspect.verify import StateReport, compare_following
-from framework.shapes import check_fields
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.topology.inspectable import RebuildableState, TimedBolt, inspectable, rebuildable

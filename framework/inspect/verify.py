@@ -15,7 +15,7 @@ from typing import Any
 
 from framework.errors import ConfigError
 from framework.inspect.comparison import compare, hold
-from framework.inspect.recompute import Recomputation
+from framework.inspect.full_recomputation import Recomputation
 from framework.inspect.sandbox import recounting, shadow_of
 from framework.topology import Difference, FencedState, InspectableState, Topology
 from framework.topology.inspectable import inspectable

@@ -2,7 +2,7 @@
 
 from framework.observe.journal import AttemptRecord, Journal, TransactionEvent, TransactionRecord
 from framework.observe.logs import configure_logging
-from framework.observe.progress import ProgressLines
+from framework.observe.progress_lines import ProgressLines
 
 __all__ = [
     "AttemptRecord",

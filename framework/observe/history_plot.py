@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.errors import ConfigError
+from framework.local_paths import local_path
 from framework.observe.journal import TransactionRecord
-from framework.paths import local_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

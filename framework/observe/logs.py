@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from framework.observe.progress import TerminalStream
+from framework.observe.progress_lines import TerminalStream
 
 #: Passes the log settings to child processes: ``text:info``, ``json:debug`` and the like.
 INHERITED = "RATCHET_LOG"

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from framework.config import Config
-from framework.observe.progress import Observed
+from framework.observe.progress_lines import Observed
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector

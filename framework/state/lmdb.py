@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
-from framework.paths import local_path
+from framework.local_paths import local_path
 from framework.state.corrupt_entries import shown
 from framework.state.layers import Changes, LayeredState
+from framework.state.provider_settings import LmdbSettings, settings_of
 from framework.state.serialization import Serializer
-from framework.state.settings import LmdbSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
 

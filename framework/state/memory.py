@@ -10,8 +10,8 @@ from typing import Any
 
 from framework.errors import CorruptStateError
 from framework.state.layers import Changes, LayeredState
+from framework.state.provider_settings import SerializerSettings, settings_of
 from framework.state.serialization import Serializer
-from framework.state.settings import SerializerSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
 

@@ -30,13 +30,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from framework.clients.redis import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
+from framework.clients.redis_errors import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.logs import get_logger
 from framework.state.corrupt_entries import shown
 from framework.state.layers import Changes, LayeredState
+from framework.state.provider_settings import RedisSettings, settings_of
 from framework.state.serialization import Serializer
-from framework.state.settings import RedisSettings, settings_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, StateProvider
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from framework.durations import MICROS, seconds_to_micros
 from framework.errors import ConfigError
-from framework.operators.event_windows import EventWindows
+from framework.operators.event_window_assigner import EventWindows
 
 DAY_S = 86_400.0
 

@@ -34,8 +34,8 @@ from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
 from typing import Any
 
+from framework.document_type_checks import fits
 from framework.errors import CorruptStateError
-from framework.shapes import fits
 from framework.state.corrupt_entries import RESTORE, shown
 from framework.topology.fields import Fields
 from framework.topology.stateful import KeyValueState

@@ -9,7 +9,7 @@ from framework.streams.steps_bolt import StepsBolt
 from framework.topology import Component, FencedState, OpaquePartitionedTransactionalSpout, Topology
 from framework.topology.bolts import Bolt
 from framework.topology.clock_stream import HIDDEN_STREAMS
-from framework.topology.spout_wrappers import unwrapped
+from framework.topology.pseudo_partition_wrappers import unwrapped
 
 _HEADING = ("component", "tasks", "what", "takes", "emits", "guarantee")
 

@@ -30,7 +30,7 @@ import polars as pl
 import pyarrow as pa
 
 from framework.streams.call_site import Call
-from framework.streams.expressions import tests_not_null
+from framework.streams.polars_expressions import tests_not_null
 from framework.streams.ports import EarlyFilter, Reading
 from framework.streams.steps import Columns, Compute, Filter, Step
 from framework.streams.steps_bolt import Branch, StepsBolt

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from framework.durations import Duration
 from framework.errors import TopologyError
-from framework.operators.event_windows import EventWindows
+from framework.operators.event_window_assigner import EventWindows
 from framework.streams.polars_frames import frame_of
 from framework.streams.steps import Columns
 from framework.topology import DEFAULT_STREAM, Bolt, Spout

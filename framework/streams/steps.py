@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from framework.durations import Duration
 from framework.errors import BadRecordError, InvariantViolation
-from framework.operators.event_windows import EventWindows
+from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call

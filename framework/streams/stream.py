@@ -11,11 +11,17 @@ import pyarrow as pa
 
 from framework.durations import Duration, micros_above_0, micros_of
 from framework.errors import ConfigError, TopologyError
-from framework.operators.event_windows import EventWindows
+from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import LATE_STREAM
 from framework.streams.call_site import Call, called
-from framework.streams.expressions import (
+from framework.streams.function_calls import Calls, calls_of, is_async
+from framework.streams.function_signatures import check_function, check_returns
+from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
+from framework.streams.lookups import CACHE_SIZE, Lookup
+from framework.streams.other_names import of_item, of_stream
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
+from framework.streams.polars_expressions import (
     Expression,
     check_names,
     checked_types,
@@ -25,14 +31,8 @@ from framework.streams.expressions import (
     parsed,
     time_of_number,
 )
-from framework.streams.function_calls import Calls, calls_of, is_async
-from framework.streams.function_signatures import check_function, check_returns
-from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
-from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.other_names import of_item, of_stream
-from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
 from framework.streams.ports import JoinHow, Target
-from framework.streams.sql_select import select_of
+from framework.streams.sql_select_parser import select_of
 from framework.streams.steps import (
     MOMENT,
     WINDOW_END,

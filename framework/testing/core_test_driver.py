@@ -15,8 +15,8 @@ from framework.config import Config
 from framework.core.run import CoreRun, CoreTopologyFailed, submit_core
 from framework.errors import ConfigError
 from framework.execution.choice import LOCAL
-from framework.testing.simulation.probes import probes_below, rows_of_stream
-from framework.testing.simulation.sample import row_of
+from framework.testing.simulation.row_recording_bolts import probes_below, rows_of_stream
+from framework.testing.simulation.sample_records import row_of
 from framework.topology import BaseBasicBolt, BaseRichSpout, Component, CoreTopology, Tuple
 from framework.topology.bolts import DEFAULT_STREAM
 from framework.topology.tuples import rows_of

@@ -26,12 +26,12 @@ from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import PhaseResult, ProcessingJob
-from framework.inspect.read import read
 from framework.inspect.sandbox import shadow_of
+from framework.inspect.state_snapshots import read
 from framework.observe.logs import no_logs
 from framework.testing.simulation.external_effects import outsides_of
-from framework.testing.simulation.probes import probes_below, rows_of_stream
-from framework.testing.simulation.sample import Sample, Source, sample_of, spout_over
+from framework.testing.simulation.row_recording_bolts import probes_below, rows_of_stream
+from framework.testing.simulation.sample_records import Sample, Source, sample_of, spout_over
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
 from framework.topology import ArrowBolt, Bolt, Component, Topology
 from framework.topology.bolts import DEFAULT_STREAM

@@ -41,9 +41,8 @@ from framework.topology.inspectable import (
     KeyedState,
     RebuildableState,
 )
+from framework.topology.range_operations import SourceRanges, SourceRecord
 from framework.topology.rich_components import BaseRichBolt, BaseRichSpout, RichOutputCollector, SpoutOutputCollector
-from framework.topology.snapshots import HeldFile, StateReading
-from framework.topology.source_ranges import SourceRanges, SourceRecord
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
@@ -61,6 +60,7 @@ from framework.topology.spouts import (
     TransactionalSpoutCoordinator,
     TransactionalSpoutEmitter,
 )
+from framework.topology.state_snapshot_reader import HeldFile, StateReading
 from framework.topology.stateful import (
     EVERY_TASK,
     BaseStatefulBolt,

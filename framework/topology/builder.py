@@ -29,8 +29,8 @@ from framework.topology.graph import (
 )
 from framework.topology.groupings import AllGrouping, DirectGrouping
 from framework.topology.hashing import ALGORITHM
+from framework.topology.method_signatures import check_signatures
 from framework.topology.rich_components import BaseRichBolt
-from framework.topology.signatures import check_signatures
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     OpaquePartitionedTransactionalSpout,

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
-from framework.topology.datetime_range import holds_times, in_microseconds, outside_python
 from framework.topology.fields import Fields
+from framework.topology.python_datetime_range import holds_times, in_microseconds, outside_python
 
 #: The only NaN object, so that tuples and dictionaries find it.
 NAN = math.nan

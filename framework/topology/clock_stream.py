@@ -19,8 +19,15 @@ from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.source_ranges import SourceRanges
-from framework.topology.spout_wrappers import Plan, PlannerWrapper, RangesWrapper, ReaderWrapper, SpoutWrapper, without
+from framework.topology.pseudo_partition_wrappers import (
+    Plan,
+    PlannerWrapper,
+    RangesWrapper,
+    ReaderWrapper,
+    SpoutWrapper,
+    without,
+)
+from framework.topology.range_operations import SourceRanges
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
     Meta,

@@ -17,8 +17,8 @@ from framework.topology.graph import (
     in_order,
     valid_id,
 )
+from framework.topology.method_signatures import check_factory, check_signatures
 from framework.topology.rich_components import BaseRichBolt, BaseRichSpout
-from framework.topology.signatures import check_factory, check_signatures
 from framework.topology.spouts import DEAD_LETTER_STREAM
 from framework.topology.stateful import BaseStatefulBolt
 

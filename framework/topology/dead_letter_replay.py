@@ -40,8 +40,15 @@ from framework.errors import DataLossError, RetryableError
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.context import TopologyContext
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.topology.source_ranges import SourceRanges
-from framework.topology.spout_wrappers import Plan, PlannerWrapper, RangesWrapper, ReaderWrapper, SpoutWrapper, without
+from framework.topology.pseudo_partition_wrappers import (
+    Plan,
+    PlannerWrapper,
+    RangesWrapper,
+    ReaderWrapper,
+    SpoutWrapper,
+    without,
+)
+from framework.topology.range_operations import SourceRanges
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,

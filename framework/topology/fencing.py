@@ -23,8 +23,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from framework.document_type_checks import check_fields
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, StaleWriterError, escaped, reason_of
-from framework.shapes import check_fields
 
 FORMAT = 1
 #: Stands in place of a plan digest: the txid was opened and then undone. Nothing of it is left, and

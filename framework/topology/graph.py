@@ -23,9 +23,9 @@ from framework.topology.groupings import (
     PartialKeyGrouping,
     ShuffleGrouping,
 )
+from framework.topology.method_signatures import check_factory, check_signatures
+from framework.topology.pseudo_partition_wrappers import unwrapped
 from framework.topology.rich_components import BaseRichSpout
-from framework.topology.signatures import check_factory, check_signatures
-from framework.topology.spout_wrappers import unwrapped
 from framework.topology.spouts import Spout
 
 #: A higher parallelism is probably a mistake of units.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from framework.errors import ConfigError
 from framework.topology.fencing import FencedState, Header
-from framework.topology.snapshots import StateReading
+from framework.topology.state_snapshot_reader import StateReading
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -31,8 +31,8 @@ from framework.topology.bolts import DEFAULT_STREAM, Bolt, OutputCollector, Outp
 from framework.topology.context import TopologyContext
 from framework.topology.dead_letters import Letter
 from framework.topology.fields import Fields
-from framework.topology.source_ranges import Meta as Meta
-from framework.topology.source_ranges import SourceRanges
+from framework.topology.range_operations import Meta as Meta
+from framework.topology.range_operations import SourceRanges
 from framework.topology.written_topics import ReadTopics, WrittenTopic
 
 #: The hidden stream for records that a spout cannot decode, when the user asked for dead letters.

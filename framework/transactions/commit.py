@@ -21,7 +21,7 @@ When the source has permanently lost the range of an opened plan (C7):
 3. Mark the headers ``ROLLED_BACK``. Only then may another plan be written. After a crash before
    this step, the next leader finds the old plan and starts over.
 
-Each of these is a generator of steps (``steps.py``).
+Each of these is a generator of steps (``step_generators.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from framework.coordination.steps import Step, Steps, perform
+from framework.coordination.step_generators import Step, Steps, perform
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.execution.failures import TaskFailure
 from framework.execution.messages import AttemptHeader

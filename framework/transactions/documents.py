@@ -39,14 +39,14 @@ from framework.coordination.transactional_state import (
     PLAIN,
     TransactionalState,
 )
+from framework.document_type_checks import check_fields, fits
 from framework.errors import ConfigError, CorruptStateError, escaped
 from framework.observe.journal import RECORDS_MAX, AttemptRecord, TransactionRecord
-from framework.shapes import check_fields, fits
 from framework.topology.builder import Topology
 from framework.topology.dead_letter_replay import LetterRequest
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of
-from framework.transactions.shape_changes import shape_changes
+from framework.transactions.topology_change_messages import shape_changes
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"

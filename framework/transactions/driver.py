@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.config import Config
 from framework.coordination.election import Candidate
-from framework.coordination.steps import Steps, Threads, perform
+from framework.coordination.step_generators import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import RatchetError, RetryableError
 from framework.execution.failures import TaskFailure
@@ -23,11 +23,11 @@ from framework.topology.builder import Topology
 from framework.topology.fencing import PURGE_EVERY, Header
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.code_version import lineage_of
-from framework.transactions.context import DriverContext, DriverStatus
+from framework.transactions.driver_context import DriverContext, DriverStatus
 from framework.transactions.history_archive import HistoryKeeper, HistoryTarget
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery, recovering
-from framework.transactions.term import Term
+from framework.transactions.term_loop import Term
 
 if TYPE_CHECKING:
     from framework.observe.tracing import TransactionTraces

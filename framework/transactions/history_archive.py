@@ -44,7 +44,7 @@ END_S = 5.0
 
 #: The entry point of the table that Ratchet itself has, and the schemes of its addresses. It is
 #: named here because a checkout that is not installed declares no entry points.
-_OWN = EntryPoint("table", "sinks.history:history_table", HISTORIES)
+_OWN = EntryPoint("table", "sinks.transaction_history_table:history_table", HISTORIES)
 _OWN_SCHEMES = ("sqlite", "postgresql", "postgres")
 
 _log = get_logger()

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from framework.coordination.steps import Steps, Threads
+from framework.coordination.step_generators import Steps, Threads
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, reason_of
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure, trace_of
 from framework.observe.logs import get_logger

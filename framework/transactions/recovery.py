@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from framework.coordination.steps import Steps
+from framework.coordination.step_generators import Steps
 from framework.coordination.store import Leadership
 from framework.errors import ConfigError, CorruptStateError, DataLossError, RetryableError
 from framework.execution.messages import AttemptHeader
@@ -20,10 +20,10 @@ from framework.topology.dead_letter_replay import LettersPlanner
 from framework.topology.fencing import Standing
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions.commit import CommitPhase
-from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Persist, Recovered
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import read_letter_request, read_transaction
-from framework.transactions.leader_documents import TopologyDocuments
+from framework.transactions.driver_context import DriverContext
 from framework.transactions.plans import plan_digest
 from framework.transactions.spout_planners import CoordinatorPlanner, ImmutableSource, planner_of
 

@@ -10,8 +10,8 @@ from framework.execution.ports import PhaseResult
 from framework.observe.journal import AttemptRecord
 from framework.observe.logs import get_logger
 from framework.observe.wait_log import Waits
-from framework.transactions.context import DriverContext
 from framework.transactions.coordinator import Cancel
+from framework.transactions.driver_context import DriverContext
 
 _log = get_logger()
 

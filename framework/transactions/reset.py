@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
-from framework.coordination.steps import Steps, perform
+from framework.coordination.step_generators import Steps, perform
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, CorruptStateError
 from framework.execution import LocalExecutor, plan_execution
 from framework.topology import Standing, Topology
 from framework.transactions.commit import CommitPhase
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import forget_everything, new_incarnation
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.recovery import committers_elsewhere, rolling_back_opened
 
 

@@ -21,7 +21,7 @@ from framework.topology import PartitionPlanner, Topology
 from framework.transactions.driver import Driver
 from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.plans import Plan
-from framework.transactions.status import RunStatus
+from framework.transactions.run_status import RunStatus
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector

@@ -30,8 +30,8 @@ from framework.topology.spouts import (
     on_stream,
 )
 from framework.transactions.coordinator import SpoutKind
-from framework.transactions.dead_letter_readers import letter_reader_of
 from framework.transactions.plans import Plan
+from framework.transactions.spout_dead_letter_reader import letter_reader_of
 
 
 class ImmutableSource:

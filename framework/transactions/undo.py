@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from framework.coordination.election import ELECTION_TIMEOUT_S, leadership_of
-from framework.coordination.steps import Steps, perform
+from framework.coordination.step_generators import Steps, perform
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError
 from framework.execution import LocalExecutor, plan_execution
@@ -29,8 +29,8 @@ from framework.topology.fencing import ROLLED_BACK
 from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, PartitionPlanner, leaving_out_too
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Recovered, SpoutKind
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import Undone, differences_to_state, read_origin, read_transaction
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import rolling_back_opened
 from framework.transactions.spout_planners import planner_of, spout_kind_of

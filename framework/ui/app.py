@@ -21,7 +21,7 @@ from framework.observe.logs import get_logger
 from framework.ui.cached_reads import Answer, Kept
 from framework.ui.documents import ROW, Source, View, now, row
 from framework.ui.guard import Buckets, Token, too_many_wrong
-from framework.ui.viewer_messages import Encoded, Viewer, encode
+from framework.ui.page_updates import Encoded, Viewer, encode
 
 STATIC = Path(__file__).parent / "static"
 #: The most browsers that get events at the same time.

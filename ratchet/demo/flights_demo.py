@@ -12,7 +12,7 @@ from rich.table import Table
 
 from framework import Config, submit
 from framework.commands.foreground_run import stop_on_signal, supervise
-from framework.paths import local_path
+from framework.local_paths import local_path
 from integration import EmbeddedServers, ServerError
 from ratchet.demo import flights_data
 from ratchet.demo.flights import TOPIC, topology

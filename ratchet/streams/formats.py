@@ -32,7 +32,7 @@ from spouts import (
     TextCodec,
 )
 from spouts.codecs.compressed import Compression
-from spouts.codecs.json_schema import schema_of_json_schema
+from spouts.codecs.json_arrow_schema import schema_of_json_schema
 
 
 class Format(ABC):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from framework.durations import Duration
 from framework.errors import TopologyError
-from framework.operators.event_windows import EventWindows
+from framework.operators.event_window_assigner import EventWindows
 from framework.streams.ports import JoinHow, StatefulSteps
 from framework.topology import Bolt
 from ratchet.streams.targets import Store

@@ -28,7 +28,7 @@ from sinks import (
     UpsertCommitter,
 )
 from sinks.lake.table import FileTable
-from sinks.rows.table import RowTable
+from sinks.rows.transactional_table import RowTable
 
 
 class Store(Target):

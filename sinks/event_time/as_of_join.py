@@ -15,8 +15,8 @@ from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
 from sinks.due_rows import merged
-from sinks.event_time.committer import Watermarks
-from sinks.event_time.two_stream_join import PairCommitter
+from sinks.event_time.two_stream_committer import PairCommitter
+from sinks.event_time.watermarked_committer import Watermarks
 from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from framework.operators.joins import bucket_end, bucket_of, buckets_around
+from framework.operators.interval_join_buckets import bucket_end, bucket_of, buckets_around
 from framework.operators.watermarks import NEVER
 from framework.topology import Fields
 from sinks.backend import Key, Value

@@ -17,7 +17,7 @@ from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.due_rows import merged
-from sinks.event_time.committer import WatermarkedCommitter, Watermarks
+from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
 

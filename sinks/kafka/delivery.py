@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import RetryableError
 
 #: A producer that delivers nothing, sends nothing and is not throttled for this long makes no

@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import passes
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from sinks.kafka.compressed_size import codec_of, compressed_bytes_max
 
 #: librdkafka's default for ``message.max.bytes``, and the overhead that it adds to key and value

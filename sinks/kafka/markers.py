@@ -25,9 +25,9 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from framework.clients.kafka_consumer import Consumer
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.closing_consumer import Consumer
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import ConfigError, CorruptStateError, InvariantViolation, RetryableError, StaleWriterError
 from framework.observe.logs import get_logger
 from framework.topology import Standing, TopologyContext, TransactionAttempt

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.clients.kafka import KafkaSettings, checked_topic
+from framework.clients.kafka_settings import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Fields, ReadTopics
 from sinks.kafka.record_content import checked_field
-from sinks.kafka.topic_catalog import TopicCatalog
+from sinks.kafka.topic_metadata_cache import TopicCatalog
 
 CatalogOf = Callable[[KafkaSettings], TopicCatalog]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.clients.kafka import KafkaSettings, checked_topic
+from framework.clients.kafka_settings import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, ConfigError, RetryableError, TopologyError
 from framework.observe.logs import get_logger
 from framework.topology import (
@@ -32,13 +32,13 @@ from framework.topology import (
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from sinks.append import AppendCommitter
 from sinks.kafka.delivery import KafkaRecord
-from sinks.kafka.headers import HeaderContent, Headers, checked_headers
+from sinks.kafka.header_forwarding import HeaderContent, Headers, checked_headers
 from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import marker_of, markers_topic, writer_of
 from sinks.kafka.record_content import BYTES, Content, Encoder, Part, checked_field
 from sinks.kafka.routing import Route, check_partition, check_timestamp, partition_column, timestamp_column
 from sinks.kafka.writer import check_markers, probe, renew_markers, writers
-from sinks.rows.scratch_table import ScratchTable
+from sinks.rows.sqlite_standin_table import ScratchTable
 
 _log = get_logger()
 

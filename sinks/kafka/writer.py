@@ -35,9 +35,9 @@ from typing import Any, TypeVar, cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import kafka_error, passes
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError, StaleWriterError
 from framework.topology import Standing, TopologyContext
 from sinks.kafka.delivery import Delivery, KafkaRecord, shown_topics
@@ -53,7 +53,7 @@ from sinks.kafka.markers import (
     transactional_id_of,
     writer_of,
 )
-from sinks.kafka.topic_catalog import TopicCatalog
+from sinks.kafka.topic_metadata_cache import TopicCatalog
 
 PROBE_TIMEOUT_S = 10.0
 #: A new producer reads all markers, so compaction must remove outdated ones soon.

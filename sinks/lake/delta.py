@@ -30,7 +30,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import Fields, Header
-from sinks.lake.folders import inner_path, is_passing, remove_file
+from sinks.lake.folder_documents import inner_path, is_passing, remove_file
 from sinks.lake.partitions import NULL_FOLDER, is_moment, is_text, texts_of
 from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
@@ -39,7 +39,7 @@ try:
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
 
-    from sinks.lake.delta_protocol import check_known, check_readable, check_writable
+    from sinks.lake.delta_compatibility import check_known, check_readable, check_writable
 except ImportError as error:  # deltalake is an optional extra
     raise ConfigError("DeltaLakeTable needs the package deltalake: pip install 'ratchet-pipelines[delta]'") from error
 

@@ -53,7 +53,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header, RebuildableState, Stamp
-from sinks.lake.folders import (
+from sinks.lake.folder_documents import (
     check_inside,
     check_no_link,
     discard,
@@ -68,7 +68,7 @@ from sinks.lake.folders import (
 )
 from sinks.lake.partitions import Texts, folder_of
 from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, may_be_open
-from sinks.paths import somebody_elses
+from sinks.path_checks import somebody_elses
 
 _COMPACTED = ".compacted.json"
 #: The folder of data files. Their names have no ending that other programs search for.

@@ -46,7 +46,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.paths import local_path
+from framework.local_paths import local_path
 from framework.topology import (
     Change,
     Difference,
@@ -63,8 +63,9 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical_form import comparable, python_values
-from framework.topology.datetime_range import outside_python
-from sinks.lake.folders import (
+from framework.topology.python_datetime_range import outside_python
+from sinks.appendable_table import Table
+from sinks.lake.folder_documents import (
     HeaderChain,
     check_data_file,
     check_inside,
@@ -78,8 +79,7 @@ from sinks.lake.folders import (
     sync,
 )
 from sinks.lake.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
-from sinks.paths import check_can_be_made
-from sinks.table import Table
+from sinks.path_checks import check_can_be_made
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

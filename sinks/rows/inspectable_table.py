@@ -23,12 +23,12 @@ from framework.topology import (
 from framework.topology.canonical_form import RowForm, equal
 from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
-from sinks.pages import PAGE_KEYS, pages_of
 from sinks.rows.row_multiset import RowMultiset
 from sinks.rows.rows_as_of import Key, RowSnapshot, Values
-from sinks.rows.table import READ_ROWS, RowTable
+from sinks.rows.transactional_table import READ_ROWS, RowTable
 from sinks.rows.values import stored_fields
 from sinks.sql.schema import HEADERS_TABLE
+from sinks.statement_chunks import PAGE_KEYS, pages_of
 from sinks.states import MapState
 
 T = TypeVar("T")

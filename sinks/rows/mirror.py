@@ -14,14 +14,14 @@ from framework.errors import BadRecordError, TopologyError
 from framework.topology import Bolt, Fields, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
-from framework.topology.mirror_changes import ChangeReader, TableChanges
+from framework.topology.table_changes import ChangeReader, TableChanges
+from sinks.rows.inspectable_mirror import MirrorState
 from sinks.rows.mirror_catalog import CATALOG, CATALOG_FIELDS, NAME, Catalog, Part
-from sinks.rows.mirror_state import MirrorState
+from sinks.rows.recomputed_mirror import ReferenceMirror
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
-from sinks.rows.reference_mirror import ReferenceMirror
 from sinks.rows.sqlite import SqliteTable
-from sinks.rows.table import RowTable
 from sinks.rows.table_definition import POSITION, Changes
+from sinks.rows.transactional_table import RowTable
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 

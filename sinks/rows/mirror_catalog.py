@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from framework.errors import ConfigError
 from framework.topology import Fields, TransactionAttempt
-from framework.topology.mirror_changes import DEFAULT
+from framework.topology.table_changes import DEFAULT
 from sinks.rows.reduction import DELETED, reduced
-from sinks.rows.table import Members, RowTable
 from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes
+from sinks.rows.transactional_table import Members, RowTable
 
 #: The table with a row for each table of the copy.
 CATALOG = "ratchet_mirror"

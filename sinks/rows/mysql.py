@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import READ_ROWS, HeldColumns
 from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
+from sinks.rows.transactional_table import READ_ROWS, HeldColumns
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, line_of
-from sinks.sql.mysql_store import DUPLICATE, MySqlStore
+from sinks.sql.mysql_table_base import DUPLICATE, MySqlStore
 
 import pymysql  # isort: skip - after the module that says how to install it
 from pymysql.cursors import SSCursor  # isort: skip

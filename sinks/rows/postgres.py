@@ -16,12 +16,12 @@ import pyarrow.csv as pa_csv
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import READ_ROWS, REPLACE, UPSERT, HeldColumns
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
+from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
-from sinks.sql.postgres_rows import first_nul
-from sinks.sql.postgres_store import PostgresStore
+from sinks.sql.postgres_row_checks import first_nul
+from sinks.sql.postgres_table_base import PostgresStore
 from sinks.sql.schema import qualified
 
 _COLUMNS = """

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from framework.errors import ConfigError, InvariantViolation, StaleWriterError, TopologyError
 from framework.topology import FORMER, REBUILT, Header, RebuildableState
-from sinks.paths import somebody_elses
+from sinks.path_checks import somebody_elses
 from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.table_definition import EXISTED, TXID, WRITTEN_TABLE
 from sinks.sql.schema import HEADERS_TABLE, header_values

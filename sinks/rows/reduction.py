@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.rows.table import DELETE, REPLACE, UPSERT
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,
@@ -22,6 +21,7 @@ from sinks.rows.table_definition import (
     WHOLE,
     Changes,
 )
+from sinks.rows.transactional_table import DELETE, REPLACE, UPSERT
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]

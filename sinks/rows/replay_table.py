@@ -12,7 +12,7 @@ import pyarrow as pa
 from framework.errors import InvariantViolation
 from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.rows_as_of import Key, Values
-from sinks.rows.scratch_table import ScratchTable
+from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.table_definition import TXID
 
 

@@ -16,7 +16,7 @@ from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import Column
-from sinks.sql.sqlite_store import SqliteStore
+from sinks.sql.sqlite_table_base import SqliteStore
 
 #: The beginning of the statement that SQLite keeps of a table, with its name.
 _CREATED = re.compile(

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from framework.errors import ConfigError, CorruptStateError, TopologyError
 from framework.topology import Fields, Header
-from framework.topology.table_schema import TableColumn, TableSchema
+from framework.topology.table_schema_diff import TableColumn, TableSchema
+from sinks.appendable_table import Table
 from sinks.rows.values import column_type
 from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
-from sinks.sql.store import SqlStore
-from sinks.table import Table
+from sinks.sql.table_base import SqlStore
 
 _DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),(\d+)\)")
 OnNewColumn = Literal["add", "ignore", "fail"]

@@ -30,10 +30,10 @@ from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical_form import has_nan, python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import SWEPT, Key, Row
-from sinks.exchange import ExchangeBackend
-from sinks.paths import somebody_elses
-from sinks.refusals import explained, refused_delta, refused_row
-from sinks.snapshots import SnapshotBackend
+from sinks.path_checks import somebody_elses
+from sinks.read_as_of import SnapshotBackend
+from sinks.rebuild_exchange import ExchangeBackend
+from sinks.refused_rows import explained, refused_delta, refused_row
 from sinks.sql.schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
@@ -41,7 +41,7 @@ from sinks.sql.schema import (
     header_values,
     identifier,
 )
-from sinks.sql.store import SqlStore
+from sinks.sql.table_base import SqlStore
 
 #: The longest name of a table.
 NAME_MAX = 63

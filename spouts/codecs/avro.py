@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from spouts.codecs.avro_arrow import arrow_schema
+from spouts.codecs.avro_arrow_schema import arrow_schema
 from spouts.codecs.avro_binary import Bounds
 from spouts.codecs.avro_bulk import BulkAvro
 from spouts.codecs.avro_resolution import resolved

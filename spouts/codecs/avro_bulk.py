@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spouts.codecs.avro_arrow import plain_type
+from spouts.codecs.avro_arrow_schema import plain_type
 from spouts.codecs.avro_resolution import default_of, written_field
 from spouts.codecs.avro_schema import AvroType
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, Union
 
 from framework.errors import TopologyError
-from framework.paths import local_path
+from framework.local_paths import local_path
 
 Schema = Union[str, list[Any], dict[str, Any]]
 #: Types that a schema refers to but does not define: full name -> schema. Each type comes after the

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import TopologyError
-from spouts.codecs.avro_arrow import arrow_schema
+from spouts.codecs.avro_arrow_schema import arrow_schema
 from spouts.codecs.avro_resolution import default_of
 from spouts.codecs.avro_schema import AvroType
 

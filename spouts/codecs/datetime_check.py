@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from framework.topology.datetime_range import outside_python
+from framework.topology.python_datetime_range import outside_python
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 

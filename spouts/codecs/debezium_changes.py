@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from framework.errors import BadRecordError
-from framework.topology.mirror_changes import DEFAULT, TableChanges
+from framework.topology.table_changes import DEFAULT, TableChanges
 from spouts.codecs.debezium import DebeziumCodec, columns_of_schema, prefix_of
 from spouts.codecs.debezium_columns import Described, column_type
 

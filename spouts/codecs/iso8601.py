@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.topology.datetime_range import outside_python
+from framework.topology.python_datetime_range import outside_python
 
 _DATE = r"(?P<date>\d{4}-\d{2}-\d{2}|\d{8})"
 _CLOCK = r"(?P<clock>\d{2}(?::\d{2}(?::\d{2})?)?|\d{4}|\d{6})(?P<fraction>[.,]\d+)?"

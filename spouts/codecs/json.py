@@ -19,10 +19,10 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, Values, all_good
 from spouts.codecs.encoding_codec import EncodingCodec
 from spouts.codecs.json_arrow import nullable
-from spouts.codecs.json_extra import EXTRA, Extra, OnExtra, checked_extra
+from spouts.codecs.json_arrow_schema import schema_of_json_schema, schema_of_sample
 from spouts.codecs.json_reader import JsonReader, Rows
-from spouts.codecs.json_schema import schema_of_json_schema, schema_of_sample
 from spouts.codecs.json_types import Conversion, in_json
+from spouts.codecs.json_undeclared_fields import EXTRA, Extra, OnExtra, checked_extra
 
 #: Text of a JSON document. ``json.dumps`` would make an encoder for each row.
 _written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
-from spouts.codecs.json_schema import resolved, self_contained
+from spouts.codecs.json_arrow_schema import resolved, self_contained
 
 #: So much of a reason is shown: it has the whole value.
 _SHOWN = 200

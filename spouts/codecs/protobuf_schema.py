@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from framework.errors import ConfigError, TopologyError
-from framework.paths import local_path
+from framework.local_paths import local_path
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

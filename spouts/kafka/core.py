@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError
 from framework.topology import (
     Fields,
@@ -29,9 +29,9 @@ from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.metadata import KafkaMetadata, check_settings
 from spouts.kafka.options import above_0, at_least_1, checked_group
-from spouts.kafka.partitions import Position, TopicPartition, partition_id, position_after, topic_and_number
-from spouts.kafka.read_bounds import checked_bound
+from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.record_format import EVERYTHING
+from spouts.kafka.start_end_options import checked_bound
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
 from spouts.retries import RetryPolicy
 
@@ -226,7 +226,8 @@ class KafkaSpout(ReplayableSpout):
         self._task.begin_anew()
 
     def position(self) -> dict[str, Any]:
-        """Partition -> its next offset, in the form of plans (``spouts.kafka.partitions``)."""
+        """Partition -> its next offset, in the form of plans
+        (``spouts.kafka.partition_plan_entries``)."""
         return {partition_id(*tp): at.after() for tp, at in self._task.position().items()}
 
     def seek(self, positions: Sequence[Any]) -> None:

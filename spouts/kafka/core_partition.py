@@ -16,7 +16,7 @@ from framework.topology.tuples import rows_of
 from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
 from spouts.kafka.consumer.chunk import Epochs, RecordChunk, known_epoch
 from spouts.kafka.decoding import dead_letters
-from spouts.kafka.partitions import Position, TopicPartition
+from spouts.kafka.partition_plan_entries import Position, TopicPartition
 
 
 class MessageId(NamedTuple):

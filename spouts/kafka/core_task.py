@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from framework.errors import FailedException, InvariantViolation, RetryableError
 from framework.topology import DEAD_LETTER_STREAM
-from spouts.codecs.absent_fields import AbsentFields
+from spouts.codecs.missing_field_warning import AbsentFields
 from spouts.kafka.acked_offsets import Found
 from spouts.kafka.consumer.chunk import RecordChunk, known_epoch
 from spouts.kafka.consumer.partition_follower import KafkaTail
@@ -26,7 +26,7 @@ from spouts.kafka.core_partition import (
     in_order,
 )
 from spouts.kafka.decoding import Decoded, RecordDecoder
-from spouts.kafka.partitions import Position, TopicPartition, partition_id
+from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id
 from spouts.retries import Retries, RetryPolicy
 
 #: Decoded records that a partition may buffer.

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
 from framework.topology.dead_letters import CUT_HEADER
-from spouts.codecs.absent_fields import absent_fields
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
+from spouts.codecs.missing_field_warning import absent_fields
 from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.record_format import Parts, RecordFormat
 from spouts.kafka.streams import StreamFormat, Streams

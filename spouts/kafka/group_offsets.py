@@ -19,11 +19,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from framework.clients.kafka_consumer import Consumer
+from framework.clients.closing_consumer import Consumer
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError
 from framework.observe.logs import get_logger
-from spouts.kafka.partitions import Position, partition_id, topic_and_number
+from spouts.kafka.partition_plan_entries import Position, partition_id, topic_and_number
 
 _log = get_logger()
 

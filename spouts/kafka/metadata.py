@@ -28,10 +28,10 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.observe.logs import get_logger
-from spouts.kafka.partitions import partition_id, topic_and_number
+from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
 
 _log = get_logger()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.clients.kafka import checked_topic
+from framework.clients.kafka_settings import checked_topic
 from framework.errors import ConfigError
 from framework.topology import Fields
 from spouts.codecs.codec import BytesCodec, Codec

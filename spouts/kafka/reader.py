@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.topology import (
     DEAD_LETTER_STREAM,
     DEFAULT_STREAM,
@@ -31,7 +31,7 @@ from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
-from spouts.kafka.partitions import position_after, position_of, topic_and_number
+from spouts.kafka.partition_plan_entries import position_after, position_of, topic_and_number
 from spouts.kafka.record_format import METADATA_TYPES
 from spouts.kafka.streams import Streams
 

@@ -7,12 +7,12 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from framework.clients.kafka_consumer import Consumer
+from framework.clients.closing_consumer import Consumer
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import SourceRecord
 from spouts.kafka.consumer.assignment import Assignment
-from spouts.kafka.partitions import topic_and_number
+from spouts.kafka.partition_plan_entries import topic_and_number
 
 _ANSWER_S = 10.0
 #: Only one record is needed.

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Literal, Self, Union
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError
 from framework.topology import (
     Bolt,
@@ -32,11 +32,11 @@ from spouts.kafka.metadata import check_settings
 from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
-from spouts.kafka.planning.source import KafkaSource
+from spouts.kafka.planning.source_settings import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
-from spouts.kafka.read_bounds import checked_bounds
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.record_format import RecordFilter
+from spouts.kafka.start_end_options import checked_bounds
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a

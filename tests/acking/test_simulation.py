@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from framework.acking.ledger import LedgerPart
+from framework.acking.ack_reports import LedgerPart
 from framework.core.acker_task import AckerTask
 from framework.core.bolt_task import BoltTask
 from framework.core.component_task import Outflow
@@ -43,8 +43,8 @@ def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int
 @pytest.mark.behaviour("4.3")
 def test_a_ledger_that_forgets_what_was_emitted_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The oracle sees the mistake: the ackers hear of no edges, so trees seem complete at once."""
-    monkeypatch.setattr("framework.acking.ledger.Ledger.emitted", lambda self, roots, edges: None)
-    monkeypatch.setattr("framework.acking.ledger.Ledger.acked", lambda self, roots, edge: None)
+    monkeypatch.setattr("framework.acking.ack_reports.Ledger.emitted", lambda self, roots, edges: None)
+    monkeypatch.setattr("framework.acking.ack_reports.Ledger.acked", lambda self, roots, edge: None)
     assert any(simulate(each, troubles=()).wrong for each in range(seed, seed + 10))
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from framework.acking import Acker
-from framework.acking.ledger import Ids, fold, root_of
+from framework.acking.ack_reports import Ids, fold, root_of
 from framework.acking.table import TreeTable
 
 BUCKETS = 3

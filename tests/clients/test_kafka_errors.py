@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import _ADVICE, _PASSING, DISTRUSTED, kafka_error, passes
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, RetryableError
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework import Config, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
 from integration import KafkaBroker

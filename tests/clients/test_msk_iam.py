@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from framework.clients import msk_iam
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.config import Config
 from framework.errors import ConfigError, RetryableError
 from tests.kit.processes import ROOT

@@ -20,8 +20,8 @@ import pytest
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.commands.foreground_run import done_before, stop_on_signal, supervise
 from framework.errors import RetryableError
-from framework.observe.progress import ProgressLines
-from framework.transactions.status import RunStatus
+from framework.observe.progress_lines import ProgressLines
+from framework.transactions.run_status import RunStatus
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.processes import RunProcess
@@ -86,7 +86,7 @@ def test_progress_is_rewritten_on_a_terminal_plain_lines_elsewhere_and_json_for_
 @pytest.mark.behaviour("6.3")
 def test_an_appended_line_is_repeated_after_a_change_and_after_a_minute_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
-    monkeypatch.setattr("framework.observe.progress.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("framework.observe.progress_lines.time", SimpleNamespace(monotonic=lambda: now))
     stream = io.StringIO()
     progress = ProgressLines(stream=stream)
     shown: list[tuple[int, str]] = []

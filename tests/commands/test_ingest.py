@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from framework.errors import ConfigError
-from ratchet.ingest import PASSWORD, Codec, Job, Mode, app, check, program
+from ratchet.ingest_command import PASSWORD, Codec, Job, Mode, app, check, program
 from tests.kit.topics import Topics
 
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])

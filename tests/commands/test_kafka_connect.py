@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from framework.errors import ConfigError
-from ratchet.ingest import app
-from ratchet.kafka_connect import read_connector
+from ratchet.ingest_command import app
+from ratchet.kafka_connect_translation import read_connector
 from tests.commands.test_ingest import built
 
 CONFLUENT: dict[str, Any] = {

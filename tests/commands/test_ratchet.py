@@ -17,7 +17,7 @@ import pytest
 from framework import Config
 from framework.commands.cli import COMMANDS
 from framework.commands.exit_status import exit_codes
-from framework.commands.reference import config_keys
+from framework.commands.settings_reference import config_keys
 from framework.observe.metrics import METRICS
 from tests.kit.command import call
 from tests.kit.processes import ROOT

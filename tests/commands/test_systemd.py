@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.commands import systemd
+from framework.commands import systemd_notify
 from framework.commands.foreground_run import supervise
-from framework.commands.systemd import ServiceManager
+from framework.commands.systemd_notify import ServiceManager
 from framework.transactions import MemoryStore
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -61,7 +61,7 @@ def test_it_is_ready_once_and_tells_as_often_as_the_watchdog_asks(
     tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(systemd.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(systemd_notify.time, "monotonic", lambda: now[0])
     manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "500000"})
     manager.tell("starting", ready=False)
     manager.tell("running", ready=True)  # at once

@@ -404,9 +404,9 @@ def test_the_last_records_are_found_behind_the_marks_of_transactions(topics: Top
 
 
 def test_a_topic_is_not_created_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spouts.kafka import topic
+    from spouts.kafka import topic_command
 
-    monkeypatch.setattr(topic, "_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(topic_command, "_TIMEOUT_S", 1.0)
     nobody = f"127.0.0.1:{free_port()}"
     answer = call("ratchet", "topic", "create", "words", "--kafka", nobody)
     assert answer.returncode == 1

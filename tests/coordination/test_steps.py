@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from framework.coordination.steps import Steps, Threads, perform
+from framework.coordination.step_generators import Steps, Threads, perform
 from framework.errors import RetryableError
 from tests.kit.waiting import PATIENCE_S
 

@@ -19,7 +19,7 @@ from framework import (
 )
 from framework.core.acker_task import AckerTask
 from framework.core.outcome import ERRORS_MAX
-from framework.core.rounds import Round, RoundReport
+from framework.core.round_protocol import Round, RoundReport
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector
 from framework.topology.groupings import Grouping

@@ -19,8 +19,8 @@ from framework.core import spark as core_spark
 from framework.core import worker_client
 from framework.core.spark import SparkRounds
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.spark import jobs as spark_rounds
-from framework.execution.spark.jobs import SparkJobs
+from framework.execution.spark import auxiliary_jobs as spark_rounds
+from framework.execution.spark.auxiliary_jobs import SparkJobs
 from framework.execution.spark.worker_errors import python_part
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess

@@ -9,8 +9,8 @@ import random
 import pyarrow as pa
 
 from framework.acking import RotatingMap
-from framework.acking.ledger import Roots
-from framework.core.pending import Emitted, EmittedRows, Pending, Told
+from framework.acking.ack_reports import Roots
+from framework.core.spout_pending import Emitted, EmittedRows, Pending, Told
 
 BUCKETS = 3
 

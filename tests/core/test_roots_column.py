@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.acking.ledger import NO_TREE
+from framework.acking.ack_reports import NO_TREE
 from framework.core.roots_column import (
     RowRoots,
     at_most_one,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from framework import Fields, TopologyBuilder, Tuple
-from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.core.round_protocol import Addressed, Round, RoundRecord
 from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import LOSSES_MAX
 from framework.errors import RetryableError, TopologyError

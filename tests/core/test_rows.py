@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from framework import BaseBasicBolt, BaseRichSpout, FailedException, Fields, TopologyBuilder, Tuple
-from framework.acking.ledger import NO_TREE, Ledger
+from framework.acking.ack_reports import NO_TREE, Ledger
 from framework.core import basic_collector, component_task, spout_task
 from framework.core.bolt_task import Inbox
 from framework.core.component_task import EDGE, ROOTS
 from framework.core.outcome import Outcome
-from framework.core.rounds import Counts
+from framework.core.round_protocol import Counts
 from framework.execution import collector
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.values import KINDS, Breaks, Lies

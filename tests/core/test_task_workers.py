@@ -20,12 +20,12 @@ import pytest
 from framework import Config
 from framework.core import worker_client
 from framework.core.plan import CorePlan
-from framework.core.rounds import Round, RoundReport, WorkerLostError
+from framework.core.round_protocol import Round, RoundReport, WorkerLostError
 from framework.core.run import _round_executor
 from framework.core.worker_client import Address, Channels, WorkerClient, WorkerSettings, close_worker, unreachable
 from framework.core.worker_process import ensure_worker, start_worker
-from framework.execution.channels import STRANGERS_MAX, Credentials, connect
 from framework.execution.plan import plan_execution
+from framework.execution.process_channels import STRANGERS_MAX, Credentials, connect
 from tests.kit.certificates import new_pem
 from tests.kit.journaled import alive, noted, word_count
 from tests.kit.task_workers import Overhearing

@@ -18,8 +18,8 @@ from framework.coordination import store_of
 from framework.coordination.presence import read_drivers
 from integration import EmbeddedServers, PostgresServer
 from integration.engine import OWNER_LABEL, engine
-from integration.packages import find_program
 from integration.server import free_port
+from integration.server_programs import find_program
 from tests.kit import shipped
 from tests.kit.processes import ROOT
 from tests.kit.waiting import wait_for

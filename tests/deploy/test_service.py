@@ -22,7 +22,7 @@ from framework import Config
 from framework.coordination import store_of
 from framework.coordination.presence import read_drivers
 from integration import EmbeddedServers, PostgresServer
-from integration.packages import find_program
+from integration.server_programs import find_program
 from tests.kit.processes import ROOT
 from tests.kit.waiting import wait_for
 

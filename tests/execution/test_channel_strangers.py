@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from framework.execution import channels
-from framework.execution.channels import STRANGERS_MAX, Channel, ChannelServer, Credentials, connect
+from framework.execution import process_channels
+from framework.execution.process_channels import STRANGERS_MAX, Channel, ChannelServer, Credentials, connect
 from framework.execution.spark.certificate import new_certificate
 from tests.kit.fuzzing import memory_mb
 from tests.kit.waiting import PATIENCE_S, wait_for
@@ -155,8 +155,10 @@ def test_another_key_with_the_same_certificate_is_refused(listening: Listening) 
 
 def test_a_proof_that_was_seen_opens_nothing(listening: Listening) -> None:
     with inside_tls(listening) as client:
-        asked = channels._exactly(client, 32)
+        asked = process_channels._exactly(client, 32)
         mine = os.urandom(32)
-        client.sendall(mine + channels._proof(listening.credentials, b"server", asked, mine))  # of the wrong side
+        client.sendall(
+            mine + process_channels._proof(listening.credentials, b"server", asked, mine)
+        )  # of the wrong side
         assert is_cut(client)
     assert listening.arrived.empty()

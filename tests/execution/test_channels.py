@@ -12,8 +12,8 @@ from queue import Queue
 import pytest
 
 from framework.errors import ConfigError
-from framework.execution import channels
-from framework.execution.channels import MESSAGE_BYTES_MAX, Channel, ChannelServer, Credentials, connect
+from framework.execution import process_channels
+from framework.execution.process_channels import MESSAGE_BYTES_MAX, Channel, ChannelServer, Credentials, connect
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -65,7 +65,7 @@ def test_a_message_of_any_length_is_neither_expected_nor_sent(monkeypatch: pytes
             mine.sendall(struct.pack(">Q", length))
             with pytest.raises(OSError, match=f"announced a message of {length:,} bytes"):
                 channel.receive(PATIENCE_S)
-    monkeypatch.setattr(channels, "MESSAGE_BYTES_MAX", 10)
+    monkeypatch.setattr(process_channels, "MESSAGE_BYTES_MAX", 10)
     mine, theirs = socket.socketpair()
     with theirs, Channel(mine) as channel, pytest.raises(ConfigError, match="too many for one message"):
         channel.send("x" * 100, PATIENCE_S)

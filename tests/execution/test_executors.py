@@ -21,7 +21,7 @@ from framework import (
     TopologyFailed,
     TransactionalTopologyBuilder,
 )
-from framework.execution import single_task
+from framework.execution import single_task_phase
 from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -120,13 +120,13 @@ def test_rows_arrive_in_the_order_of_their_senders_whatever_the_exchange_did(
         return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
 
     in_order = seen(tmp_path / "in order")
-    real = single_task.run_level
+    real = single_task_phase.run_level
 
     def the_other_way_round(*arguments: Any, **options: Any) -> Any:
         *where, records, report = arguments
         return real(*where, list(reversed(records)), report, **options)
 
-    monkeypatch.setattr(single_task, "run_level", the_other_way_round)
+    monkeypatch.setattr(single_task_phase, "run_level", the_other_way_round)
     assert seen(tmp_path / "the other way round") == in_order
 
 

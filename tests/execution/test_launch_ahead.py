@@ -12,7 +12,7 @@ from tests.kit.waiting import PATIENCE_S
 
 CODE = """
 import psutil
-from framework.execution.spark.session import launch_ahead, start_context
+from framework.execution.spark.spark_context import launch_ahead, start_context
 from tests.kit.processes import commands_below
 
 ahead = {"spark.master": "local[1]", "spark.driver.memory": "600m"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from framework.execution.stages import walk
+from framework.execution.level_walk import walk
 
 
 def test_each_task_gets_what_was_sent_to_it_in_the_order_of_the_senders() -> None:

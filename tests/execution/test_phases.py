@@ -23,7 +23,7 @@ from framework import (
     TransactionalTopologyBuilder,
     submit,
 )
-from framework.execution import Phase, single_task, tasks
+from framework.execution import Phase, single_task_phase, tasks
 from framework.execution.messages import Piece
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
@@ -265,7 +265,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
     """On the edge from A to C, rows are sent in the processing phase
     and received in the commit phase.
     """
-    real, lost = single_task.run_level, []
+    real, lost = single_task_phase.run_level, []
 
     def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
         for target, record in real(topology, phase, *arguments, **options):
@@ -275,7 +275,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
             else:
                 yield target, record
 
-    monkeypatch.setattr(single_task, "run_level", lossy)
+    monkeypatch.setattr(single_task_phase, "run_level", lossy)
     with start(abcd(tmp_path).build(), ("local", {})) as run:
         run.wait_until_caught_up(PATIENCE_S)
         reasons = [attempt.reason for each in run.transactions() for attempt in each.attempts if attempt.reason]
@@ -350,7 +350,7 @@ def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_use
     """As many rows are received in all as were sent,
     so only the counts per task show the mistake.
     """
-    real, strayed = single_task.run_level, []
+    real, strayed = single_task_phase.run_level, []
 
     def straying(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
         for target, record in real(topology, phase, *arguments, **options):
@@ -364,7 +364,7 @@ def test_rows_that_arrive_at_the_wrong_task_fail_the_attempt_before_they_are_use
                     yield target, record
             yield target, record
 
-    monkeypatch.setattr(single_task, "run_level", straying)
+    monkeypatch.setattr(single_task_phase, "run_level", straying)
     spout = OpaqueMemoryTransactionalSpout({0: [[1]] * 6, 1: [[1]] * 6}, Fields(n=int), 6)  # two pieces for each task
     builder = TransactionalTopologyBuilder("stray", "spout", spout, 1)
     builder.set_bolt("A", Noted(tmp_path), 2).shuffle_grouping("spout")
@@ -393,14 +393,14 @@ def test_rows_that_are_never_received_end_the_topology_after_max_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """C30: this is a fault of the product; more attempts do not help."""
-    real = single_task.run_level
+    real = single_task_phase.run_level
 
     def lossy(topology: Any, phase: Any, *arguments: Any, **options: Any) -> Any:
         for target, record in real(topology, phase, *arguments, **options):
             if not (isinstance(record, Piece) and topology.plan.edges[record.edge].label == where):
                 yield target, record
 
-    monkeypatch.setattr(single_task, "run_level", lossy)
+    monkeypatch.setattr(single_task_phase, "run_level", lossy)
     with (
         start(abcd(tmp_path).build(), ("local", {}), **{"topology.max.attempts": 2}) as run,
         pytest.raises(TopologyFailed, match="exchange"),

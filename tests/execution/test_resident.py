@@ -23,7 +23,7 @@ from framework.execution import AttemptHeader, FailureKind, PhaseResult, Process
 from framework.execution.spark import resident_task
 from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.resident_task import ResidentTask
-from framework.execution.spark.session import Spark
+from framework.execution.spark.spark_context import Spark
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.execution.test_cancellation import counted, gone

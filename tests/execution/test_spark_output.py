@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.execution.spark.output import SparkOutput
+from framework.execution.spark.jvm_output import SparkOutput
 from tests.kit.waiting import wait_for
 
 

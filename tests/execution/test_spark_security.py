@@ -19,18 +19,18 @@ from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, Transactional
 from framework.core.plan import CorePlan
 from framework.core.worker_client import WorkerSettings
 from framework.errors import ConfigError, InvariantViolation
-from framework.execution.channels import Credentials
 from framework.execution.encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
 from framework.execution.messages import AttemptHeader, CommitterState, Seed, TaskReport
 from framework.execution.plan import ExecutionPlan, plan_execution
-from framework.execution.single_task import run_processing
-from framework.execution.spark import batch_executor, session
+from framework.execution.process_channels import Credentials
+from framework.execution.single_task_phase import run_processing
+from framework.execution.spark import batch_executor, spark_context
 from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.resident_task import StayingTask
 from framework.execution.tasks import PlannedTopology
 from integration import SparkCluster
-from integration.spark import descendants
+from integration.spark_cluster import descendants
 from spouts import MemoryTransactionalSpout
 from tests.kit.waiting import wait_for
 
@@ -125,7 +125,7 @@ def test_a_committer_waits_for_its_commit_phase_encrypted() -> None:
 
 
 def settings(master: str, **given: str) -> dict[str, str]:
-    return session._authentication({"spark.master": master, **given})
+    return spark_context._authentication({"spark.master": master, **given})
 
 
 def test_masters_that_ratchet_starts_authenticate() -> None:
@@ -160,7 +160,7 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
     """Nor is the key of the run, which executors of a cluster get as a setting."""
     code = textwrap.dedent("""
         import sys
-        from framework.execution.spark.session import start_context
+        from framework.execution.spark.spark_context import start_context
         with_secret = {"spark.master": "local-cluster[1,1,512]", "spark.executor.memory": "512m",
                        "spark.hadoop.fs.s3a.secret.key": "canary-s3"}
         context = start_context("x", with_secret)
@@ -223,7 +223,7 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
     """A program without the secret gets no executor; one with it does."""
     code = textwrap.dedent("""
         import sys
-        from framework.execution.spark.session import start_context
+        from framework.execution.spark.spark_context import start_context
         settings = dict(each.split("=", 1) for each in sys.argv[1:])
         context = start_context("x", {"spark.executor.memory": "512m", **settings})
         print("sum", context.parallelize([1, 2], 1).sum())

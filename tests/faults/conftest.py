@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from integration import EmbeddedServers, ZooKeeperServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from tests.kit.jobs import Job
 from tests.kit.topics import Topics
 

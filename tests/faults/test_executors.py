@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from integration import EmbeddedServers, PostgresServer, Shape, SparkCluster
-from integration.spark import descendants
+from integration.spark_cluster import descendants
 from ratchet.demo import flights_data
 from ratchet.demo.flights import TOPIC
 from tests.kit.fault_plugin import Faults

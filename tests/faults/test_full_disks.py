@@ -35,7 +35,7 @@ from sinks import (
     StateCommitter,
     UpsertCommitter,
 )
-from sinks.rows.table import RowTable
+from sinks.rows.transactional_table import RowTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.faults.conftest import Disk
 from tests.kit.mysql import client

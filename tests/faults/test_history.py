@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.transactions.documents import read_history, read_incarnation
-from sinks.history import history_table
+from sinks.transaction_history_table import history_table
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.stores import Feed

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from framework import Fields
-from framework.clients.redis import redirects
+from framework.clients.redis_errors import redirects
 from framework.errors import ConfigError
 from framework.state import RedisKeyValueStateProvider
 from integration import RedisServer

@@ -17,10 +17,10 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from framework.transactions.run import TopologyFailed
 from integration import HaproxyServer, MariaDbServer, PgBouncerServer, PostgresServer, PostgresStandby, TcpProxy
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from ratchet import Pipeline
 from sinks import AppendCommitter, Mirror, MySqlTable, PostgresTable, UpsertCommitter
-from sinks.rows.table import RowTable
+from sinks.rows.transactional_table import RowTable
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.faults.test_failovers import settle
 from tests.kit.mysql import Client, client

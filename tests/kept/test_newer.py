@@ -26,8 +26,8 @@ from framework.transactions import MemoryStore
 from framework.transactions.documents import read_history
 from sinks import ParquetTable
 from sinks.kafka.markers import MARKER_FORMAT, Marker, _parsed
-from sinks.lake.folders import FORMAT as TABLE_FORMAT
-from sinks.lake.folders import overwrite, read_document
+from sinks.lake.folder_documents import FORMAT as TABLE_FORMAT
+from sinks.lake.folder_documents import overwrite, read_document
 from tests.kept import keep_core
 from tests.kept.keep import DIED_IN, HERE, opened, topology
 from tests.kit.waiting import PATIENCE_S

@@ -16,10 +16,10 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import DataLossError, RetryableError
 from integration import EmbeddedServers
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range

@@ -112,7 +112,7 @@ def _run_zookeeper(options: Sequence[str]) -> None:
 
 def _run_spark(options: Sequence[str]) -> None:
     job = (
-        "from framework.execution.spark.session import start_context\n"
+        "from framework.execution.spark.spark_context import start_context\n"
         "context = start_context('classes', {'spark.master': 'local[2]'})\n"
         "context.parallelize(range(4), 2).map(str).collect()\n"
         "java = context._gateway.proc\n"

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from integration import ConnectWorker, KafkaBroker, PostgresServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from tests.kit.debezium import change_source, read_records
 from tests.kit.waiting import PATIENCE_S
 

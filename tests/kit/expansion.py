@@ -11,7 +11,7 @@ import sys
 
 from confluent_kafka import Consumer, TopicPartition
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from framework.topology import CommitFence, FencedState, Header, OpenCommit, TransactionAttempt
-from sinks.lake.folders import HeaderChain, overwrite, write_once
+from sinks.lake.folder_documents import HeaderChain, overwrite, write_once
 from sinks.lake.table import FileTable
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import DeadLetterTopic, Headers, KafkaSink
-from sinks.kafka.dead_letters import HEADER as PREFIX
-from sinks.kafka.record_size import _HEADER_BYTES
+from sinks.kafka.dead_letter_reader import HEADER as PREFIX
+from sinks.kafka.record_truncation import _HEADER_BYTES
 from spouts import CloudEventsCodec, JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.consumer.native_range_consumer import why_not_native
 from tests.kit.fuzzing import Counts, go_on

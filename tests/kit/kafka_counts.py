@@ -33,10 +33,10 @@ from typing import Any
 from benchmarks.soak import SERIES, Soak, plot, sampling
 from framework import BaseStatefulBolt, Config, CoreTopology, Fields, TopologyBuilder, Tuple
 from framework.coordination import store_of
-from framework.core.reader import TopologyState
+from framework.core.committed_state_reader import TopologyState
 from framework.state import BaseWindowedBolt, TimeWindow, Window
 from integration import EmbeddedServers, RedisServer
-from integration.spark import descendants
+from integration.spark_cluster import descendants
 from spouts import KafkaSpout, TextCodec
 from tests.kit.journaled import WORDS, note, noted
 from tests.kit.kafka_words import SplitNumbered

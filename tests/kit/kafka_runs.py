@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from framework import Run, Topology, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.transactions import CoordinationStore, MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec

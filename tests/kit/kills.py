@@ -22,7 +22,7 @@ import psutil
 
 from integration import EmbeddedServers, SparkCluster
 from integration.server import Server
-from integration.spark import python_workers
+from integration.spark_cluster import python_workers
 from tests.kit.journaled import sentence_of
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics

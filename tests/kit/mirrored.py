@@ -24,8 +24,8 @@ import psycopg
 
 from framework import Topology
 from integration import ConnectWorker, EmbeddedServers, PostgresServer, ServerError
+from integration.folder_permissions import open_folder
 from integration.server import Server
-from integration.server_folders import open_folder
 from ratchet import Pipeline, postgres
 from tests.kit.debezium import change_source
 from tests.kit.processes import RunProcess

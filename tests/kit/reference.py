@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from framework.commands.reference import config_keys
+from framework.commands.settings_reference import config_keys
 from framework.observe.metrics import METRICS, PARTITIONS_MAX
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

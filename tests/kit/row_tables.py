@@ -14,7 +14,7 @@ import pyarrow as pa
 from framework import Fields
 from framework.topology import Header
 from sinks import MySqlTable, PostgresTable, SqliteTable
-from sinks.rows.table import RowTable
+from sinks.rows.transactional_table import RowTable
 from tests.kit.file_tables import granted, opened
 from tests.kit.mysql import client
 

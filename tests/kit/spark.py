@@ -15,7 +15,7 @@ class SparkMasters:
         self._context: Any = None
 
     def use(self, master: str) -> str:
-        from framework.execution.spark.session import start_context
+        from framework.execution.spark.spark_context import start_context
 
         if self._master != master:
             self.stop()

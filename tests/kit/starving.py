@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from integration.packages import find_program
+from integration.server_programs import find_program
 from tests.kit.processes import ROOT
 
 STOPPED_S = 10.0

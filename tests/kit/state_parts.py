@@ -31,7 +31,7 @@ from framework.core.checkpoints import Checkpoints
 from framework.core.leader_loop import read_record, retries_of, stateful_components
 from framework.core.rescaling import Namespaces, layout_of, namespace_of, rescaled
 from framework.state import LmdbKeyValueStateProvider
-from framework.state.settings import provider_of
+from framework.state.provider_settings import provider_of
 from framework.transactions import CoordinationStore
 from integration import RedisServer
 from tests.kit.core_parts import Stepped

@@ -56,6 +56,7 @@ from framework.coordination import MemoryStore
 from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.checkpoints import Checkpoints
+from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import (
     CHECKPOINT,
     forget_state,
@@ -64,7 +65,6 @@ from framework.core.leader_loop import (
     retries_of,
     stateful_components,
 )
-from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry, Namespaces, namespace_of, rescaled
 from framework.durations import seconds_to_micros
 from framework.errors import FailedException, RetryableError, StaleWriterError

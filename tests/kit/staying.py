@@ -21,7 +21,7 @@ from typing import Any
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.transactions import ZooKeeperStore, committed_txid
 from integration import EmbeddedServers
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import Count, OpaqueMapState, StateCommitter, Sum
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
 from tests.kit.kills import TOPIC, Kills, kill_often

@@ -14,8 +14,8 @@ from typing import Any
 
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from integration import MariaDbServer, PostgresServer, RedisServer
+from integration.folder_permissions import open_folder
 from integration.server import Server
-from integration.server_folders import open_folder
 from sinks import (
     AppendCommitter,
     Count,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from framework import CoreRun
 from framework.core.plan import CorePlan
-from framework.core.rounds import Round, RoundRecord
+from framework.core.round_protocol import Round, RoundRecord
 from framework.core.spark import SparkRounds
 from framework.core.worker_client import Address, WorkerClient, WorkerSettings
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from framework.acking.ledger import LedgerPart
+from framework.acking.ack_reports import LedgerPart
 from framework.core.checkpoint_messages import CheckpointAction
-from framework.core.rounds import Addressed, Round, RoundRecord
+from framework.core.round_protocol import Addressed, Round, RoundRecord
 from framework.errors import RetryableError
+from framework.execution.level_walk import delivered
 from framework.execution.messages import Piece
-from framework.execution.stages import delivered
 from tests.kit.core_parts import Stepped
 
 TROUBLES = (

@@ -34,8 +34,8 @@ from framework.transactions.documents import (
     read_plan,
     read_undone,
 )
+from framework.ui.page_updates import Encoded, Viewer, encode
 from framework.ui.sources.root import RootSource
-from framework.ui.viewer_messages import Encoded, Viewer, encode
 from sinks import Count, OpaqueMapState, StateCommitter
 from sinks.memory import MemoryBackend
 from spouts import OpaqueMemoryTransactionalSpout

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from framework.observe.metrics import METRICS
-from integration.packages import find_program
+from integration.server_programs import find_program
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 RULES = DEPLOY / "prometheus" / "ratchet-alerts.yml"

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.core.checkpoints import CheckpointStatus
-from framework.core.rounds import Counts
+from framework.core.round_protocol import Counts
 from framework.core.status import CoreStatus
 from framework.errors import ConfigError
 from framework.execution.failures import FailureKind
@@ -40,8 +40,8 @@ from framework.observe.metrics import (
 from framework.observe.metrics_server import _CLIENTS_MAX, _Handler, _Scraped, health_of, serve_metrics
 from framework.topology import PartitionProgress, StateSize
 from framework.transactions import MemoryStore
-from integration.packages import find_program
 from integration.server import free_port
+from integration.server_programs import find_program
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.reference import METRICS_PAGE, metrics_page

@@ -15,7 +15,7 @@ import structlog
 
 from framework.commands.exit_status import own_output
 from framework.observe import configure_logging
-from framework.observe.progress import ProgressLines, TerminalStream
+from framework.observe.progress_lines import ProgressLines, TerminalStream
 
 CLEAR = "\r\x1b[2K"
 

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from framework import Fields, TopologyBuilder, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore
 from integration import RedisServer, ServerError
+from integration.kafka_and_zookeeper import is_ours
 from integration.prometheus import PrometheusServer
 from integration.server import free_port
-from integration.servers import is_ours
 from integration.servers_command import app
 from sinks import Count, OpaqueMapState, RedisBackend, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from framework.durations import micros_of
 from framework.errors import ConfigError
 from framework.operators.event_clock import EventClock
-from framework.operators.event_windows import hopping, tumbling
+from framework.operators.event_window_assigner import hopping, tumbling
 from framework.operators.watermarks import NEVER
 
 pytestmark = pytest.mark.rule("C43")

@@ -19,7 +19,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from framework import ArrowBolt, FailedException, Fields, TopologyFailed, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,

@@ -163,7 +163,7 @@ def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
 def test_a_master_that_is_not_there_is_reported_in_one_line(tmp_path: Path) -> None:
     """In a process of its own: a start that failed leaves Spark in a bad state."""
     code = textwrap.dedent("""
-        from framework.execution.spark.session import start_context
+        from framework.execution.spark.spark_context import start_context
         from framework.errors import ConfigError
         try:
             start_context("x", {"spark.master": "spork://127.0.0.1:1"})

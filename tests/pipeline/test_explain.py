@@ -26,7 +26,7 @@ from framework.commands.explain import _cause, app
 from framework.errors import ConfigError, RetryableError
 from framework.inspect.comparison import hold
 from framework.inspect.explain import Cause, Explanation, explain
-from framework.inspect.recompute import Unverifiable
+from framework.inspect.full_recomputation import Unverifiable
 from framework.topology import SourceRecord
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
@@ -149,7 +149,7 @@ def test_what_is_no_longer_recorded_one_by_one_is_one_step_for_each_batch_that_i
         (4, 4, {"count": 2, "total": 80}),
     ]
     assert found.steps[0].causes[0].rows == ({"word": "twice", "n": 3},)
-    monkeypatch.setattr("framework.inspect.recompute.RECORDS_PER_BATCH", 5)
+    monkeypatch.setattr("framework.inspect.full_recomputation.RECORDS_PER_BATCH", 5)
     assert [(each.first_txid, each.txid) for each in of(built, store, "w1").steps] == [*[(1, 2)] * 4, (3, 3), (4, 4)]
 
 

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.coordination.store import Delete, Put
 from framework.errors import ConfigError, InvariantViolation, RetryableError, TopologyError
 from framework.topology import TopologyContext

@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from framework import TopologyContext, TopologyFailed, TransactionAttempt
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import EmbeddedServers, KafkaBroker
 from integration.server import free_port

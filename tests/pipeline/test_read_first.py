@@ -111,7 +111,7 @@ def test_verify_reads_tables_first_where_the_plans_are_no_longer_kept(
     shop.add_customers(ALL)
     catch_up(shop, store)
     monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only([]))
-    monkeypatch.setattr("framework.inspect.recompute.RECORDS_PER_BATCH", 20)
+    monkeypatch.setattr("framework.inspect.full_recomputation.RECORDS_PER_BATCH", 20)
     report = verify(shop.topology, store)
     assert report.right and not report.recorded_batches, report.lines()
 

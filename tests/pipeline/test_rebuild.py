@@ -25,14 +25,14 @@ from framework.commands.rebuild import app
 from framework.coordination import store_of
 from framework.coordination.store import Delete
 from framework.errors import ConfigError, InvariantViolation, RetryableError
+from framework.inspect import full_recomputation
 from framework.inspect import rebuild as rebuild_module
-from framework.inspect import recompute
+from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.rebuild import RebuildProgress, RebuildReport, clean, rebuild
-from framework.inspect.recompute import Unverifiable
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore, committed_txid
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import read_transaction
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import undo
 from integration import EmbeddedServers
@@ -51,9 +51,9 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.lake import folders as folders_module
+from sinks.lake import folder_documents as folders_module
 from sinks.lake import parquet as parquet_module
-from sinks.snapshots import as_of
+from sinks.read_as_of import as_of
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call
 from tests.kit.processes import RunProcess
@@ -175,7 +175,7 @@ def test_transactions_that_are_no_longer_recorded_are_read_in_large_batches(
     last = committed_txid(store, built.id)
     for txid in range(1, last - 2):
         store.apply([Delete(f"anew/history/{txid:03d}")])
-    monkeypatch.setattr(recompute, "RECORDS_PER_BATCH", 10)
+    monkeypatch.setattr(full_recomputation, "RECORDS_PER_BATCH", 10)
     monkeypatch.setattr(rebuild_module, "RECORDS_PER_BATCH", 10)
     found = rebuild(built, store, state="words", take_over=True)
     assert found.difference is not None and found.difference.difference_count == 0

@@ -14,7 +14,7 @@ import pytest
 
 from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, CorruptStateError, DataLossError, TopologyError
-from framework.execution import single_task
+from framework.execution import single_task_phase
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.local import LocalExecutor
 from framework.execution.messages import AttemptHeader, Piece
@@ -355,7 +355,7 @@ def test_rows_that_get_lost_between_tasks_fail_the_attempt(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """On each edge as many rows are received as were sent, or the attempt fails and is replayed."""
-    real = single_task.run_level
+    real = single_task_phase.run_level
     faults: list[int] = []
 
     def faulty(*arguments: Any, **options: Any) -> Any:
@@ -367,7 +367,7 @@ def test_rows_that_get_lost_between_tasks_fail_the_attempt(
                 yield target, record
             yield target, record
 
-    monkeypatch.setattr(single_task, "run_level", faulty)
+    monkeypatch.setattr(single_task_phase, "run_level", faulty)
     with setup.start() as run:
         run.wait_until_caught_up(PATIENCE_S)
         assert run.status().attempts_failed == 1

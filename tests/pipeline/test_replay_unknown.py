@@ -29,7 +29,7 @@ from sinks import (
     Sum,
 )
 from sinks.backend import MapBackend
-from sinks.snapshots import SnapshotBackend
+from sinks.read_as_of import SnapshotBackend
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, replayed, run, state_at, told, topology_of
 from tests.kit.waiting import PATIENCE_S

@@ -20,8 +20,8 @@ from framework.topology import FencedState, OpenCommit
 from framework.transactions import MemoryStore
 from framework.transactions.plans import plan_digest
 from sinks import AppendCommitter, Max, OpaqueMapState, ParquetTable, SqliteBackend, StateCommitter
-from sinks.snapshots import check_held, for_reading
-from sinks.sql import sqlite_store as sqlite_module
+from sinks.read_as_of import check_held, for_reading
+from sinks.sql import sqlite_table_base as sqlite_module
 from spouts import MemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Same, Sums, replayed, run, state_at, topology_of
 

@@ -30,7 +30,7 @@ from framework.inspect.replay import plan_to_replay, replay
 from framework.inspect.verify import verify
 from framework.preflight import preflight
 from framework.testing import SimulationFailed, simulate
-from framework.testing.simulation.sample import read_sample, sample_from_source
+from framework.testing.simulation.sample_records import read_sample, sample_from_source
 from framework.transactions import MemoryStore
 from framework.transactions.documents import read_transaction
 from framework.transactions.undo import undo

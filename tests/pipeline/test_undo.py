@@ -32,8 +32,8 @@ from framework.inspect.verify import verify
 from framework.topology import CommitFence, TransactionalSpout
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import documents as documents_module
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.history_reader import HistoryReader
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.reset import reset_everything, reset_positions
 from framework.transactions.undo import describe_undo, undo
 from integration import EmbeddedServers

@@ -18,9 +18,9 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RetryableError
-from framework.inspect.recompute import Unverifiable
+from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.verify import verify
-from framework.testing.conformance.backend_parts import either
+from framework.testing.conformance.backend_test_helpers import either
 from framework.transactions import CoordinationStore, MemoryStore
 from framework.transactions import documents as documents_module
 from framework.transactions.reset import reset_everything, reset_positions
@@ -136,7 +136,7 @@ def test_without_the_record_of_batches_the_offsets_are_enough(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("framework.transactions.history_reader.read_transaction", only([]))
-    monkeypatch.setattr("framework.inspect.recompute.RECORDS_PER_BATCH", 100)
+    monkeypatch.setattr("framework.inspect.full_recomputation.RECORDS_PER_BATCH", 100)
     report = verify(audited.topology, audited.store)
     assert report.right
     assert not report.recorded_batches

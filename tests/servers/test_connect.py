@@ -10,7 +10,7 @@ import pytest
 
 from integration import ConnectWorker, EmbeddedServers, PostgresServer, ServerError
 from integration.external import ExternalServers
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from tests.kit.debezium import change_source, read_values
 from tests.kit.waiting import PATIENCE_S, wait_for
 

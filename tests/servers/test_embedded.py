@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from integration import EmbeddedServers, MariaDbServer, ServerError, ZooKeeperServer, jars
-from integration.hosts import Launch, ending_signal
+from integration.folder_permissions import open_folder
 from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
+from integration.kafka_and_zookeeper import is_ours
 from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken
-from integration.server_folders import open_folder
-from integration.servers import is_ours
+from integration.server_hosts import Launch, ending_signal
 from tests.kit import mysql
 from tests.kit.waiting import PATIENCE_S
 

@@ -26,11 +26,11 @@ from integration import (
     ServerError,
     ZooKeeperServer,
 )
-from integration.choice import find_host
 from integration.external import VARIABLES, ExternalPostgres, ExternalServers
-from integration.hosts import VARIABLE
+from integration.folder_permissions import open_folder
+from integration.process_or_container import find_host
 from integration.server import Server, port_taken
-from integration.server_folders import open_folder
+from integration.server_hosts import VARIABLE
 from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
 
 ROOT = Path(__file__).parent.parent.parent

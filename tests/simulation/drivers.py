@@ -1,8 +1,8 @@
 """Simulated processes, one step at a time: drivers (the real ``Driver`` and ``Term``) and commit
 tasks.
 
-A *process* performs a generator of steps, as ``framework.coordination.steps.perform`` does in a
-run. Each step is an event of the schedule: it may succeed, fail before or after it did its work,
+A *process* performs a generator of steps, as ``framework.coordination.step_generators.perform``
+does in a run. Each step is an event of the schedule: it may succeed, fail before or after it did its work,
 come late, come twice, or meet a crash. The threads of a driver die with it. Commit tasks do not:
 they run elsewhere, and may write long after the driver that started them is gone.
 
@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from framework import Config, TransactionalTopologyBuilder
-from framework.coordination.steps import Step, Steps, Threads, perform
+from framework.coordination.step_generators import Step, Steps, Threads, perform
 from framework.coordination.store import Change, Leadership
 from framework.errors import (
     BadRecordError,
@@ -51,11 +51,11 @@ from framework.transactions.coordinator import (
     StopRequested,
     Tick,
 )
-from framework.transactions.leader_documents import TopologyDocuments
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.plans import Plan
 from framework.transactions.recovery import Recovery
 from framework.transactions.reset import resetting_positions
-from framework.transactions.term import Term
+from framework.transactions.term_loop import Term
 from sinks import MapState, Sum, states
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.markers import marker_of

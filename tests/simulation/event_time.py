@@ -22,7 +22,7 @@ import pytest
 
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError
-from framework.operators.event_windows import EventWindows
+from framework.operators.event_window_assigner import EventWindows
 from framework.topology import CommitFence, OpenCommit, TopologyContext, TransactionAttempt
 from framework.topology.clock_stream import CLOCK_FIELDS
 from sinks import (

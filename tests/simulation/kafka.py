@@ -17,10 +17,10 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from framework import BaseTransactionalBolt, Committer
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import DEAD_LETTER_FIELDS, Standing, TopologyContext, TransactionAttempt
-from sinks import DeadLetterTable, DeadLetterTopic, dead_letters
+from sinks import DeadLetterTable, DeadLetterTopic, dead_letter_committers
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.limits import TopicLimits
 from sinks.kafka.markers import Marker, writer_of
@@ -108,11 +108,11 @@ class SimKafka:
         if life != self.life:
             raise RetryableError("the worker is gone")
         committer = DeadLetterTopic("letters", bootstrap_servers="simulated:9092")
-        real, dead_letters.writers = dead_letters.writers, self  # type: ignore[assignment]
+        real, dead_letter_committers.writers = dead_letter_committers.writers, self  # type: ignore[assignment]
         try:
             commit_letters(committer, attempt, letters)
         finally:
-            dead_letters.writers = real
+            dead_letter_committers.writers = real
 
     def marked(self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None) -> SimWriter:
         return self._writer(writer_of(context))

@@ -12,9 +12,9 @@ from framework.topology import DEAD_LETTER_STREAM, OnStream, dead_letter_replay
 from framework.topology.dead_letter_replay import LETTERS_PARTITION, LettersPlanner
 from framework.topology.dead_letters import Letter
 from framework.topology.spouts import Meta
-from framework.transactions.leader_documents import TopologyDocuments
-from sinks import dead_letters
-from sinks.dead_letter_table import TableLetters, letter_of
+from framework.transactions.document_writer import TopologyDocuments
+from sinks import dead_letter_committers
+from sinks.dead_letter_table_reader import TableLetters, letter_of
 from tests.simulation.letters import run_letters_schedule
 from tests.simulation.mutations import Mutation
 
@@ -82,7 +82,7 @@ _real_for_transaction = LettersPlanner.for_transaction
 _real_returned = dead_letter_replay._returned
 _real_read = dead_letter_replay._LettersReader._letters
 _real_recover = TopologyDocuments.recover
-_real_record = dead_letters._record
+_real_record = dead_letter_committers._record
 LetterMutation = partial(Mutation, run=run_letters_schedule)
 
 LETTER_MUTATIONS: tuple[Mutation, ...] = (
@@ -96,7 +96,8 @@ LETTER_MUTATIONS: tuple[Mutation, ...] = (
     LetterMutation("C48: a replayed letter stays", [(dead_letter_replay._LettersReader, "_letters", _keeps_ended)]),
     LetterMutation("C48: a new leader repeats a plan without its letters",
                    [(TopologyDocuments, "recover", _recover_without_letters)]),
-    LetterMutation("C48: a letter comes back under the txid of another transaction", [(dead_letters, "_record", _first_txid)]),
+    LetterMutation("C48: a letter comes back under the txid of another transaction",
+                   [(dead_letter_committers, "_record", _first_txid)]),
     LetterMutation("C48: an outdated request is planned",
                    [(dead_letter_replay, "is_outdated", lambda request, entry: False)]),
     LetterMutation("C48: letters that came back often are replayed",

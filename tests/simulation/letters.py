@@ -35,13 +35,13 @@ from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.topology import DEAD_LETTER_STREAM, Topology, dead_letter_replay
 from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.topology.spout_wrappers import unwrapped, without
+from framework.topology.pseudo_partition_wrappers import unwrapped, without
 from framework.topology.spouts import DROPPED, LEFT_OUT, REFUSED, REPLAYED, on_stream
-from framework.transactions.dead_letter_readers import letter_reader_of
 from framework.transactions.documents import LETTERS as REQUEST
 from framework.transactions.documents import committed_txid, read_incarnation
+from framework.transactions.spout_dead_letter_reader import letter_reader_of
 from sinks import DeadLetterTable
-from sinks.kafka.dead_letters import HEADER, TopicLetters
+from sinks.kafka.dead_letter_reader import HEADER, TopicLetters
 from sinks.kafka.markers import Marker
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.lettered import Lettered, LetteredReader

@@ -20,12 +20,12 @@ from framework.execution.failures import FailureKind
 from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
 from framework.topology.spouts import LEFT_OUT, REFUSED
-from framework.transactions import narrowing, term
+from framework.transactions import narrowing, term_loop
 from framework.transactions.commit import CommitPhase
 from framework.transactions.commit_pace import Pacer
 from framework.transactions.coordinator import Coordinator, SpoutKind, TransactionPhase
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import forget_everything
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
 from sinks import MemoryBackend, Row, values
 from sinks.kafka.markers import Marker
@@ -496,7 +496,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C11: markers are read before the transactional id is initialised",
              [(MarkedWriter, "_begin", _read_then_initialise)]),
     Mutation("C12: one key has two writers", [(SimExecutor, "share", _shared_at_random)]),
-    Mutation("C14: any refusal ends the term", [(term, "ends_term", _always_stale)]),
+    Mutation("C14: any refusal ends the term", [(term_loop, "ends_term", _always_stale)]),
     Mutation("C15: an unavailable partition is missing from the plan",
              [(memory._MemoryPlanner, "plan_smaller", _plan_of_the_available)],
              lambda shape: shape.opaque and shape.partitions > 1 and shape.changes > 1),

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, TopicPartition
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as kafka_session

@@ -20,7 +20,7 @@ import pyarrow as pa
 from framework.errors import RetryableError, StaleWriterError
 from framework.topology import CommitFence, Header, OpenCommit, TransactionAttempt
 from sinks import SqliteTable
-from sinks.sql.sqlite_store import SqliteFile
+from sinks.sql.sqlite_table_base import SqliteFile
 
 TOPOLOGY, DIGEST = "rows", "digest"
 #: How many of a hundred worlds have so many transactions: what goes wrong concerns a few of them.

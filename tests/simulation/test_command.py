@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-m", "tests.simulation"]
 #: A program whose ledgers name no edges: every tree seems complete at once.
 BROKEN = """
 import sys
-from framework.acking.ledger import Ledger
+from framework.acking.ack_reports import Ledger
 from tests.simulation.__main__ import main
 Ledger.emitted = Ledger.acked = lambda self, *arguments: None
 sys.exit(main())

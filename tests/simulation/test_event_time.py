@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from framework.operators import joins
+from framework.operators import interval_join_buckets
 from framework.operators.event_clock import EventClock
 from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
 from sinks.event_time import as_of_join, join_buffer, sessions
-from sinks.event_time.committer import WatermarkedCommitter, Watermarks
+from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
 from tests.simulation.event_time import run_event_time
 from tests.simulation.patches import Patch, check_noticed
 
@@ -129,7 +129,7 @@ def a_late_session_touches_none(patch: pytest.MonkeyPatch) -> None:
 
 
 def partners_in_one_bucket_only(patch: pytest.MonkeyPatch) -> None:
-    bucket = joins.bucket_of
+    bucket = interval_join_buckets.bucket_of
     patch.setattr(join_buffer, "buckets_around", lambda at, within: [bucket(at, within)])
 
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from sinks.rows import mirror
-from sinks.rows import table as table_module
+from sinks.rows import transactional_table as table_module
 from sinks.rows.mirror_catalog import Catalog
 from sinks.rows.reduction import UNCHANGED
 from sinks.rows.rows_as_of import RowSnapshot
-from sinks.rows.table import RowTable
 from sinks.rows.table_definition import TableDefinition
-from sinks.sql.store import SqlStore
+from sinks.rows.transactional_table import RowTable
+from sinks.sql.table_base import SqlStore
 from spouts.codecs import debezium_changes
 from tests.simulation.mirror import run_mirror
 from tests.simulation.patches import Patch, check_noticed

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sinks.rows import table as table_module
+from sinks.rows import transactional_table as table_module
 from sinks.rows import upsert
 from sinks.rows.rows_as_of import RowSnapshot
-from sinks.rows.table import RowTable
-from sinks.sql.store import SqlStore
+from sinks.rows.transactional_table import RowTable
+from sinks.sql.table_base import SqlStore
 from tests.simulation.patches import Patch, check_noticed
 from tests.simulation.rows import run_rows
 from tests.simulation.table_world import SimTable

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer import range_consumer as kafka_session
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, SimQueues, instead_of_kafka, run_sessions

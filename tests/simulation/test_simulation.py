@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from sinks import dead_letters
+from sinks import dead_letter_committers
 from sinks.kafka.writer import writers
 from tests.kit.targets import Often
 from tests.simulation.letter_mutations import LETTER_MUTATIONS
@@ -71,7 +71,7 @@ def test_every_schedule_holds_every_invariant_and_reaches_every_step(seed: int, 
         "crash before",
         "crash after",
     }
-    assert dead_letters.writers is writers  # those of tests in this process with a real Kafka
+    assert dead_letter_committers.writers is writers  # those of tests in this process with a real Kafka
 
 
 def met(coverage: Coverage) -> set[str]:

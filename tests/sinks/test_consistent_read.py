@@ -11,7 +11,7 @@ import pytest
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError
 from framework.inspect.comparison import compare
-from framework.testing.conformance.backend_parts import KEY, VALUE, finish, open_attempt, transact
+from framework.testing.conformance.backend_test_helpers import KEY, VALUE, finish, open_attempt, transact
 from framework.transactions import MemoryStore, committed_txid
 from integration import PostgresServer, RedisServer
 from sinks import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.consumer_pool import sessions
 from tests.kit.readers import READERS
 

@@ -23,8 +23,8 @@ from framework import (
 )
 from framework.coordination.transactional_state import TransactionalState
 from framework.core.checkpoint_record import CheckpointRecord
+from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import CHECKPOINT, _RecordLog, forget_state, read_record, restore_state
-from framework.core.reader import TopologyState
 from framework.core.rescaling import Entry
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.metrics import CoreRunCollector

@@ -18,7 +18,7 @@ import pytest
 from framework import Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
 from framework.commands.state import SNAPSHOT_FORMAT
 from framework.coordination import store_of
-from framework.core.reader import TopologyState
+from framework.core.committed_state_reader import TopologyState
 from framework.state import MsgpackSerializer
 from integration import EmbeddedServers, RedisServer
 from tests.kit.command import call

@@ -14,8 +14,8 @@ import pytest
 
 from framework import BaseBasicBolt, Config, CoreTopology, Fields, TopologyBuilder, Tuple, submit
 from framework.coordination import store_of
+from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import read_record
-from framework.core.reader import TopologyState
 from framework.topology import DEAD_LETTER_STREAM
 from integration import EmbeddedServers
 from spouts import KafkaSpout, RetryPolicy, TextCodec

@@ -13,7 +13,7 @@ import pytest
 
 from framework import BaseBasicBolt, Config, CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.coordination import store_of
-from framework.core.reader import TopologyState
+from framework.core.committed_state_reader import TopologyState
 from framework.core.spark import SparkRounds
 from integration import EmbeddedServers
 from tests.kit.kafka_counts import random_kills

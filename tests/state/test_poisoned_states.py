@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from framework import Fields, Tuple
-from framework.clients.redis import VALUE_BYTES_MAX
+from framework.clients.redis_errors import VALUE_BYTES_MAX
 from framework.errors import BadRecordError, CorruptStateError, RatchetError, TopologyError
 from framework.state import (
     BaseWindowedBolt,

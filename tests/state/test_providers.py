@@ -23,8 +23,8 @@ from framework.state import (
     MsgpackSerializer,
     RedisKeyValueStateProvider,
 )
+from framework.state.provider_settings import RedisSettings, provider_of, settings_of
 from framework.state.redis import _APPLY
-from framework.state.settings import RedisSettings, provider_of, settings_of
 from framework.testing.conformance.state_provider import StateProviderContract
 from framework.topology.stateful import StateProvider
 from integration import RedisServer

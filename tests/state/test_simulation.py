@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from framework.acking.ledger import Roots
+from framework.acking.ack_reports import Roots
 from framework.core import leader_loop, rescaling
 from framework.core.bolt_task import BoltTask, Inbox
 from framework.core.checkpoint_messages import CheckpointMarker
 from framework.core.checkpoints import Checkpoints
 from framework.core.component_task import ComponentTask
 from framework.core.driver import RoundDriver
-from framework.core.flow_control import Budget
+from framework.core.round_budget import Budget
 from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import SpoutTask
 from framework.core.stateful_bolt_task import StatefulBoltTask

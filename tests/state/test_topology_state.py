@@ -13,8 +13,8 @@ import pytest
 from redis.commands.core import Script
 
 from framework import Config, submit
+from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import read_record
-from framework.core.reader import TopologyState
 from framework.errors import CorruptStateError
 from framework.state import redis as state_in_redis
 from framework.transactions import MemoryStore

@@ -13,7 +13,7 @@ import pytest
 
 from framework import BaseRichBolt, BaseRichSpout, CoreTopology, Fields, TopologyBuilder, Tuple
 from framework.core.checkpoint_record import CheckpointRecord
-from framework.core.rounds import Round, WorkerLostError
+from framework.core.round_protocol import Round, WorkerLostError
 from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError
 from framework.state.layers import LayeredState

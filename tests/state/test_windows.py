@@ -30,8 +30,8 @@ from framework import (
     submit,
 )
 from framework.core.checkpoint_record import CheckpointRecord, Layout
+from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import stateful_components
-from framework.core.reader import TopologyState
 from framework.core.rescaling import Namespaces, rescaled
 from framework.durations import MICROS
 from framework.errors import BadRecordError, ConfigError, TopologyError

@@ -14,7 +14,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions.run import TopologyFailed
 from ratchet import Json, Pipeline, dead_letters, postgres, sqlite
-from sinks.rows.table import RowTable
+from sinks.rows.transactional_table import RowTable
 
 BROKER = "127.0.0.1:1"
 DSN = "host=127.0.0.1 port=1 dbname=nowhere"

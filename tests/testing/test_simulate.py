@@ -24,7 +24,7 @@ from framework import (
 )
 from framework.errors import ConfigError
 from framework.testing import Broken, Outside, SimulationFailed, simulate
-from framework.testing.simulation.sample import read_sample, sample_of
+from framework.testing.simulation.sample_records import read_sample, sample_of
 from framework.testing.simulation.schedule import drawn
 from framework.transactions.run import TopologyFailed
 from sinks import Count, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter

@@ -10,7 +10,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields, PartitionedSpout, PartitionPlanner, Spout, TransactionalSpout
 from framework.topology.clock_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
 from framework.topology.context import TopologyContext
-from framework.topology.spout_wrappers import PlannerWrapper, SpoutWrapper
+from framework.topology.pseudo_partition_wrappers import PlannerWrapper, SpoutWrapper
 from spouts import OpaqueMemoryTransactionalSpout
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from framework.errors import BadRecordError
-from framework.topology.datetime_range import in_microseconds, outside_python
+from framework.topology.python_datetime_range import in_microseconds, outside_python
 from framework.topology.tuples import rows_of
 
 OUTSIDE = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from framework import TransactionAttempt
-from framework.coordination.steps import perform
+from framework.coordination.step_generators import perform
 from framework.errors import ConfigError, RetryableError, StaleWriterError
 from framework.execution import FailureKind
 from framework.execution.messages import AttemptHeader

@@ -11,7 +11,7 @@ import pytest
 
 from framework import Config
 from framework.coordination import Put
-from framework.coordination.steps import Steps, Threads
+from framework.coordination.step_generators import Steps, Threads
 from framework.errors import ConfigError, CorruptStateError, RatchetError
 from framework.execution.failures import TaskFailure
 from framework.topology import Fields, TopologyContext

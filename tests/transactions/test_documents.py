@@ -18,8 +18,8 @@ from framework.errors import ConfigError, CorruptStateError
 from framework.observe.journal import TransactionRecord
 from framework.transactions import Delete, MemoryStore, Put
 from framework.transactions.coordinator import Persist
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import read_history, read_origin, schemas_in
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest, stored_plan
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount

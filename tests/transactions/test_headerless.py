@@ -26,8 +26,8 @@ from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.topology.spouts import PartitionPlanner
 from framework.transactions import MemoryStore, coordinator
 from framework.transactions.coordinator import OpenedRows, Persist, Recovered
+from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.documents import INCARNATION, OPEN, OPENED_ROWS
-from framework.transactions.leader_documents import TopologyDocuments
 from framework.transactions.plans import plan_digest
 from framework.transactions.reset import reset_positions
 from sinks import (

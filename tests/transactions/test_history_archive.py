@@ -16,7 +16,7 @@ from framework.commands import topologies
 from framework.commands.topologies import history_app
 from framework.errors import ConfigError, RatchetError, RetryableError, StaleWriterError
 from framework.preflight import preflight
-from framework.testing.conformance.backend_parts import Faulty
+from framework.testing.conformance.backend_test_helpers import Faulty
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions import documents as documents_module
 from framework.transactions import history_archive as keeping_module
@@ -26,7 +26,7 @@ from framework.transactions.reset import reset_everything
 from framework.transactions.undo import undo
 from integration import PostgresServer
 from sinks import MemoryBackend, SqliteBackend
-from sinks.history import KEY, VALUE, HistoryTable, history_table
+from sinks.transaction_history_table import KEY, VALUE, HistoryTable, history_table
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import FIELDS, Sums, run, state_at
 from tests.kit.waiting import PATIENCE_S, wait_for

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from framework.coordination.steps import Threads
+from framework.coordination.step_generators import Threads
 from framework.execution.failures import TaskFailure
 from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan

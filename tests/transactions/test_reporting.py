@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from framework.errors import RetryableError, StaleWriterError
 from framework.observe.journal import Journal
-from framework.transactions.context import DriverContext
+from framework.transactions.driver_context import DriverContext
 from framework.transactions.reporting import TermReport
 
 

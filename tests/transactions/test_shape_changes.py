@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from framework import submit
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
-from framework.transactions.shape_changes import shape_changes
+from framework.transactions.topology_change_messages import shape_changes
 from ratchet import Pipeline, count, parquet, sqlite, sum_, tumbling
 from tests.kit.waiting import PATIENCE_S
 

@@ -21,8 +21,8 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.commands.read import app
 from framework.coordination import Put
 from framework.errors import ConfigError, MovedOnError
-from framework.inspect import read as snapshot_module
-from framework.testing.conformance.backend_parts import transact
+from framework.inspect import state_snapshots as snapshot_module
+from framework.testing.conformance.backend_test_helpers import transact
 from framework.transactions import MemoryStore, committed_txid
 from framework.transactions.run import Run
 from integration import EmbeddedServers, PostgresServer, RedisServer

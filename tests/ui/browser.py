@@ -9,7 +9,7 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from integration.packages import find_program
+from integration.server_programs import find_program
 from tests.kit.waiting import PATIENCE_S
 
 PHONE = {"width": 375, "height": 812}

@@ -12,7 +12,7 @@ import pytest
 
 from framework.ui import documents
 from framework.ui.cached_reads import Kept
-from framework.ui.viewer_messages import Encoded, Viewer, encode
+from framework.ui.page_updates import Encoded, Viewer, encode
 from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import record
 

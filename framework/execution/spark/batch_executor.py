@@ -42,10 +42,10 @@ from framework.execution.messages import (
 )
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
-from framework.execution.single_task import expected_reports, run_commit, run_processing
+from framework.execution.single_task_phase import expected_reports, run_commit, run_processing
 from framework.execution.spark.dataframes import SqlFrames
 from framework.execution.spark.resident_task import ResidentTask
-from framework.execution.spark.session import COMMIT_POOL, PROCESSING_POOL, Spark
+from framework.execution.spark.spark_context import COMMIT_POOL, PROCESSING_POOL, Spark
 from framework.execution.spark.worker_errors import python_part, worker_failure
 from framework.execution.tasks import PlannedTopology, run_level
 from framework.observe.logs import get_logger

@@ -20,7 +20,7 @@ from framework.execution.gc_tuning import collect_rarely
 from framework.execution.spark.code_archive import OWN_PACKAGES
 
 #: PySpark's own part of a worker is last: without it, each worker reads it again from an archive.
-_NEEDED = ("framework.execution.spark.batch_executor", "framework.execution.spark.jobs", "pyspark.worker")
+_NEEDED = ("framework.execution.spark.batch_executor", "framework.execution.spark.auxiliary_jobs", "pyspark.worker")
 
 
 def prefer_installed() -> None:

@@ -23,7 +23,7 @@ from framework.errors import TopologyError
 from framework.execution.failures import USER_ERRORS, FrameFailed, TaskFailure
 from framework.execution.messages import AttemptHeader, decode_batch, encode_batch
 from framework.execution.plan import ExecutionPlan
-from framework.execution.spark.session import Spark
+from framework.execution.spark.spark_context import Spark
 from framework.execution.spark.worker_errors import worker_failure
 from framework.execution.tasks import PlannedTopology
 from framework.topology.bolts import DataFrameBolt

@@ -43,9 +43,9 @@ from typing import Any
 import cloudpickle
 
 from framework.errors import ConfigError, InvariantViolation, RetryableError
-from framework.execution.channels import Channel, ChannelServer, Credentials, Place, connect
+from framework.execution.process_channels import Channel, ChannelServer, Credentials, Place, connect
 from framework.execution.spark.certificate import new_certificate
-from framework.execution.spark.session import PROCESSING_POOL, Spark
+from framework.execution.spark.spark_context import PROCESSING_POOL, Spark
 from framework.observe.logs import get_logger
 
 _log = get_logger()

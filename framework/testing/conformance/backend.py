@@ -12,11 +12,11 @@ itself as the driver does, and pickled copies of it as tasks do.
 
 from __future__ import annotations
 
-from framework.testing.conformance.backend_exchange import ExchangeContract
-from framework.testing.conformance.backend_faults import FaultContract
+from framework.testing.conformance.backend_aggregate_merge import MergeContract
+from framework.testing.conformance.backend_call_failures import FaultContract
 from framework.testing.conformance.backend_header import HeaderContract
-from framework.testing.conformance.backend_merge import MergeContract
 from framework.testing.conformance.backend_previous_values import PreviousValueContract
+from framework.testing.conformance.backend_rebuild_exchange import ExchangeContract
 from framework.testing.conformance.backend_replay import ReplayContract
 from framework.testing.conformance.backend_types import TypeContract
 

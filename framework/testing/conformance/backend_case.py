@@ -10,7 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework.testing.conformance.backend_parts import AGGREGATES, KEY, STATES, VALUE, WIDE, finish, open_attempt
+from framework.testing.conformance.backend_test_helpers import (
+    AGGREGATES,
+    KEY,
+    STATES,
+    VALUE,
+    WIDE,
+    finish,
+    open_attempt,
+)
 from framework.topology import Fields
 from sinks.backend import MapBackend
 from sinks.states import MapState

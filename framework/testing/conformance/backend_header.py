@@ -12,10 +12,17 @@ import pytest
 
 from framework.errors import ConfigError, CorruptStateError, RatchetError, StaleWriterError
 from framework.testing.conformance.backend_case import BackendCase
-from framework.testing.conformance.backend_parts import AGGREGATES, DIGEST, KEY, STATES, WIDE, to_commit_in_one_step
+from framework.testing.conformance.backend_test_helpers import (
+    AGGREGATES,
+    DIGEST,
+    KEY,
+    STATES,
+    WIDE,
+    to_commit_in_one_step,
+)
 from framework.topology import Header, OpenCommit, Stamp, ValueType
 from sinks.backend import MapBackend, Row
-from sinks.snapshots import check_held, for_reading
+from sinks.read_as_of import check_held, for_reading
 from sinks.states import OpaqueMapState
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from framework.errors import ConfigError, MovedOnError, StaleWriterError
 from framework.testing.conformance.backend_case import BackendCase
-from framework.testing.conformance.backend_parts import add, finish, open_attempt, transact
+from framework.testing.conformance.backend_test_helpers import add, finish, open_attempt, transact
 from framework.topology import Header
 from sinks.backend import MapBackend
-from sinks.snapshots import at_one_moment, items_as_of
+from sinks.read_as_of import at_one_moment, items_as_of
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from framework.errors import InvariantViolation, StaleWriterError
 from framework.testing.conformance.backend_case import BackendCase
-from framework.testing.conformance.backend_parts import DIGEST, STATES, add, finish, open_attempt, transact
+from framework.testing.conformance.backend_test_helpers import DIGEST, STATES, add, finish, open_attempt, transact
 from framework.topology import CommitFence, TransactionAttempt
 from sinks import due_rows
 from sinks.aggregates import Sum

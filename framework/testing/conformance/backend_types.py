@@ -14,7 +14,7 @@ import pytest
 
 from framework.errors import BadRecordError, TopologyError
 from framework.testing.conformance.backend_case import BackendCase
-from framework.testing.conformance.backend_parts import (
+from framework.testing.conformance.backend_test_helpers import (
     AGGREGATES,
     AWKWARD,
     EVERY_TYPE,

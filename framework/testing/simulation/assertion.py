@@ -7,7 +7,7 @@ from typing import Any
 
 from framework.config import Config
 from framework.testing.simulation.findings import Report
-from framework.testing.simulation.sample import sample_from_source, sample_of
+from framework.testing.simulation.sample_records import sample_from_source, sample_of
 from framework.testing.simulation.shrinker import run_schedules
 from framework.topology import Topology
 

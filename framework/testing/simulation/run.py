@@ -35,7 +35,7 @@ from framework.testing.simulation.executor import FaultyExecutor, OnceExecutor
 from framework.testing.simulation.external_effects import Outside, outsides_of
 from framework.testing.simulation.fault_injector import Execution, FaultInjector, Kept
 from framework.testing.simulation.findings import Broken
-from framework.testing.simulation.sample import Sample, SampleRecord, Source, spout_over
+from framework.testing.simulation.sample_records import Sample, SampleRecord, Source, spout_over
 from framework.testing.simulation.schedule import Kind, Schedule
 from framework.testing.simulation.separate_process import SecondWorker
 from framework.testing.simulation.tasks import RowsSeen

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from framework.execution.failures import TaskFailure
+from framework.execution.level_walk import walk
 from framework.execution.messages import AttemptHeader, CommitterState, Piece, Record, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
 from framework.execution.ports import PhaseResult, ProcessingJob, is_even, seeds, summarise
-from framework.execution.single_task import expected_reports
-from framework.execution.stages import walk
+from framework.execution.single_task_phase import expected_reports
 from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
 #: (edge, task of the level) -> the rows that the task emitted there, in order, each as text.

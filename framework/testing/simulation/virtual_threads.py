@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from framework.coordination.steps import Step, Steps, Threads
+from framework.coordination.step_generators import Step, Steps, Threads
 from framework.errors import InvariantViolation
 
 

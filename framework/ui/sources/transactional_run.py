@@ -14,10 +14,10 @@ from framework.topology.builder import Topology
 from framework.transactions.documents import read_transaction
 from framework.transactions.driver import Driver
 from framework.transactions.history_reader import HistoryReader
-from framework.transactions.status import RunStatus
+from framework.transactions.run_status import RunStatus
 from framework.ui import documents
 from framework.ui.cached_reads import Kept
-from framework.ui.sources.drivers import Drivers
+from framework.ui.sources.live_drivers import Drivers
 
 
 class RunSource:

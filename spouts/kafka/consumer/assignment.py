@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from spouts.kafka.partitions import TopicPartition
+from spouts.kafka.partition_plan_entries import TopicPartition
 
 _LOOK_UP_S = 2.0
 _BEGIN_S = 5.0

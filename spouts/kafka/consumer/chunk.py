@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from spouts.codecs.codec import Values
-from spouts.kafka.partitions import TopicPartition
+from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_format import METADATA_TYPES
 
 #: The values and keys of this many bytes are decoded together: Arrow's offsets have 32 bits.

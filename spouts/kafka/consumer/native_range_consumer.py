@@ -26,10 +26,10 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.kafka import QUEUES_MAX, ConnectionErrors, KafkaSettings
-from framework.clients.kafka_consumer import close_in_time
+from framework.clients.closing_consumer import close_in_time
 from framework.clients.kafka_errors import kafka_error
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.kafka_settings import QUEUES_MAX, ConnectionErrors, KafkaSettings
+from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
@@ -46,7 +46,7 @@ from spouts.kafka.consumer.range_consumer import (
     replaced,
     silent,
 )
-from spouts.kafka.partitions import TopicPartition, partition_id
+from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_format import METADATA_TYPES, Parts
 
 #: The most bytes of values, keys and headers in one chunk.

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping, Set
 
 from confluent_kafka import KafkaException
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_errors import kafka_error
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import DataLossError, FailedException, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.consumer.chunk import RecordChunk
@@ -32,9 +32,9 @@ from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
 from spouts.kafka.consumer.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.metadata import KafkaMetadata, KafkaTopics
-from spouts.kafka.partitions import Position, TopicPartition, partition_id, topic_and_number
-from spouts.kafka.read_bounds import CommonBound
+from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id, topic_and_number
 from spouts.kafka.record_format import EVERYTHING, Parts
+from spouts.kafka.start_end_options import CommonBound
 
 _log = get_logger()
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
-from framework.clients.kafka_consumer import Consumer
+from framework.clients.closing_consumer import Consumer
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError
 from spouts.kafka.consumer.assignment import Assignment
-from spouts.kafka.partitions import topic_and_number
+from spouts.kafka.partition_plan_entries import topic_and_number
 
 #: How long brokers hold a request, at least. A request names each partition, and so does its
 #: answer: those of a wide source are held for longer, so that they cost the same share of a core.

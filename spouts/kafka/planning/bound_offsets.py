@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from framework.errors import ConfigError
 from spouts.kafka.metadata import KafkaMetadata, Offset
-from spouts.kafka.read_bounds import Bound, Bounds, Instant
+from spouts.kafka.start_end_options import Bound, Bounds, Instant
 
 
 def offsets_at(

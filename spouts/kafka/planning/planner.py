@@ -1,7 +1,7 @@
 """Plans batches of Kafka offsets, on the driver.
 
-``spouts.kafka.partitions`` describes the entry of a partition in a plan. ``LostRecords`` checks the
-logs, ``ReadingEnd`` bounds them, ``KafkaProgress`` measures plans.
+``spouts.kafka.partition_plan_entries`` describes the entry of a partition in a plan.
+``LostRecords`` checks the logs, ``ReadingEnd`` bounds them, ``KafkaProgress`` measures plans.
 
 Invariants:
 
@@ -30,16 +30,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, WrittenTopic
 from framework.topology.spouts import END_OFFSET, Backlog, Meta
-from spouts.codecs.absent_fields import AbsentFields
 from spouts.codecs.bad_records import BadRecordShares
+from spouts.codecs.missing_field_warning import AbsentFields
 from spouts.kafka.group_offsets import GroupOffsets, committed_positions
 from spouts.kafka.metadata import NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
-from spouts.kafka.partitions import (
+from spouts.kafka.partition_plan_entries import (
     READ_FIRST_UNTIL,
     Position,
     begun_again,
@@ -51,17 +51,17 @@ from spouts.kafka.partitions import (
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_shares
 from spouts.kafka.planning.bound_offsets import named_bound, offsets_at
-from spouts.kafka.planning.end_offsets import ReadingEnd
-from spouts.kafka.planning.log_offsets import LogOffsets
+from spouts.kafka.planning.bounded_end import ReadingEnd
+from spouts.kafka.planning.log_offsets_cache import LogOffsets
 from spouts.kafka.planning.lost_records import LostRecords
-from spouts.kafka.planning.offset_ranges import KafkaRanges
+from spouts.kafka.planning.offset_range_operations import KafkaRanges
 from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.planning.progress import KafkaProgress
 from spouts.kafka.planning.read_first import ReadFirst
-from spouts.kafka.planning.source import KafkaSource
+from spouts.kafka.planning.source_settings import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
-from spouts.kafka.read_bounds import Bound
 from spouts.kafka.record_viewer import RecordViewer
+from spouts.kafka.start_end_options import Bound
 from spouts.kafka.streams import Streams
 
 _log = get_logger()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from spouts.kafka.metadata import Offset
-from spouts.kafka.partitions import SAME_LOG, Position, topic_and_number
+from spouts.kafka.partition_plan_entries import SAME_LOG, Position, topic_and_number
 
 
 class ReadFirst:

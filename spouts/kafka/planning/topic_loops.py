@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError
 from framework.topology import WrittenTopic
 

@@ -21,7 +21,7 @@ import pytest
 from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError
 from framework.inspect.comparison import compare
-from framework.testing.conformance.backend_parts import finish, open_attempt
+from framework.testing.conformance.backend_test_helpers import finish, open_attempt
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
 from sinks import (
@@ -42,7 +42,7 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.reference_aggregates import Recount
+from sinks.recomputed_aggregates import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 from tests.kit.targets import Often
 

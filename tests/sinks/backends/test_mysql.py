@@ -15,7 +15,7 @@ import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError, RetryableError
-from framework.testing.conformance.backend_parts import finish, open_attempt
+from framework.testing.conformance.backend_test_helpers import finish, open_attempt
 from framework.topology import ValueType
 from framework.transactions import MemoryStore
 from integration import MariaDbServer

@@ -13,7 +13,7 @@ import pytest
 
 from framework import BaseBatchBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, TopologyError
-from framework.testing.conformance.backend_parts import finish, open_attempt
+from framework.testing.conformance.backend_test_helpers import finish, open_attempt
 from framework.transactions import MemoryStore
 from integration import PostgresServer
 from sinks import (

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.clients.redis import VALUE_BYTES_MAX
+from framework.clients.redis_errors import VALUE_BYTES_MAX
 from framework.errors import BadRecordError, RatchetError
 from framework.topology import Stamp
 from framework.transactions import MemoryStore

@@ -17,7 +17,7 @@ from framework.testing.conformance import BackendContract
 from framework.topology import OutputFieldsDeclarer
 from framework.transactions import MemoryStore
 from integration import PgBouncerServer, PostgresServer
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import Count, MapBackend, Max, OpaqueMapState, PostgresBackend, StateCommitter
 from spouts import MemoryTransactionalSpout
 

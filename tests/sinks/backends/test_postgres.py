@@ -29,9 +29,9 @@ from framework.errors import (
 from framework.topology import Header, OpenCommit
 from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
-from sinks.snapshots import at_one_moment, items_as_of
-from sinks.sql import postgres_store as postgres_module
-from sinks.sql.postgres_limits import LimitReached
+from sinks.read_as_of import at_one_moment, items_as_of
+from sinks.sql import postgres_table_base as postgres_module
+from sinks.sql.postgres_statement_limits import LimitReached
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]

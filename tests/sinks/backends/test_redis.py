@@ -27,13 +27,13 @@ from framework.errors import (
     TopologyError,
 )
 from framework.inspect.rebuild import rebuild
-from framework.testing.conformance.backend_parts import transact
+from framework.testing.conformance.backend_test_helpers import transact
 from framework.topology import OpenCommit, Stamp
 from framework.transactions import MemoryStore
 from framework.transactions.run import TopologyFailed
 from integration import RedisServer
 from sinks import Count, MapState, OpaqueMapState, RedisBackend, Row, StateCommitter, TransactionalMapState
-from sinks.snapshots import items_as_of
+from sinks.read_as_of import items_as_of
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S, wait_for
 

@@ -16,7 +16,7 @@ from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError
 from integration import PostgresServer
 from sinks import Max, OpaqueMapState, PostgresBackend, SqliteBackend, Sum
-from sinks.refusals import refused_row
+from sinks.refused_rows import refused_row
 
 LONG = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=9_000))
 

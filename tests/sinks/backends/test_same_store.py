@@ -20,7 +20,7 @@ from framework.errors import RetryableError, StaleWriterError
 from framework.topology import Header, OpenCommit, Stamp
 from framework.transactions import MemoryStore
 from integration import PostgresServer, RedisServer, TcpProxy
-from integration.server_folders import open_folder
+from integration.folder_permissions import open_folder
 from sinks import Count, MapBackend, OpaqueMapState, PostgresBackend, RedisBackend, Row, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S, wait_for

@@ -14,7 +14,7 @@ import pytest
 from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, TopologyError
 from sinks import Count, Max, OpaqueMapState, SqliteBackend, Sum
-from sinks.sql import sqlite_store as sqlite_module
+from sinks.sql import sqlite_table_base as sqlite_module
 
 KEY, VALUE = Fields(word=str), Fields(n=int)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.testing import run_on
 from sinks import AsOfJoiningCommitter, MemoryBackend, OpaqueMapState, WatermarkCommitter
-from sinks.event_time.two_stream_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM
+from sinks.event_time.two_stream_committer import LATE_LEFT_STREAM, LATE_RIGHT_STREAM
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
 from tests.sinks.event_time.test_interval_join import ROW, Part

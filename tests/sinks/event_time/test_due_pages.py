@@ -13,7 +13,7 @@ import pytest
 
 from framework import Fields
 from framework.errors import RetryableError
-from framework.operators.event_windows import tumbling
+from framework.operators.event_window_assigner import tumbling
 from framework.topology import CommitFence, Header, Input, OpenCommit, Stamp, TopologyContext, TransactionAttempt
 from framework.topology.canonical_form import NAN
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
@@ -34,7 +34,7 @@ from sinks import (
 from sinks.backend import Key, Row
 from sinks.event_time import sessions
 from sinks.event_time.timers import Entry, TimerCommitter
-from sinks.event_time.two_stream_join import PairCommitter
+from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS
 from sinks.states import MapState
 

@@ -12,13 +12,13 @@ import pytest
 
 from framework import Fields, TransactionAttempt
 from framework.operators.event_clock import EventClock
-from framework.operators.event_windows import hopping, tumbling
+from framework.operators.event_window_assigner import hopping, tumbling
 from framework.testing import crash, fail_attempt, replay
 from framework.topology.clock_stream import CLOCK_FIELDS
 from sinks import MemoryBackend, OpaqueMapState
-from sinks.event_time.committer import WatermarkedCommitter, Watermarks
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windows import WindowedCommitter
+from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
+from sinks.event_time.windowed_committer import WindowedCommitter
 from tests.sinks.event_time.test_windows import check
 
 pytestmark = pytest.mark.rule("C43")

@@ -10,7 +10,7 @@ from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuild
 from framework.errors import ConfigError, TopologyError
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
-from framework.operators.event_windows import hopping, tumbling
+from framework.operators.event_window_assigner import hopping, tumbling
 from framework.testing import run_on
 from framework.transactions import MemoryStore
 from sinks import (

@@ -12,14 +12,14 @@ from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuild
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
 from framework.inspect.explain import explain
-from framework.inspect.recompute import Unverifiable
+from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.replay import plan_to_replay, replay
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore, documents
 from framework.transactions.documents import read_incarnation
 from framework.transactions.history_archive import Copying
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, WatermarkCommitter, WindowedCommitter
-from sinks.history import history_table
+from sinks.transaction_history_table import history_table
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
-from framework.operators.event_windows import hopping, tumbling
+from framework.operators.event_window_assigner import hopping, tumbling
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import crash, fail_attempt, replay, run_on
 from framework.topology.clock_stream import CLOCK_STREAM
 from framework.transactions import MemoryStore
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.windows import WindowedCommitter
+from sinks.event_time.windowed_committer import WindowedCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
 from tests.kit.waiting import PATIENCE_S

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from framework.clients.kafka import KafkaSettings
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.kafka_settings import KafkaSettings
+from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import ConfigError, RetryableError
 from sinks.kafka import delivery, writer
 from sinks.kafka.delivery import Delivery, KafkaRecord

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.transactions import MemoryStore
 from sinks import KafkaSink
 from spouts import MemoryTransactionalSpout

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from framework import Fields
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from sinks import DeadLetterTopic
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.limits import limits_of
-from sinks.kafka.record_size import CUT_HEADER, fitted
+from sinks.kafka.record_truncation import CUT_HEADER, fitted
 from spouts import JsonCodec
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics

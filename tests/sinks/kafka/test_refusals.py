@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from framework import Fields, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, RatchetError
 from framework.transactions import MemoryStore
 from sinks import Count, DeadLetterTopic, KafkaSink, OpaqueMapState, SqliteBackend, StateCommitter

@@ -17,7 +17,7 @@ from framework.errors import BadRecordError, ConfigError, RatchetError, Topology
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from sinks import Headers, KafkaSink
-from sinks.kafka import topic_catalog
+from sinks.kafka import topic_metadata_cache
 from sinks.kafka.routing import timestamp_column
 from sinks.kafka.writer import writers
 from spouts import (
@@ -118,7 +118,7 @@ def test_kills_between_write_and_commit_leave_each_record_in_its_topic_once(
 def test_a_topic_that_must_not_be_written_makes_a_bad_record(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_catalog, "_PATIENCE_S", 0.2)  # no topic is made here meanwhile
+    monkeypatch.setattr(topic_metadata_cache, "_PATIENCE_S", 0.2)  # no topic is made here meanwhile
     topics.create(name)
     target, other = topics.create(f"{name}-out"), topics.create(f"{name}-other")
     named = [
@@ -170,7 +170,7 @@ def test_without_a_policy_a_topic_that_is_not_allowed_ends_the_topology(topics: 
 def test_partitions_and_times_that_a_topic_does_not_take_make_bad_records(
     topics: Topics, name: str, at_least_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_catalog, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(topic_metadata_cache, "_PATIENCE_S", 0.2)
     target = topics.create(name, 3, message_timestamp_after_max_ms="60000", message_timestamp_before_max_ms=str(2**40))
     soon = datetime.datetime.fromtimestamp(int(time.time()) + 3_600, datetime.UTC)
     rows = [

@@ -15,8 +15,8 @@ from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError, RatchetError
 from framework.inspect.explain import explain
 from framework.inspect.find_poison import find_poison
-from framework.inspect.read import StateSnapshot, read
 from framework.inspect.replay import ReplayReport, plan_to_replay, replay
+from framework.inspect.state_snapshots import StateSnapshot, read
 from framework.inspect.verify import VerifyReport, verify
 from framework.transactions import MemoryStore
 from framework.transactions.undo import undo

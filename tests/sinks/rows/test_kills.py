@@ -8,8 +8,8 @@ import pytest
 
 from framework.errors import RetryableError
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import RowTable
 from sinks.rows.table_definition import TableDefinition
+from sinks.rows.transactional_table import RowTable
 from tests.kit.row_tables import Database
 from tests.sinks.rows.test_upsert import Writer, change
 

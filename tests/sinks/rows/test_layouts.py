@@ -15,7 +15,7 @@ from framework.config import Config
 from framework.execution.messages import AttemptHeader, TaskReport
 from framework.execution.plan import plan_execution
 from framework.execution.ports import ProcessingJob, seeds
-from framework.execution.single_task import run_commit, run_processing
+from framework.execution.single_task_phase import run_commit, run_processing
 from framework.execution.tasks import PlannedTopology
 from framework.topology import Committer
 from framework.topology.fencing import ValueType

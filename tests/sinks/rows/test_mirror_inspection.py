@@ -13,14 +13,14 @@ import pytest
 from framework import Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, MovedOnError
 from framework.inspect.explain import explain
-from framework.inspect.read import read
 from framework.inspect.rebuild import rebuild
 from framework.inspect.replay import plan_to_replay, replay
+from framework.inspect.state_snapshots import read
 from framework.inspect.verify import VerifyReport, verify
 from framework.transactions import MemoryStore
 from framework.transactions.undo import undo
 from sinks import Mirror
-from sinks.rows.mirror_state import type_of
+from sinks.rows.inspectable_mirror import type_of
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.kit.change_records import INT, TEXT, UNAVAILABLE, Record, change_record
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase

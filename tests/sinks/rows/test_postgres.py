@@ -16,7 +16,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.topology import Input
 from framework.topology.groupings import ShuffleGrouping
 from sinks import UpsertCommitter
-from sinks.rows.table import RowTable
+from sinks.rows.transactional_table import RowTable
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import PostgresDatabase
 

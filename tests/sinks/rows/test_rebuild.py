@@ -20,8 +20,8 @@ from framework.transactions.documents import read_transaction
 from framework.transactions.undo import undo
 from sinks import AppendCommitter, UpsertCommitter
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table import RowTable
 from sinks.rows.table_definition import TableDefinition
+from sinks.rows.transactional_table import RowTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from framework.errors import ConfigError
-from framework.topology.table_schema import TableColumn
+from framework.topology.table_schema_diff import TableColumn
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.sinks.rows.test_upsert import Writer, change
 

@@ -19,7 +19,7 @@ from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
 from framework.transactions import MemoryStore
 from sinks import UpsertCommitter
-from sinks.rows.conditions import Condition
+from sinks.rows.condition_parser import Condition
 from spouts import DebeziumCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import Database

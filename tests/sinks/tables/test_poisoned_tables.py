@@ -19,8 +19,8 @@ from framework import Fields
 from framework.errors import CorruptStateError, RatchetError
 from framework.topology import FORMER
 from sinks import DeltaLakeTable, ParquetTable
-from sinks.lake import folders
-from sinks.lake.folders import overwrite, read_document
+from sinks.lake import folder_documents
+from sinks.lake.folder_documents import overwrite, read_document
 from sinks.lake.table import FileTable
 from tests.kit.file_tables import append, opened
 
@@ -188,7 +188,7 @@ def test_a_generation_is_no_path(table: Any) -> None:
 def test_a_document_that_is_no_plain_file_or_huge_is_refused(
     table: Any, name: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "DOCUMENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(folder_documents, "DOCUMENT_BYTES_MAX", 1 << 20)
     path = table.path / name
     path.unlink(missing_ok=True)
     if form == "pipe":

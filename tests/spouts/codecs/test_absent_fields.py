@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from framework.topology import ReadCounts
-from spouts.codecs.absent_fields import AbsentFields, absent_fields
+from spouts.codecs.missing_field_warning import AbsentFields, absent_fields
 
 LINES = pa.list_(pa.struct([("price", pa.int64()), ("prize", pa.int64())]))
 

@@ -23,7 +23,7 @@ from google.protobuf.type_pb2 import Option
 from framework.errors import ConfigError, TopologyError
 from integration import RegistryServer
 from spouts import ProtobufCodec, RegistryJsonCodec, RegistryProtobufCodec, UndecodableValueError
-from spouts.codecs import protobuf_bounds
+from spouts.codecs import protobuf_memory_limit
 from spouts.codecs.codec import Codec
 from spouts.codecs.protobuf import ProtobufDecoder
 from tests.kit.protobuf import EVERYTHING, KINDS, classes, field, file_of, map_of, message, serialized, set_of
@@ -311,7 +311,7 @@ def test_a_value_cannot_fill_the_memory(everything: ProtobufCodec) -> None:
     some_of = b"\x0a\x00" * 2_000
     batch, bad = codec.decode_good([b"\x0a\x00" * 1_000_000, some_of, b"\x0a\x00"])
     assert [(each.index, each.reason) for each in bad] == [
-        (0, f"its messages take more than {protobuf_bounds.PARSED_BYTES_MAX >> 20} MiB of memory"),
+        (0, f"its messages take more than {protobuf_memory_limit.PARSED_BYTES_MAX >> 20} MiB of memory"),
         (1, "its messages hold too many fields for its size"),
     ]
     assert [len(each) for each in batch.column(0)] == [1]
@@ -340,7 +340,7 @@ def test_messages_are_counted_wherever_they_are(syntax: str) -> None:
     for _ in range(60):
         nested = b"\x1a" + _varint(len(nested)) + nested
     value = b"\x13" + b"\x3a\x00" * 200_000 + b"\x14" if syntax == "a group" else empty + nested
-    size = protobuf_bounds.ParsedSize(classes(file)["t.Many"].DESCRIPTOR)
+    size = protobuf_memory_limit.ParsedSize(classes(file)["t.Many"].DESCRIPTOR)
     with pytest.raises(ValueError, match="its messages take more than 256 MiB of memory"):
         size.check(value)
     size.check(value[:100_000] + b"\x14")
@@ -459,7 +459,7 @@ def test_the_latest_schema_of_a_subject_gives_the_fields(registry: RegistryServe
 
 @pytest.mark.integration
 def test_objects_name_their_json_schema(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.codecs.registry._PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr("spouts.codecs.registry_wire_format._PAUSES_S", (0.001, 0.001))
     text = {"type": "string"}
     place = {
         "type": "object",

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
-from spouts.kafka.planning.source import KafkaSource
-from spouts.kafka.read_bounds import EARLIEST
+from spouts.kafka.planning.source_settings import KafkaSource
+from spouts.kafka.start_end_options import EARLIEST
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 

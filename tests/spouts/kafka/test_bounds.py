@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError, DataLossError, RetryableError
 from spouts import KafkaSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.planning import log_offsets, lost_records
+from spouts.kafka.planning import log_offsets_cache, lost_records
 from spouts.kafka.planning.planner import KafkaPlanner
-from spouts.kafka.read_bounds import Bounds, Instant, checked_bounds
+from spouts.kafka.start_end_options import Bounds, Instant, checked_bounds
 from tests.kit.targets import examples
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planner_over
 
@@ -150,7 +150,7 @@ def test_an_empty_source_is_finished_by_the_plan_that_says_so() -> None:
 def test_nothing_is_lost_of_a_log_that_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever becomes of it, while another one is read."""
     monkeypatch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
-    monkeypatch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
     logs = filled(["a/0", "b/0"])
     logs.logs["a/0"][1] = 4
     options: Any = {"end": LATEST, "skips_lost_data": False}
@@ -167,7 +167,7 @@ def test_nothing_is_lost_of_a_log_that_is_read_to_its_end(monkeypatch: pytest.Mo
 
 
 def test_lost_records_up_to_the_end_are_lost_and_those_after_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
     logs = filled(["a/0"])
     plan = sure(planner_over(logs, 5, end=LATEST).plan({}))
     logs.logs["a/0"] = [20, 30, 0]
@@ -322,7 +322,7 @@ def test_a_first_plan_that_is_planned_afresh_has_the_same_start_and_end(knows: s
 
 
 def test_a_first_plan_that_is_planned_afresh_after_a_loss_says_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
     logs = filled(["a/0"])
     options: Any = {"start": Bounds(None, {}, {"a/0": 3}), "end": LATEST}
     first = sure(planner_over(logs, 2, **options).plan({}))
@@ -390,7 +390,7 @@ def test_whatever_happens_to_the_logs_nothing_after_the_end_is_read_and_it_is_re
     """Also if every plan is dropped once and made again, as an opaque one is, by another leader."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
-        patch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+        patch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
         logs = filled(PARTITIONS)
         options: Any = {"end": LATEST, "read_first": read_first}
         ends = {each: (12, logs.ids[each[0]]) for each in PARTITIONS}  # where each ends, and of which topic

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 import spouts.kafka.consumer.partition_follower
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
@@ -28,7 +28,7 @@ from spouts.kafka.consumer.partition_follower import task_of
 from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import Decoded
 from spouts.kafka.metadata import KafkaMetadata
-from spouts.kafka.partitions import Position
+from spouts.kafka.partition_plan_entries import Position
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 from tests.kit.kafka_runs import tail_of
 from tests.kit.state_parts import checkpointed, counting, journal, lmdb

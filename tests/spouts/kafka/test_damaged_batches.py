@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import BaseBasicBolt, TopologyBuilder, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RatchetError
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers

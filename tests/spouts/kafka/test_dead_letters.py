@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from framework import Fields
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.topology import DEAD_LETTER_STREAM
 from framework.topology.dead_letters import Letter
 from framework.topology.spouts import on_stream

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from framework.clients.kafka import KafkaSettings
-from framework.clients.kafka_traffic import RECORD_BYTES, Traffic
+from framework.clients.kafka_settings import KafkaSettings
+from framework.clients.kafka_stall_detection import RECORD_BYTES, Traffic
 from framework.errors import RetryableError
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.fetch_settings import EXPANDED_BYTES, LARGE_BYTES, FetchPace

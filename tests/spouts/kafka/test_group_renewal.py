@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka import group_offsets as module
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.partitions import Position
+from spouts.kafka.partition_plan_entries import Position
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for

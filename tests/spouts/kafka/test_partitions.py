@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from spouts.kafka.partitions import Position, position_after, reaches
+from spouts.kafka.partition_plan_entries import Position, position_after, reaches
 
 
 def test_an_epoch_moves_on_only_where_something_is_read() -> None:

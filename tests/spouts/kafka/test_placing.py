@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from framework.clients.kafka_traffic import Traffic
+from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.native_range_consumer import NativeSession

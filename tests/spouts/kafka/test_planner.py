@@ -12,17 +12,17 @@ from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.clients.kafka import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka import metadata
 from spouts.kafka.consumer import truncation
 from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
-from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planning import log_offsets, lost_records
+from spouts.kafka.partition_plan_entries import topic_and_number
+from spouts.kafka.planning import log_offsets_cache, lost_records
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
-from spouts.kafka.planning.source import KafkaSource
-from spouts.kafka.read_bounds import EARLIEST
+from spouts.kafka.planning.source_settings import KafkaSource
+from spouts.kafka.start_end_options import EARLIEST
 from tests.kit.targets import examples
 
 
@@ -89,7 +89,7 @@ def test_a_plan_of_what_moves_is_the_plan_of_all(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
-        patch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)  # retention is seen by both at once
+        patch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)  # retention is seen by both at once
         logs = FakeLogs(PARTITIONS)
         made = planner_over(logs, records_max, read_first=read_first)
         wanted = looking_at_all(logs, records_max, read_first=read_first)
@@ -137,7 +137,7 @@ def change(logs: FakeLogs, what: str, partition: str, number: int) -> None:
 def test_entries_of_partitions_at_rest_are_shared_and_only_logs_with_more_are_asked_where_they_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
     logs = FakeLogs(f"t/{each}" for each in range(1_000))
     made = planner_over(logs)
     logs.logs["t/3"][1] = 5
@@ -198,7 +198,7 @@ def test_what_is_known_of_a_wide_source_may_be_older_in_proportion(monkeypatch: 
 def test_plans_with_a_gap_between_them_are_not_joined(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Their offsets name other records now, or none: what was made of them cannot be recomputed."""
     monkeypatch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
-    monkeypatch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+    monkeypatch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
     logs = FakeLogs(["a/0"])
     made = planner_over(logs, records_max=20)
     logs.logs["a/0"][1] = 30

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaTransactionalSpout
-from spouts.kafka.partitions import topic_and_number
-from spouts.kafka.planning import log_offsets, lost_records
+from spouts.kafka.partition_plan_entries import topic_and_number
+from spouts.kafka.planning import log_offsets_cache, lost_records
 from spouts.kafka.planning.planner import KafkaPlanner
-from spouts.kafka.read_bounds import Bound, Bounds
+from spouts.kafka.start_end_options import Bound, Bounds
 from tests.kit.targets import examples
 from tests.kit.waiting import wait_for
 from tests.spouts.kafka.test_planner import PARTITIONS, WHAT, FakeLogs, change, planned, planner_over
@@ -86,7 +86,7 @@ def test_whatever_happens_to_the_logs_the_others_wait_and_do_not_wait_for_ever(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lost_records, "BELIEVED_AFTER_S", 0.0)
-        patch.setattr(log_offsets, "METADATA_AGE_MAX_S", -1.0)
+        patch.setattr(log_offsets_cache, "METADATA_AGE_MAX_S", -1.0)
         logs = FakeLogs(PARTITIONS)
         for partition in PARTITIONS:
             logs.logs[partition][1] = 12

@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 
 import spouts
 from framework import Fields, TopologyContext, TransactionAttempt
-from framework.clients.kafka import QUEUES_MAX, KafkaSettings
+from framework.clients.kafka_settings import QUEUES_MAX, KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from integration import KafkaBroker
 from integration.kafka import Listener
@@ -50,7 +50,7 @@ from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_re
 from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
-from spouts.kafka.partitions import Position, TopicPartition
+from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics

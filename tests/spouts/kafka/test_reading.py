@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Uuid
 
 from framework import Fields, TopologyContext, TransactionAttempt
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from integration.server import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec

@@ -17,7 +17,7 @@ import structlog
 from confluent_kafka import Producer
 
 from framework import Config, TransactionalTopologyBuilder, submit
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, RetryableError
 from framework.topology import TopologyContext
 from framework.transactions import MemoryStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer import consumer_pool as module
 from spouts.kafka.consumer.consumer_pool import KafkaSessions
 from tests.kit.waiting import PATIENCE_S, wait_for

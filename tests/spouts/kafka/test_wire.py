@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from framework.clients.kafka import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_format import EVERYTHING

@@ -1,0 +1,399 @@
+"""The Spark context of a run, set up for short jobs that Spark must not repeat, and closed to
+outsiders.
+
+Spark executes the pickles in its blocks, and serves blocks to every connection. So a context that
+this module starts authenticates every connection (``spark.authenticate``); components travel
+encrypted (``framework.execution.encryption``); Spark's files are in folders that only this user may
+read (ADR 86).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import ipaddress
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+
+from framework.config import is_secret
+from framework.errors import ConfigError, InvariantViolation, TopologyError
+from framework.execution.encryption import KEY_VARIABLE, shared_key
+from framework.execution.spark.code_archive import ship_code
+from framework.execution.spark.jvm_output import SparkOutput
+from framework.observe.logs import INHERITED, get_logger
+
+_log = get_logger()
+
+PROCESSING_POOL = "ratchet-processing"
+COMMIT_POOL = "ratchet-commit"
+
+_POOLS = f"""<?xml version="1.0"?>
+<allocations>
+  <pool name="{PROCESSING_POOL}"><schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare></pool>
+  <pool name="{COMMIT_POOL}"><schedulingMode>FIFO</schedulingMode><weight>1000</weight><minShare>1000</minShare></pool>
+</allocations>
+"""
+
+#: Defaults that the user may override.
+_DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.python.task.killTimeout": "500ms",  # a cancelled task's worker is killed after this long
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.shuffle.compress": "false",  # pieces are compressed already
+    "spark.shuffle.spill.compress": "true",
+    "spark.cleaner.periodicGC.interval": "5min",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+}
+#: With a local master the JVM only schedules and copies. During the first minutes of a run, the
+#: optimising compiler would compete with the batches for the cores, and at four batches a second
+#: its work would never pay off.
+_LOCAL_DEFAULTS = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.daemon.module": "framework.execution.spark.daemon",
+}
+#: Settings that the protocol depends on (C10). The configuration does not accept these from the
+#: user.
+_FIXED = {
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.speculation": "false",
+    "spark.scheduler.mode": "FAIR",
+}
+
+
+#: The name prefix of folders that only this user may read.
+_PRIVATE = "ratchet-spark-"
+#: The environment variable by which ``spark-submit`` passes the port of its JVM to a Python
+#: program.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
+class Spark:
+    """The ``SparkContext`` of a run: either its own, which it starts and stops, or the active one,
+    which it leaves running."""
+
+    _started: ClassVar[WeakSet[Spark]] = WeakSet()  # of all runs in this process
+
+    def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
+        self._app_name = app_name
+        self._settings = settings
+        self._context: SparkContext | None = None
+        self._owned = False
+
+    def start(self) -> SparkContext:
+        """Start Spark, or use the active context. Raises ``ConfigError`` when Spark does not start,
+        and ``TopologyError`` when the active context lacks a setting that Ratchet needs."""
+        self._owned = SparkContext._active_spark_context is None
+        self._context = start_context(self._app_name, self._settings)
+        Spark._started.add(self)
+        return self._context
+
+    @property
+    def alone(self) -> bool:
+        """Whether the context is this run's own, and no other run of this process uses it."""
+        others = [each for each in list(Spark._started) if each is not self]
+        return self._owned and not any(each._context is self._context for each in others)
+
+    @property
+    def local(self) -> bool:
+        """Whether the only executor is in this process's own Spark."""
+        master = self.context.master
+        return is_local(master) and not master.startswith("local-cluster")
+
+    @property
+    def driver_host(self) -> str:
+        """The name or address under which executors reach this process."""
+        return str(self.context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+    @property
+    def bind_address(self) -> str:
+        """The address on which this process listens for executors."""
+        return str(self.context.getConf().get("spark.driver.bindAddress", self.driver_host))
+
+    @property
+    def slots(self) -> int:
+        """How many tasks the present executors can run concurrently; at least 1."""
+        spark = self.context._jsc.sc()
+        return max(int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())), 1)
+
+    @property
+    def active(self) -> SparkContext | None:
+        """The context; None before the start and after the end."""
+        return self._context
+
+    @property
+    def context(self) -> SparkContext:
+        """The context. Raises ``InvariantViolation`` before the start and after the end."""
+        if self._context is None:
+            raise InvariantViolation("Spark is not started, or was stopped")
+        return self._context
+
+    def stop(self) -> None:
+        """Stop the context, unless it was active before. Safe to call twice."""
+        context, self._context = self._context, None
+        if context is None:
+            return
+        Spark._started.discard(self)
+        if self._owned:
+            if _output is not None:
+                _output.show(False)  # workers that are ended during work print errors
+            context.stop()
+
+
+def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
+    """Start Spark in this process. Raises ``ConfigError``, with one line that gives the reason,
+    when it cannot.
+
+    Uses an active context if it has the settings that Ratchet needs. Otherwise raises
+    ``TopologyError``, because its settings could break the guarantees.
+    """
+    active = SparkContext._active_spark_context
+    if active is not None:
+        return _with_code(_with_key(_checked(active)))
+    conf = _conf(app_name, settings)
+    try:
+        with _own_interrupts():
+            context = SparkContext(conf=conf, gateway=_gateway(settings, conf))
+        context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
+    except Exception as error:
+        said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
+        raise ConfigError(
+            f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
+            f"that Java 17 or newer is on the PATH and that the master can be reached{said}"
+        ) from error
+    if _output is not None:
+        _output.show(True)
+    return _with_code(_with_key(context))
+
+
+def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
+    """The settings of a context, and the environment that its processes inherit. Raises
+    ``ConfigError`` when outsiders could run code in it."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    shared_key()
+    chosen = {**_DEFAULTS, **_submitted(), **settings}
+    chosen = {**_authentication(chosen), **chosen}
+    if INHERITED in os.environ:
+        chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
+    if is_local(chosen["spark.master"]):
+        chosen = {**_LOCAL_DEFAULTS, **chosen}
+        os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
+        # The host name of a laptop or container may not resolve.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
+    else:
+        chosen[f"spark.executorEnv.{KEY_VARIABLE}"] = shared_key()
+    pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
+    pools.write_text(_POOLS, encoding="utf-8")
+    conf = SparkConf().setAppName(app_name)
+    for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
+        conf.set(key, value)
+    return conf
+
+
+def _submitted() -> dict[str, str]:
+    """The settings that ``spark-submit`` got, if it has started this process: they are in its JVM.
+    As in any Spark program, the program's own settings take precedence."""
+    if _SUBMITTED not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+#: The output of the only JVM that this process has started for Spark, which outlives a context;
+#: None before the start.
+_output: SparkOutput | None = None
+#: The JVM that ``launch_ahead`` starts, and its settings; None if it was not called.
+_ahead: tuple[dict[str, str], Future[Any]] | None = None
+
+
+def launch_ahead(settings: Mapping[str, str]) -> None:
+    """Start the JVM in a background thread, for a later ``start_context`` with the same settings.
+    An error is raised there, not here."""
+    global _ahead
+    if SparkContext._gateway is None and _ahead is None and _SUBMITTED not in os.environ:
+        launching: Future[Any] = Future()
+        _ahead = dict(settings), launching
+        threading.Thread(target=_launch_into, args=(launching, _conf("ratchet", settings)), daemon=True).start()
+
+
+def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
+    """The JVM in which Spark runs, with its output captured; None when there is one already."""
+    global _ahead
+    if SparkContext._gateway is not None:
+        return None
+    ahead, _ahead = _ahead, None
+    if ahead is not None and ahead[0] == dict(settings):
+        return ahead[1].result()
+    return _launch(conf)
+
+
+def _launch(conf: SparkConf) -> Any:
+    """Start the JVM. Secret settings are passed later: every user of the host can read its command
+    line."""
+    global _output
+    _output = SparkOutput()
+    shown = SparkConf(loadDefaults=False)
+    for key, value in conf.getAll():
+        if not is_secret(key.lower()):
+            shown.set(key, value)
+    return launch_gateway(shown, _output.popen_arguments())
+
+
+def _launch_into(launching: Future[Any], conf: SparkConf) -> None:
+    try:
+        launching.set_result(_launch(conf))
+    except BaseException as error:  # noqa: BLE001 - raised again where the JVM is wanted
+        launching.set_exception(error)
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep this process's handler of Ctrl-C. PySpark installs its own, which cancels all jobs,
+    including a commit under way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _with_code(context: SparkContext) -> SparkContext:
+    """Ship the modules that this process has imported so far to the executors of a cluster."""
+    if not is_local(context.master):
+        ship_code(context)
+    return context
+
+
+def is_local(master: str) -> bool:
+    """Whether this process starts the executors on this host. Such executors import modules from
+    the same paths as this process."""
+    return master.startswith("local")
+
+
+def _reason(error: BaseException) -> str:
+    """The informative line of a Java stack trace."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by: ") or "Exception: " in line]
+    line = (causes or lines or [type(error).__name__])[-1]
+    return line.removeprefix("Caused by: ").removeprefix(": ")[:300]
+
+
+def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
+    """The settings by which Spark refuses connections of outsiders, unless the user has chosen
+    otherwise. ``spark.authenticate = false`` is such a choice.
+
+    Raises ``ConfigError`` for a standalone cluster that other hosts can reach, if its secret is not
+    given. Without a secret, a cluster on this host's loopback address is used as it is."""
+    master = chosen["spark.master"]
+    if chosen.get("spark.authenticate", "true").lower() != "true":
+        return {}
+    on = {"spark.authenticate": "true"}
+    if master.startswith("local-cluster"):
+        return {**on, "spark.authenticate.secret": secrets.token_hex(32)}
+    if is_local(master):
+        return on  # Spark draws a secret
+    if not master.startswith("spark://") or "spark.authenticate.secret" in chosen:
+        return {**on, "spark.network.crypto.enabled": "true"}
+    if all(map(_is_loopback, master.removeprefix("spark://").split(","))):
+        return {"spark.authenticate": "false"}
+    raise ConfigError(
+        f"{master} is used without authentication, so whoever reaches the ports of the driver or of an executor can run "
+        "code there: set spark.authenticate.secret to the secret of the cluster (and spark.authenticate = true for its master "
+        "and workers), or set spark.authenticate = false here to do without"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _private_folders(given: str | None) -> str:
+    """The value of ``spark.local.dir`` with which no other user can read Spark's files: folders
+    inside the given ones, or inside the temporary folder."""
+    listed = os.environ.get("SPARK_LOCAL_DIRS")
+    folders = [str(_private_folder(each.strip())) for each in (listed or given or tempfile.gettempdir()).split(",")]
+    if listed:
+        os.environ["SPARK_LOCAL_DIRS"] = ",".join(folders)
+    return ",".join(folders)
+
+
+@functools.cache
+def _private_folder(parent: str) -> Path:
+    """A folder of this process inside ``parent``, readable by its user only; removed when the
+    process ends normally. If ``parent`` is such a folder already, it is returned."""
+    if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name):
+        return Path(parent)
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _with_key(context: SparkContext) -> SparkContext:
+    """Pass the key to the Python workers of a context. If the user has started the JVM or the
+    context, they do not inherit it, so it travels with their tasks."""
+    conf, key = context.getConf(), shared_key()
+    if is_local(context.master):
+        inherited = context._jvm.System.getenv(KEY_VARIABLE)
+    else:
+        inherited = conf.get(f"spark.executorEnv.{KEY_VARIABLE}", None)
+    context.environment.pop(KEY_VARIABLE, None)  # otherwise it would be part of every task
+    if inherited != key:
+        context.environment[KEY_VARIABLE] = key
+    if (conf.get("spark.authenticate", None) or "false").lower() != "true":
+        _log.warning(
+            "spark.unauthenticated",
+            master=context.master,
+            advice="whoever reaches the ports of its driver and executors can run code there: set spark.authenticate = true",
+        )
+    return context
+
+
+def _import_path() -> list[str]:
+    """The paths on which workers on this host must look for the user's modules: those of this
+    process, without installed packages."""
+    own = [entry for entry in (os.getcwd(), *sys.path) if entry and Path(entry).is_dir() and "-packages" not in entry]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return list(
+        dict.fromkeys([*filter(None, given), *(entry for entry in own if not entry.startswith(sys.base_prefix))])
+    )
+
+
+def _checked(context: SparkContext) -> SparkContext:
+    conf = context.getConf()
+    for key, value in _FIXED.items():
+        if conf.get(key, None) != value:
+            raise TopologyError(
+                f"a SparkContext is active that has {key}={conf.get(key, None)!r}, and Ratchet needs {value!r}: stop it, "
+                "or let submit() start Spark"
+            )
+    return context

@@ -1,0 +1,105 @@
+"""The base of joins of two streams by key."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from framework.errors import TopologyError
+from framework.operators.timestamps import check_times, times_of
+from framework.topology import Fields, Input, OutputFieldsDeclarer
+from framework.topology.canonical_form import python_values
+from sinks.backend import Key, Value
+from sinks.event_time.watermarked_committer import WatermarkedCommitter
+from sinks.join_inputs import JoinInputs
+from sinks.states import MapState
+
+#: Records behind the watermark, of each side.
+LATE_LEFT_STREAM = "late_left"
+LATE_RIGHT_STREAM = "late_right"
+
+
+class Came(NamedTuple):
+    """A record of the transaction. ``values``: of the fields outside of the key."""
+
+    key: Key
+    at: int
+    values: Value
+    is_late: bool
+
+
+class PairCommitter(WatermarkedCommitter):
+    """Has a left and a right stream with the same key, distinguished by their event time fields."""
+
+    _streams = 2
+
+    def __init__(self, state: MapState, *, key: Sequence[str], left: str, right: str, unit: str) -> None:
+        super().__init__(state, key)
+        self.unit = unit
+        self._on = (left, right)
+        self._sides: JoinInputs | None = None
+        self._came: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def _bind_records(self, *records: Input) -> None:
+        component_id = self._component_id
+        found = []
+        for on, other in (self._on, self._on[::-1]):
+            its = [each for each in records if on in each.fields and other not in each.fields]
+            if len(its) != 1:
+                raise TopologyError(
+                    f"committer {component_id!r}: one of its streams must have the field {on!r} and not {other!r}; rename "
+                    "fields upstream"
+                )
+            check_times(component_id, on, its[0].fields.type_of(on), self.unit)
+            found.append(its[0])
+        left, right = found
+        self._sides = JoinInputs(component_id, self.key, left, right)
+        self._bind_state(left)
+
+    @abstractmethod
+    def _bind_state(self, left: Input) -> None:
+        """Bind the state. ``left``: the fields of the key are in both streams."""
+
+    def state_settings(self) -> Mapping[str, Any]:
+        left, right = self._on
+        return {"left": left, "right": right, "unit": self.unit, "key": list(self.key)}
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        if self._sides is None:
+            return
+        declarer.declare(Fields.of_schema(self._sides.schema()))
+        for side, stream in zip(self._sides, (LATE_LEFT_STREAM, LATE_RIGHT_STREAM), strict=True):
+            declarer.declare(side.fields, stream)
+
+    def _bound(self) -> JoinInputs:
+        if self._sides is None:
+            raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
+        return self._sides
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._came[self._on[1] in batch.schema.names].append(batch)
+
+    def _new(self, number: int, watermark: int) -> Iterator[Came]:
+        """The records of a side, in the order of arrival. Sends late ones to their stream."""
+        side, on, batches = self._bound()[number], self._on[number], self._came[number]
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            times = times_of(batch.column(on), on, self.unit).tolist()
+            keys = self._keys(table)
+            own = zip(*(python_values(table.column(name), name) for name in side.own), strict=True)
+            late = []
+            for place, (key, at, values) in enumerate(zip(keys, times, own, strict=True)):
+                if at < watermark:
+                    late.append(place)
+                yield Came(key, at, values, at < watermark)
+            if late:
+                stream = (LATE_LEFT_STREAM, LATE_RIGHT_STREAM)[number]
+                self._emit_late(batch.take(pa.array(late)), stream)
+        batches.clear()

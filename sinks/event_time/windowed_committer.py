@@ -1,0 +1,165 @@
+"""Aggregates per key and window of event time; each window is sent once, when it closes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.durations import Duration, micros_of
+from framework.errors import TopologyError
+from framework.operators.event_window_assigner import EventWindows
+from framework.operators.timestamps import times_of
+from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
+from framework.topology import Combiner, Fields, OutputFieldsDeclarer
+from sinks.aggregates import Aggregate, row_merger
+from sinks.backend import Key, Value
+from sinks.committer import Fold
+from sinks.due_rows import by_time, merged
+from sinks.event_time.watermarked_committer import Watermarks
+from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed
+from sinks.states import MapState
+
+_START, _END = "window_start", "window_end"
+_AT_START, _AT_END = "@start", "@end"
+_CORRECTION = "correction"
+
+
+class WindowedCommitter(AggregatingCommitter):
+    """Aggregates per key and window, in an opaque state that holds the open windows only.
+
+    * ``window``: ``tumbling(...)`` or ``hopping(...)``.
+    * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
+    * ``key``, ``aggregates``: as in a ``StateCommitter``.
+
+    Default stream: each window once, in the transaction whose watermark passes its end: the key,
+    ``window_start``, ``window_end``, the aggregates. With ``allowed_lateness``, a window is kept
+    for this long after its end, and each transaction with records for it sends it again with
+    ``correction`` true.
+
+    ``LATE_STREAM``: later records, aggregated per key and window within their transaction.
+    ``CHANGED_STREAM``: each window that a transaction changes, with its values so far.
+
+    Records are aggregated before the shuffle. The content of a window when it closes does not
+    depend on the sizes of batches, on tasks, or on failures.
+
+    In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    """
+
+    _bounds = (_START, _END)
+    _parts: ClassVar[Mapping[str, str]] = {_AT_START: _START, _AT_END: _END}
+
+    def __init__(
+        self,
+        state: MapState,
+        window: EventWindows,
+        *,
+        on: str,
+        key: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        allowed_lateness: Duration = 0,
+        unit: Literal["s", "ms", "us"] = "s",
+    ) -> None:
+        super().__init__(state, on=on, key=key, aggregates=aggregates, unit=unit, own=[_CORRECTION])
+        if not isinstance(window, EventWindows):
+            raise TopologyError(f"WindowedCommitter: {window!r} is no window: give tumbling(...) or hopping(...)")
+        self.window = window
+        self.allowed_lateness = micros_of(allowed_lateness, "allowed_lateness")
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def _bind_state(self, partial: Fields) -> None:
+        self.state.bind(self._state_key(partial), partial.select(list(self.aggregates)))
+        self.state.backend.order_by(_END)
+
+    def state_settings(self) -> Mapping[str, Any]:
+        own = {"window": self.window.settings(), "allowed_lateness": self.allowed_lateness}
+        return {**super().state_settings(), **own}
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        types = self._output_types()
+        if types:
+            declarer.declare(Fields.of(types), LATE_STREAM)
+            declarer.declare(Fields.of(types), CHANGED_STREAM)
+            declarer.declare(Fields.of({**types, _CORRECTION: pa.bool_()} if self.allowed_lateness else types))
+
+    def _folding(self, fold: Fold) -> Combiner:
+        return _WindowFold(fold, self)
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
+        came = self._folded()
+        over_before = watermarks.before - self.allowed_lateness
+        over_after = watermarks.after - self.allowed_lateness  # windows that end later are kept
+        late = {key: each for key, each in came.items() if key[-1] <= over_before}
+        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
+        on_time = [key for key in came if key not in late]
+        changed: dict[Key, Value] = {}
+        for key, held in zip(on_time, self.state.multi_get(on_time), strict=True):
+            changed[key] = merge(nothing if held is None else _row(held), came[key].values)
+        closed = [(key, values) for key, values in changed.items() if key[-1] <= watermarks.after]
+        kept = {key: values for key, values in changed.items() if key[-1] > over_after}
+        self.state.multi_put(list(kept), [_bare(values) for values in kept.values()])
+        self.state.delete([key for key, _ in closed if key[-1] <= over_after])
+        self._emit_folded(
+            self._windows((key, each.values) for key, each in late.items()), sum(each.records for each in late.values())
+        )
+        if (batch := self._batch(self._windows(changed.items()))) is not None:
+            self._collector.emit_arrow(batch, CHANGED_STREAM)
+        # Windows that an earlier transaction has sent, and that were kept for late records until
+        # now.
+        for page in self._unchanged(NEVER, min(watermarks.before, over_after), changed):
+            self.state.delete([key for key, _ in page])
+            self.state.write()
+        due = self._unchanged(watermarks.before, watermarks.after, changed)
+        for page in merged(due, closed, lambda each: by_time(each[0][-1], each[0])):
+            yield from self._closed(page, watermarks.before)
+            self.state.delete([key for key, _ in page if key[-1] <= over_after and key not in changed])
+            self.state.write()
+
+    def _unchanged(self, after: int, upto: int, changed: Mapping[Key, Value]) -> Iterator[list[tuple[Key, Value]]]:
+        """Pages of the windows that end in a range, and that the transaction does not change."""
+        for page in self.state.due(_END, after, upto, self._mine):
+            yield [each for each in page if each[0] not in changed]
+
+    def _closed(self, windows: Sequence[tuple[Key, Value]], before: int) -> Iterator[pa.RecordBatch]:
+        batch = self._batch(self._windows(windows))
+        if batch is not None and self.allowed_lateness:
+            sent_before = pc.less_equal(batch.column(_END).cast(pa.int64()), before)
+            batch = batch.append_column(_CORRECTION, sent_before)
+        if batch is not None:
+            yield batch
+
+    def _windows(self, windows: Iterable[tuple[Key, Value]]) -> Iterable[Closed]:
+        for (*key, start, end), values in windows:
+            yield Closed(tuple(key), start, end, values)
+
+
+class _WindowFold(Combiner):
+    """Assigns windows to each record, and folds."""
+
+    def __init__(self, fold: Fold, committer: WindowedCommitter) -> None:
+        self._fold, self._committer = fold, committer
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        its = self._committer
+        assigned = its.window.assign(times_of(batch.column(its.on), its.on, its.unit))
+        rows = batch.take(pa.array(assigned.rows)) if its.window.step < its.window.length else batch
+        self._fold.add(its._with_times(rows, {_AT_START: assigned.starts, _AT_END: assigned.ends}))
+
+    def finish(self) -> pa.RecordBatch | None:
+        return self._fold.finish()
+
+
+def _row(held: Any) -> Value:
+    """A result of ``multi_get`` as a row: a state of one column returns bare values."""
+    return held if isinstance(held, tuple) else (held,)
+
+
+def _bare(values: Value) -> Any:
+    return values[0] if len(values) == 1 else values
