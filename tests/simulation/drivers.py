@@ -2,9 +2,9 @@
 tasks.
 
 A *process* performs a generator of steps, as ``framework.coordination.step_generators.perform``
-does in a run. Each step is an event of the schedule: it may succeed, fail before or after it did its work,
-come late, come twice, or meet a crash. The threads of a driver die with it. Commit tasks do not:
-they run elsewhere, and may write long after the driver that started them is gone.
+does in a run. Each step is an event of the schedule: it may succeed, fail before or after it did
+its work, come late, come twice, or meet a crash. The threads of a driver die with it. Commit tasks
+do not: they run elsewhere, and may write long after the driver that started them is gone.
 
 A step that waits (for messages, the end of a pause, an election, commit tasks) returns a ``Later``.
 """
