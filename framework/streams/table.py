@@ -39,12 +39,12 @@ class Grouped:
         def __getattr__(self, name: str) -> NoReturn:
             raise of_grouped(self, name)
 
-    def agg(self, *unnamed: Any, **aggregates: Any) -> AggregatesTable:
+    def agg(self, *_unnamed: Any, **aggregates: Any) -> AggregatesTable:
         """A row per key with these columns, such as ``count()`` or ``sum_("cents")``. What an
         aggregate takes may be an expression: ``sum_("price * pieces")``."""
-        call = called("agg", *unnamed, **aggregates)
-        if unnamed:
-            raise call.mistake(f"{unnamed[0]} has no name: name each aggregate, as in agg(orders=count())")
+        call = called("agg", *_unnamed, **aggregates)
+        if _unnamed:
+            raise call.mistake(f"{_unnamed[0]} has no name: name each aggregate, as in agg(orders=count())")
         if not aggregates:
             raise call.mistake("give at least one aggregate, as in agg(orders=count())")
         stream = self._stream

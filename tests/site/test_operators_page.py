@@ -47,6 +47,8 @@ def signature(kind: type, name: str) -> str:
         return name
     shown: list[str] = []
     for each in list(inspect.signature(method).parameters.values())[1:]:
+        if each.name.startswith("_"):
+            continue  # only there to be refused
         if each.kind is each.KEYWORD_ONLY and not any(item.startswith("*") for item in shown):
             shown.append("*")
         star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
