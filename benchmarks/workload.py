@@ -47,7 +47,7 @@ AMOUNT_MODULUS = 997
 SEED = 7
 #: What the topologies make of a message.
 FIELDS = {"word": str, "amount": int}
-#: What is in a message.
+#: All fields of a message.
 ALL_FIELDS = {"id": int, "word": str, "user": str, "amount": int, "ts": int}
 
 

@@ -44,7 +44,7 @@ class Listener(ABC):
         return ()
 
     def properties(self, address: str) -> dict[str, str]:
-        """What this listener adds to the broker's settings."""
+        """The additions of this listener to the broker's settings."""
         return {
             "listeners": f",SECURE://{address}",
             "advertised.listeners": f",SECURE://{address}",

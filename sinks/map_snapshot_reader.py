@@ -9,8 +9,8 @@ import pyarrow as pa
 from framework.errors import ConfigError, MovedOnError
 from framework.topology import Header, StateReading
 from sinks.backend import Key, MapBackend, Value
+from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.read_as_of import as_of, items_as_of
-from sinks.statement_chunks import PAGE_KEYS, pages_of
 
 
 class MapReading(StateReading):

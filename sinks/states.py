@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ from framework.topology import (
 from framework.topology.canonical_form import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
-from sinks.due_rows import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
+from sinks.bounded_pages import PAGE_KEYS, pages_of, pages_within
+from sinks.due_row_sorter import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
 from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
@@ -48,7 +50,6 @@ from sinks.map_snapshot_reader import MapReading
 from sinks.read_as_of import as_of, at_one_moment, check_held
 from sinks.rebuild_exchange import exchangeable
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
-from sinks.statement_chunks import PAGE_KEYS, pages_of, pages_within
 from sinks.values import OpaqueValue, TransactionalValue
 
 Updater = Callable[[Any], Any]
@@ -158,16 +159,17 @@ class MapState(KeyedState, RebuildableState):
         held = self.backend.column(column)
         # A first attempt has no writes of its own to find. A copy numbers all attempts 0.
         found = self.backend.due(column, after, upto, txid=txid if commit.stamp.attempt_id != 1 else None)
+        sized = ((key, row, due_size(key, row)) for key, row in found)
         with DueRows(self.location, self._restored) as rows:
-            for part, _ in pages_within(found, PAGE_KEYS, PAGE_BYTES, due_size):
-                for (key, row), own in zip(part, mine([key for key, _ in part]), strict=True):
+            for part, _ in pages_within(sized, PAGE_KEYS, PAGE_BYTES, itemgetter(2)):
+                for (key, row, size), own in zip(part, mine([key for key, *_ in part]), strict=True):
                     value = self._base(row, txid) if own else None
                     if value is not None and after < (at := held(key, value)) <= upto:
                         refuse_newer(self.location, key, row, commit)
-                        rows.add(Due(order(at, key), key, row))
+                        rows.add(Due(order(at, key), key, row, size))
             for page in rows.pages():
-                commit.found.update((key, row) for _, key, row in page)
-                yield [(key, value) for _, key, row in page if (value := self._base(row, txid)) is not None]
+                commit.found.update((each.key, each.row) for each in page)
+                yield [(key, value) for _, key, row, _ in page if (value := self._base(row, txid)) is not None]
 
     def write(self) -> None:
         """Write the updates so far, by one step under the header, and forget what was read, so that

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from framework.clients.kafka_tokens import token_failure
+from framework.clients.kafka_token_errors import token_failure
 from framework.errors import ConfigError, RetryableError
 
 #: Errors of a connection that was refused or distrusted. At the start they mean a mistake in the
@@ -168,7 +168,7 @@ def kafka_error(error: KafkaError | Exception, what: str, *, connected: bool = T
     name = inner.name() if inner is not None else ""
     no_token = token_failure(error_text(error)) if name in DISTRUSTED else None
     if no_token is not None:
-        return (ConfigError if no_token.refused and not connected else RetryableError)(f"{what}: {no_token}")
+        return no_token.error(what, connected=connected)
     if name in _PASSING or (name in DISTRUSTED and connected):
         return RetryableError(f"{what}: {error_text(error)}")
     return ConfigError(f"{what}: {error_text(error)}; {_ADVICE.get(name, _GENERAL)}")

@@ -29,7 +29,7 @@ from framework.clients.kafka_errors import (
     passes,
 )
 from framework.clients.kafka_setting_suggestions import unknown_setting
-from framework.clients.kafka_tokens import TokenFailure, token_failure
+from framework.clients.kafka_token_errors import TokenFailure, token_failure
 from framework.clients.msk_iam import REGION, wants_iam, with_tokens
 from framework.config import KAFKA_PREFIX, is_secret, revealed
 from framework.errors import ConfigError, RetryableError
@@ -291,7 +291,7 @@ class ConnectionErrors:
         self._where = where
         self._errors: deque[KafkaError] = deque(maxlen=20)
         self.connected = False  # whether a request has ever been answered
-        # librdkafka reports it once, and again when it changes
+        # when there was no token, and why; librdkafka reports it once, and again when it changes
         self._no_token: tuple[float, TokenFailure] | None = None
 
     def on_error(self, error: KafkaError) -> None:
@@ -355,8 +355,7 @@ class ConnectionErrors:
         ]
         self._errors.clear()
         if self._no_token is not None and not self.connected and not reasons:
-            no_token = self._no_token[1]
-            return (ConfigError if no_token.refused else RetryableError)(f"{what}: {no_token}")
+            return self._no_token[1].error(what, connected=False)
         if found and not reasons and not self.connected:
             why = error_text(max(found, key=lambda each: UNREACHABLE.index(each.name())))
             if "Connect to" in why or "resolve" in why:

@@ -218,8 +218,8 @@ def values_of(call: Call, schema: pa.Schema, given: Any) -> tuple[Any, ...]:
 
 def frame_of_values(call: Call, schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
     """The rows in the declared types. Raises ``BadRecordError`` for a value that does not fit."""
-    columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(schema)
-    for values, declared in zip(columns := list(columns), schema, strict=True):
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    for values, declared in zip(columns, schema, strict=True):
         if pa.types.is_temporal(declared.type):
             number = next(
                 (each for each in values if isinstance(each, int | float) and not isinstance(each, bool)), None

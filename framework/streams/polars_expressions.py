@@ -220,7 +220,7 @@ def _type_of(tree: Any, schema: pa.Schema) -> pl.DataType | None:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every part of an expression. What is done to the items of a list is left out."""
+    """Every part of an expression, without the operations on the items of a list."""
     if isinstance(tree, list):
         for each in tree:
             yield from _nodes(each)
@@ -248,7 +248,7 @@ def _has_python(node: Any) -> bool:
 
 
 def _gathers(node: Any) -> bool:
-    """Whether rows are taken together. What is done to the items of a list is no matter of rows."""
+    """Whether rows are taken together. Operations on the items of a list do not count."""
     if isinstance(node, list):
         return any(map(_gathers, node))
     if not isinstance(node, dict):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.streams.function_calls import check_alive
-from framework.streams.function_signatures import unsent
+from framework.streams.function_checks import unsent
 from framework.streams.lookups import Lookup
 from framework.streams.polars_frames import batches_of, frame_of
 from framework.streams.steps import Columns, Step

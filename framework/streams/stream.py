@@ -16,10 +16,9 @@ from framework.operators.sessions import Sessions
 from framework.operators.watermarks import LATE_STREAM
 from framework.streams.call_site import Call, called
 from framework.streams.function_calls import Calls, calls_of, is_async
-from framework.streams.function_signatures import check_function, check_returns
+from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
 from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.other_names import of_item, of_stream
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
 from framework.streams.polars_expressions import (
     Expression,
@@ -44,6 +43,7 @@ from framework.streams.steps import (
     Windows,
 )
 from framework.streams.table import Grouped, NewestTable, Table, of_target
+from framework.streams.unknown_operator_hints import of_item, of_stream
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping, Grouping
 from framework.topology.fields import FieldType
 from framework.topology.groupings import (

@@ -91,7 +91,8 @@ class Pipeline(StreamsPipeline):
         check_options(call, options)
         for bound in ("start", "end"):
             check_moment(call, bound, options.get(bound))
-        for each in [metadata] if isinstance(metadata, str) else metadata:
+        metadata = (metadata,) if isinstance(metadata, str) else tuple(metadata)
+        for each in metadata:
             if each not in METADATA_TYPES:
                 raise call.mistake(f"there is no metadata {each!r}{nearest(each, METADATA_TYPES)}")
         bad: Any
@@ -105,7 +106,7 @@ class Pipeline(StreamsPipeline):
             value=format_of(call, "value", value if value is not None else BytesCodec()),
             key=format_of(call, "key", key) if key is not None else None,
             headers={header: format_of(call, f"header {header}", each) for header, each in (headers or {}).items()},
-            metadata=(metadata,) if isinstance(metadata, str) else tuple(metadata),
+            metadata=metadata,
             on_bad_record=bad,
         )
         reading = self._reading

@@ -14,7 +14,8 @@ from framework.errors import TopologyError
 from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
-from sinks.due_rows import merged
+from sinks.due_row_sorter import merged
+from sinks.event_time.passed_records import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
 from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.event_time.watermarked_committer import Watermarks
 from sinks.join_inputs import LEFT, RIGHT
@@ -23,13 +24,9 @@ from sinks.states import MapState
 _DUE = "due_at"
 _PARTS = ("join_kind", "join_txid", "join_row")
 _VALUE = Fields(at=int, due_at=int, waiting=str)
-#: The kinds of rows: the newest row of a key before the watermark; and records after the watermark,
-#: of each side.
-_LATEST, _WAITING = 0, (1, 2)
-#: What identifies the newest row of a key.
-_NEWEST = (_LATEST, 0, 0)
-#: The due time of a row that is never due.
-_NOT_DUE = (1 << 62) - 1
+#: The kinds of records after the watermark, of each side. The one row of a key is its newest before
+#: the watermark. Of records of the same time, the right ones pass first.
+_WAITING = (1, 2)
 
 
 class _Timed(NamedTuple):
@@ -37,24 +34,6 @@ class _Timed(NamedTuple):
 
     at: int
     values: Value
-
-
-class _Event(NamedTuple):
-    """A record that the watermark has passed. ``place``: its row, or the one that it would have
-    had. ``values`` None: the newest row of a key, which is too old by now."""
-
-    place: Key
-    at: int
-    values: Value | None
-
-    @property
-    def key(self) -> Key:
-        return self.place[: -len(_PARTS)]
-
-    @property
-    def kind(self) -> int:
-        kind: int = self.place[-len(_PARTS)]
-        return kind
 
 
 @dataclass(slots=True)
@@ -66,13 +45,6 @@ class _Run:
     held: _Timed | None
     latest: _Timed | None
     is_over: bool = False
-
-
-def _in_order(at: int, place: Key) -> tuple[Any, ...]:
-    """Key by key: its newest row, then its records by time; of the same time, the right ones
-    first, in the order of arrival."""
-    *key, kind, txid, number = place
-    return (repr(tuple(key)), *((0,) if kind == _LATEST else (1, at, kind == _WAITING[LEFT], txid, number)))
 
 
 class AsOfJoiningCommitter(PairCommitter):
@@ -134,13 +106,13 @@ class AsOfJoiningCommitter(PairCommitter):
                 if at >= watermarks.after:
                     puts[place] = at, at, self._encoded(side, values)
                 elif side == RIGHT or not is_late:
-                    own.append(_Event(place, at, values))
+                    own.append(Passed(place, at, values))
         self.state.multi_put(list(puts), list(puts.values()))
         run: _Run | None = None
-        for page in merged(self._due(watermarks.after), own, lambda each: _in_order(each.at, each.place)):
+        for page in merged(self._due(watermarks.after), own, lambda each: in_order(each.at, each.place)):
             out: list[Value] = []
             keys = list(dict.fromkeys(each.key for each in page))
-            held = dict(zip(keys, self.state.multi_get([(*key, *_NEWEST) for key in keys]), strict=True))
+            held = dict(zip(keys, self.state.multi_get([(*key, *ONE_ROW) for key in keys]), strict=True))
             for each in page:
                 if run is None or run.key != each.key:
                     self._end(run, watermarks.after)
@@ -148,20 +120,20 @@ class AsOfJoiningCommitter(PairCommitter):
                     latest = _Timed(value[0], self._decoded(RIGHT, value[2])) if value is not None else None
                     run = _Run(each.key, latest, latest)
                 out += self._pass(run, each)
-            self.state.delete([each.place for each in page if each.kind != _LATEST and each.place[-2] != txid])
+            self.state.delete([each.place for each in page if each.kind != OF_KEY and each.place[-2] != txid])
             yield from self._bound().batches(out)
             self.state.write()
         self._end(run, watermarks.after)
 
-    def _due(self, upto: int) -> Iterator[list[_Event]]:
+    def _due(self, upto: int) -> Iterator[list[Passed]]:
         """Pages of the rows that the watermark has passed: key by key, and by time."""
-        for page in self.state.due(_DUE, NEVER, upto - 1, self._mine, _in_order):
+        for page in self.state.due(_DUE, NEVER, upto - 1, self._mine, in_order):
             yield [
-                _Event(place, at, None if place[-3] == _LATEST else self._decoded(_WAITING.index(place[-3]), text))
+                Passed(place, at, None if place[-3] == OF_KEY else self._decoded(_WAITING.index(place[-3]), text))
                 for place, (at, _, text) in page
             ]
 
-    def _pass(self, run: _Run, each: _Event) -> Iterable[Value]:
+    def _pass(self, run: _Run, each: Passed) -> Iterable[Value]:
         """The rows of a record that the watermark has passed."""
         if each.values is None:
             run.is_over = True
@@ -175,9 +147,9 @@ class AsOfJoiningCommitter(PairCommitter):
         """Write the newest row of a key, after all its records that the watermark has passed."""
         if run is None:
             return
-        place, latest = (*run.key, *_NEWEST), run.latest
+        place, latest = (*run.key, *ONE_ROW), run.latest
         if latest is not None and latest is not run.held:
-            until = _NOT_DUE if self.within is None else latest.at + self.within
+            until = NOT_DUE if self.within is None else latest.at + self.within
             if until >= watermark:
                 self.state.multi_put([place], [(latest.at, until, self._encoded(RIGHT, latest.values))])
                 return

@@ -16,7 +16,7 @@ from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, Max, Min, row_merger
 from sinks.backend import Key
 from sinks.committer import Fold
-from sinks.due_rows import by_time, merged
+from sinks.due_row_sorter import by_time, merged
 from sinks.event_time.watermarked_committer import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded
 from sinks.states import MapState

@@ -6,7 +6,7 @@ import datetime
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -16,7 +16,8 @@ from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
-from sinks.due_rows import merged
+from sinks.due_row_sorter import merged
+from sinks.event_time.passed_records import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
 from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
@@ -26,31 +27,9 @@ _DUE = "due_at"
 #: transaction and a number.
 _PARTS = ("row_kind", "row_txid", "row_number")
 _VALUE = Fields(at=int, due_at=int, content=str)
-_ENTRY, _WAITING = 0, 1
-#: What identifies the entry of a key.
-_OWN = (_ENTRY, 0, 0)
-#: The due time of a row that is never due.
-_NOT_DUE = (1 << 62) - 1
+#: The kind of a record that waits. The one row of a key is its entry.
+_WAITING = 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-class _Event(NamedTuple):
-    """A record that the watermark has passed; or, without ``values``, an entry with a timer that
-    the watermark has passed. ``place``: its row, or the one that it would have had."""
-
-    place: Key
-    at: int
-    values: Value | None
-
-    @property
-    def key(self) -> Key:
-        return self.place[: -len(_PARTS)]
-
-
-def _in_order(at: int, place: Key) -> tuple[Any, ...]:
-    """Key by key: its entry, then its records by time, of the same time in the order of arrival."""
-    *key, kind, txid, number = place
-    return (repr(tuple(key)), *((0,) if kind == _ENTRY else (1, at, txid, number)))
 
 
 class Entry:
@@ -171,15 +150,15 @@ class TimerCommitter(WatermarkedCommitter):
         for number, (key, at, values) in enumerate(self._on_time(watermarks.before)):
             place = (*key, _WAITING, txid, number)
             if at < watermarks.after:
-                own.append(_Event(place, at, values))
+                own.append(Passed(place, at, values))
             else:
                 puts[place] = at, at, json.dumps(list(codec.encode(values)))
         self.state.multi_put(list(puts), list(puts.values()))
         entry: Entry | None = None
-        for page in merged(self._due(watermarks.after), own, lambda each: _in_order(each.at, each.place)):
+        for page in merged(self._due(watermarks.after), own, lambda each: in_order(each.at, each.place)):
             out: list[Mapping[str, Any]] = []
             keys = list(dict.fromkeys(each.key for each in page))
-            held = dict(zip(keys, self.state.multi_get([(*key, *_OWN) for key in keys]), strict=True))
+            held = dict(zip(keys, self.state.multi_get([(*key, *ONE_ROW) for key in keys]), strict=True))
             for each in page:
                 if entry is None or entry.key != each.key:
                     out += self._end(entry, watermarks.after)
@@ -193,15 +172,15 @@ class TimerCommitter(WatermarkedCommitter):
             self.state.write()
         yield from self._rows(self._end(entry, watermarks.after))
 
-    def _due(self, upto: int) -> Iterator[list[_Event]]:
+    def _due(self, upto: int) -> Iterator[list[Passed]]:
         """Pages of the rows that the watermark has passed: key by key, and by time. A record of the
         time of the watermark waits for the timers of that time."""
         codec = self._bound_codec()
-        for page in self.state.due(_DUE, NEVER, upto, self._mine, _in_order):
+        for page in self.state.due(_DUE, NEVER, upto, self._mine, in_order):
             yield [
-                _Event(place, at, codec.decode(json.loads(content)) if place[-3] == _WAITING else None)
+                Passed(place, at, codec.decode(json.loads(content)) if place[-3] == _WAITING else None)
                 for place, (at, _, content) in page
-                if place[-3] == _ENTRY or at < upto
+                if place[-3] == OF_KEY or at < upto
             ]
 
     def _pass(self, entry: Entry, at: int, values: Value) -> None:
@@ -218,11 +197,11 @@ class TimerCommitter(WatermarkedCommitter):
         if entry is None:
             return ()
         self._fire(entry, watermark)
-        place = (*entry.key, *_OWN)
+        place = (*entry.key, *ONE_ROW)
         if entry.value is not None or entry._timers:
             left = sorted(entry._timers)
             content = json.dumps([entry.value, left])
-            self.state.multi_put([place], [(0, left[0] if left else _NOT_DUE, content)])
+            self.state.multi_put([place], [(0, left[0] if left else NOT_DUE, content)])
         else:
             self.state.delete([place])
         return entry._taken()
@@ -232,7 +211,7 @@ class TimerCommitter(WatermarkedCommitter):
             yield pa.RecordBatch.from_pylist([dict(row) for row in emitted], self.output.schema())
 
     def _fire(self, entry: Entry, upto: int) -> None:
-        while (at := min(entry._timers, default=_NOT_DUE)) <= upto:
+        while (at := min(entry._timers, default=NOT_DUE)) <= upto:
             entry._timers.remove(at)
             entry._now = at
             self.on_timer(entry, _moment(at))

@@ -17,7 +17,7 @@ from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, Value
 from sinks.committer import Fold
-from sinks.due_rows import by_time, merged
+from sinks.due_row_sorter import by_time, merged
 from sinks.event_time.watermarked_committer import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed
 from sinks.states import MapState

@@ -21,6 +21,7 @@ from framework.topology import Change, Difference, FencedState, Fields, Header, 
 from framework.topology.json_values import json_encoder
 from framework.topology.state_snapshot_reader import StateReading
 from framework.topology.table_schema_diff import TableSchema
+from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.expected_values import Recomputed
 from sinks.key_parser import key_values
 from sinks.rows.inspectable_table import InspectableTable
@@ -28,7 +29,6 @@ from sinks.rows.rows_as_of import Key, RowSnapshot
 from sinks.rows.table_definition import Changes
 from sinks.rows.transactional_table import READ_ROWS, RowTable
 from sinks.rows.values import is_nested
-from sinks.statement_chunks import PAGE_KEYS, pages_of
 
 #: The row of a key, by column. As a value of a state it is the only item of a tuple.
 MirroredRow = dict[str, Any]

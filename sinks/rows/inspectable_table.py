@@ -21,6 +21,7 @@ from framework.topology import (
     StateReading,
 )
 from framework.topology.canonical_form import RowForm, equal
+from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.rows.row_multiset import RowMultiset
@@ -28,7 +29,6 @@ from sinks.rows.rows_as_of import Key, RowSnapshot, Values
 from sinks.rows.transactional_table import READ_ROWS, RowTable
 from sinks.rows.values import stored_fields
 from sinks.sql.schema import HEADERS_TABLE
-from sinks.statement_chunks import PAGE_KEYS, pages_of
 from sinks.states import MapState
 
 T = TypeVar("T")

@@ -40,8 +40,8 @@ class _Column(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What is known of a key. ``row``: None: there is no row. ``deleted_at``: the highest position
-    of its deletions; None: it is not known."""
+    """The known state of a key. ``row``: None: there is no row. ``deleted_at``: the highest
+    position of its deletions; None: it is not known."""
 
     row: MirroredRow | None
     deleted_at: int | None = None
@@ -55,7 +55,7 @@ class ReferenceTables(OpaqueMapState):
         super().__init__(scratch_backend(folder, key, Fields.of({"row": pa.binary()})))
 
     def found(self, keys: Sequence[Key]) -> dict[Key, _Held]:
-        """What is known of these keys, as this commit starts from it."""
+        """The known state of these keys at the beginning of this commit."""
         return dict(zip(keys, map(_held, self.multi_get([_packed(key) for key in keys])), strict=True))
 
     def columns(self, name: str) -> dict[str, _Column] | None:

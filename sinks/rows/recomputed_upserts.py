@@ -35,7 +35,7 @@ ChangesOf = Callable[[pa.RecordBatch], pa.Table]
 
 
 class _Held(NamedTuple):
-    """What is known of a key. ``row``: its values beside the key; None: there is no row."""
+    """The known state of a key. ``row``: its values beside the key; None: there is no row."""
 
     row: Value | None
     deleted_at: Any

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from framework.errors import MovedOnError
 from framework.topology import Header
+from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.rows.table_definition import EXISTED, TXID
 from sinks.rows.transactional_table import RowTable
-from sinks.statement_chunks import PAGE_KEYS, pages_of
 
 #: Keys per SELECT. A condition of more alternatives is too deep for SQLite.
 KEYS_PER_SELECT = 300

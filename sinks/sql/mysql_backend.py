@@ -24,6 +24,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key
+from sinks.bounded_pages import pages_of
 from sinks.refused_rows import explained
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection, UnbufferedCursor
@@ -245,8 +246,7 @@ class MySqlBackend(MySqlStore, SqlBackend):
         return super()._stored_key(key)
 
     def _select_keys(self, connection: Any, keys: Sequence[Key]) -> Iterator[tuple[Any, ...]]:
-        for start in range(0, len(keys), _KEYS_PER_SELECT):
-            where, parameters = self._where(keys[start : start + _KEYS_PER_SELECT])
+        for where, parameters in _conditions([*self.shape.key], keys):
             yield from self._fetched(connection, f"{self.shape.select()} WHERE {where}", parameters)
 
     def _streamed(self, connection: Any, query: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -254,28 +254,13 @@ class MySqlBackend(MySqlStore, SqlBackend):
             cursor.execute(query, parameters)
             yield from cursor.fetchall_unbuffered()
 
-    def _where(self, keys: Sequence[Key]) -> tuple[str, list[Any]]:
-        """The condition that a row has one of these keys, and its parameters. MariaDB finds no
-        index for a list of pairs."""
-        names = [f'"{name}"' for name in self.shape.key]
-        if len(names) == 1:
-            condition = f"{names[0]} IN ({', '.join(['%s'] * len(keys))})"
-        else:
-            one = "(" + " AND ".join(f"{name} = %s" for name in names) + ")"
-            condition = " OR ".join([one] * len(keys))
-        return condition, [part for key in keys for part in key]
-
     def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
         """Lock the rows that have the expected stamps, and write all if these are all: the database
         updates many rows to a value each only by an INSERT that finds their keys."""
-        own = len(self.shape.columns)
-        conditions = [*self.shape.key, *STAMP_COLUMNS[:3]]
-        one = "(" + " AND ".join(f'"{name}" = %s' for name in conditions) + ")"
+        own, names = len(self.shape.columns), [*self.shape.key, *STAMP_COLUMNS[:3]]
         found = 0
-        for start in range(0, len(rows), _KEYS_PER_SELECT):
-            page = rows[start : start + _KEYS_PER_SELECT]
-            query = f"SELECT COUNT(*) FROM {self.shape.name} WHERE {' OR '.join([one] * len(page))} FOR UPDATE"
-            parameters = [each for row in page for each in row[own - len(self.shape.key) :]]
+        for where, parameters in _conditions(names, [row[own - len(self.shape.key) :] for row in rows]):
+            query = f"SELECT COUNT(*) FROM {self.shape.name} WHERE {where} FOR UPDATE"
             found += connection.execute(query, parameters).fetchone()[0]
         if found == len(rows):
             self._for_each(connection, write_rows(self.shape), [row[:own] for row in rows])
@@ -301,14 +286,26 @@ class MySqlBackend(MySqlStore, SqlBackend):
         keys = list(zip(*(python_values(deltas.column(name)) for name in self.shape.key), strict=True))
         stored = [self._stored_key(key) for key in keys]
         count = 0
-        for start in range(0, len(stored), _KEYS_PER_SELECT):
-            where, parameters = self._where(stored[start : start + _KEYS_PER_SELECT])
+        for where, parameters in _conditions([*self.shape.key], stored):
             query = (
                 f"SELECT COUNT(*) FROM {self.shape.name} WHERE ({where}) AND _txid = %s AND _epoch = %s AND _attempt = %s "
                 "AND _writer = %s"
             )
             count += connection.execute(query, [*parameters, *stamp]).fetchone()[0]
         return count
+
+
+def _conditions(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Conditions that together are true of the rows with these values in these columns, and their
+    parameters. MariaDB finds no index for a list of pairs."""
+    quoted = [f'"{name}"' for name in names]
+    one = "(" + " AND ".join(f"{name} = %s" for name in quoted) + ")"
+    for page in pages_of(rows, _KEYS_PER_SELECT):
+        if len(quoted) == 1:
+            condition = f"{quoted[0]} IN ({', '.join(['%s'] * len(page))})"
+        else:
+            condition = " OR ".join([one] * len(page))
+        yield condition, [part for row in page for part in row]
 
 
 def _is_alone(value: bool, name: str) -> bool:

@@ -18,12 +18,12 @@ import pyarrow as pa
 from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError
 from framework.topology import Header, Reach
 from framework.topology.json_values import plain
+from sinks.bounded_pages import pages_within
 from sinks.sql.mysql_connections import Connection, Connections, address_of
 from sinks.sql.mysql_dialect import MariaDbDialect, MySqlDialect
 from sinks.sql.mysql_server import READ_ONLY, code_of, identity, line_of, losses, named, unfit
 from sinks.sql.schema import HEADERS_TABLE, qualified
 from sinks.sql.table_base import SqlStore
-from sinks.statement_chunks import pages_within
 from sinks.value_encoding import is_plain, restored
 
 import pymysql  # isort: skip - after the module that says how to install it

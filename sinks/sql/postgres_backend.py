@@ -27,7 +27,8 @@ from framework.topology import REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
-from sinks.due_rows import PAGE_BYTES
+from sinks.bounded_pages import pages_within
+from sinks.due_row_sorter import PAGE_BYTES
 from sinks.refused_rows import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
@@ -35,7 +36,6 @@ from sinks.sql.postgres_row_checks import first_nul, long_keys
 from sinks.sql.postgres_table_base import SIZE, PostgresStore
 from sinks.sql.schema import EXPECTED, qualified
 from sinks.sql.table_base import SqlRollBack
-from sinks.statement_chunks import pages_within
 
 #: How long an exchange of two tables waits for their readers.
 RENAME_TIMEOUT_MS = 2_000

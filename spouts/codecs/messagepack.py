@@ -82,8 +82,8 @@ def _map_of(value: bytes) -> dict[Any, Any]:
     return found
 
 
-#: What MessagePack has for the values of a type. Arrow makes more of other values: an empty list of
-#: an empty text, a moment of a number.
+#: The kinds that MessagePack has for the values of a type. Arrow would convert other kinds, too: an
+#: empty text to an empty list, a number to a moment.
 _KINDS: list[tuple[Callable[[pa.DataType], bool], frozenset[type]]] = [
     (pa.types.is_boolean, frozenset({bool})),
     (pa.types.is_integer, frozenset({int, float})),

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from spouts.codecs.protobuf_columns import DURATION_S_MAX, END_SECOND, FIRST_SECOND
-from spouts.codecs.protobuf_required import check_required
+from spouts.codecs.protobuf_required_fields import check_required
 from spouts.codecs.protobuf_schema import (
     DURATION,
     TIMESTAMP,

@@ -72,7 +72,7 @@ def a_key_ends_with_its_page(patch: pytest.MonkeyPatch) -> None:
     def ended(self: Any, upto: int) -> Any:
         for page in due(self, upto):
             yield page
-            yield [as_of_join._Event(("", 0, 0, 0), 0, None)]
+            yield [as_of_join.Passed(("", 0, 0, 0), 0, None)]
 
     patch.setattr(as_of_join.AsOfJoiningCommitter, "_due", ended)
 

@@ -27,7 +27,7 @@ _TELL_S = 10
 def _topics(chance: random.Random) -> Program:
     def record() -> dict[str, Any]:
         form = chance.randrange(4)
-        key = chance.choice(["a", "b", "ß"]) if form else None
+        key = chance.choice(topic_programs.KEYS) if form else None
         n = chance.choice([None, *range(-5, 9)])
         return {"id": key, "n": n if form != 1 else None, TOMBSTONE: form == 1}
 
@@ -49,10 +49,10 @@ def _topics(chance: random.Random) -> Program:
 def _steps(chance: random.Random) -> Program:
     def operator() -> programs.Drawn:
         return programs.Drawn(
-            kind=chance.choice(sorted(programs.OPERATORS)),
-            short=chance.choice([1, 5, 7]),
-            long=chance.choice([5, 10, 14]),
-            late=chance.choice([0, 0, 3, 20]),
+            kind=chance.choice(programs.KINDS),
+            short=chance.choice(programs.SHORT),
+            long=chance.choice(programs.LONG),
+            late=chance.choice(programs.LATE),
             parallelism=chance.randint(1, 2),
         )
 

@@ -19,13 +19,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from framework.testing import crash, fail_attempt, replay
 from ratchet import Pipeline, Stream, count, hopping, max_, parquet, session, sqlite, sum_, tumbling
+from tests.streams.topic_programs import failures, sorted_rows
 
 Row = dict[str, Any]
 Batches = list[list[Row]]
 START = datetime.datetime(2026, 1, 1, 10, tzinfo=datetime.UTC)
-FAULTS: list[Callable[[int], Any]] = [replay, fail_attempt, crash, lambda txid: crash(txid, when="written")]
 
 
 def minutes(number: int) -> datetime.timedelta:
@@ -411,12 +410,14 @@ STEPS = [0, 0, 1, 1, 2, 3, 5, 5, 7, 10, 14, 30, -1, -3, -5, -20]
 ROWS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(-4, 9), st.sampled_from(STEPS)), min_size=1, max_size=14
 ).map(in_time)
+#: The choices for each part of an operator.
+KINDS, SHORT, LONG, LATE = sorted(OPERATORS), [1, 5, 7], [5, 10, 14], [0, 0, 3, 20]
 DRAWN = st.builds(
     Drawn,
-    kind=st.sampled_from(sorted(OPERATORS)),
-    short=st.sampled_from([1, 5, 7]),
-    long=st.sampled_from([5, 10, 14]),
-    late=st.sampled_from([0, 0, 3, 20]),
+    kind=st.sampled_from(KINDS),
+    short=st.sampled_from(SHORT),
+    long=st.sampled_from(LONG),
+    late=st.sampled_from(LATE),
     parallelism=st.integers(1, 2),
 )
 #: The operators of each branch, after those that all branches share.
@@ -452,17 +453,12 @@ def check(
         for number, drawn in enumerate(chain):
             own = OPERATORS[drawn.kind](own, drawn, f"step{branch}-{number}")
         expected |= into_sinks(own, f"sink{branch}", folder, tasks)
-    failures = [FAULTS[kind](txid) for txid, kind in enumerate(faults[: len(program.batches)], start=1)]
-    tables = pipeline.test(take=take, faults=failures)
+    tables = pipeline.test(take=take, faults=failures(faults, len(program.batches)))
     for name, its in expected.items():
-        assert _sorted(tables[name]) == _sorted(its), name
+        assert sorted_rows(tables[name]) == sorted_rows(its), name
 
 
 def checked(**drawn: Any) -> None:
     """``check`` in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         check(Path(folder), **drawn)
-
-
-def _sorted(rows: Any) -> list[Row]:
-    return sorted(({**row} for row in rows), key=lambda row: repr(sorted(row.items())))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 
@@ -9,7 +11,7 @@ from framework.errors import InvariantViolation, StaleWriterError
 from framework.testing.conformance.backend_case import BackendCase
 from framework.testing.conformance.backend_test_helpers import DIGEST, STATES, add, finish, open_attempt, transact
 from framework.topology import CommitFence, TransactionAttempt
-from sinks import due_rows
+from sinks import due_row_sorter
 from sinks.aggregates import Sum
 from sinks.backend import Key, MapBackend, Value
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
@@ -72,7 +74,7 @@ class ReplayContract(BackendCase):
         state.prepare("topology")
 
         def due(after: int, upto: int) -> list[tuple[Key, Value]]:
-            return [each for page in state.due("n", after, upto, lambda keys: [True] * len(keys)) for each in page]
+            return _due(state, after, upto)
 
         transact(state, 1, 1, {"dog": 5, "cat": 7, "cow": 9})
         for attempt in (1, 2):
@@ -95,7 +97,7 @@ class ReplayContract(BackendCase):
 
         def due(txid: int, attempt: int = 1, *, upto: int = 100) -> list[Key]:
             state.begin_commit(open_attempt(state, txid, attempt))
-            return [key for page in state.due("n", 0, upto, lambda keys: [True] * len(keys)) for key, _ in page]
+            return [key for key, _ in _due(state, 0, upto)]
 
         def write(txid: int, attempt: int, values: dict[str, int]) -> None:
             granted = open_attempt(state, txid, attempt)
@@ -131,7 +133,7 @@ class ReplayContract(BackendCase):
         """Of numbers that are equal, by the text of the key, whatever the store. An attempt that
         writes some pages only leaves all rows to the next one, as they were."""
         for name, value in {"PAGE_ROWS": page, "SORTED_ROWS": 2, "CHUNK_ROWS": 1, "RUNS_MAX": 2}.items():
-            monkeypatch.setattr(due_rows, name, value)
+            monkeypatch.setattr(due_row_sorter, name, value)
         backend.order_by("n")
         state = OpaqueMapState(backend)
         state.prepare("topology")
@@ -144,7 +146,7 @@ class ReplayContract(BackendCase):
             granted = open_attempt(state, 2, attempt)
             state.begin_commit(granted)
             found: list[Key] = []
-            for number, rows in enumerate(state.due("n", 0, 8, lambda keys: [True] * len(keys))):
+            for number, rows in enumerate(state.due("n", 0, 8, _all_mine)):
                 assert len(rows) <= page
                 found += [key for key, _ in rows]
                 state.delete([key for key, _ in rows])
@@ -170,8 +172,7 @@ class ReplayContract(BackendCase):
             (-large - 2, -large - 1, ["cow"]),
             (-large - 1, large - 1, []),
         ):
-            pages = state.due("n", after, upto, lambda keys: [True] * len(keys))
-            assert [key for page in pages for (key,), _ in page] == found
+            assert [key for (key,), _ in _due(state, after, upto)] == found
 
     @pytest.mark.parametrize("how", ["update", "apply"])
     @pytest.mark.parametrize("before", STATES, ids=lambda each: each.__name__)
@@ -270,3 +271,11 @@ class ReplayContract(BackendCase):
         assert state.multi_update(["newer"], [add(1)]) == [1]
         state.commit(granted)
         assert [state.get(key) for key in ("new", "newer")] == [None, 1]
+
+
+def _all_mine(keys: Sequence[Key]) -> Sequence[bool]:
+    return [True] * len(keys)
+
+
+def _due(state: MapState, after: int, upto: int) -> list[tuple[Key, Value]]:
+    return [each for page in state.due("n", after, upto, _all_mine) for each in page]

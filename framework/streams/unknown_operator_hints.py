@@ -1,5 +1,5 @@
-"""What a stream, a grouped stream or a table says to a name that it does not have: an operator of
-another engine, an operator of the other kind, or a column."""
+"""Errors for names that a stream, a grouped stream or a table does not have: an operator of another
+engine, an operator of the other kind, or a column. Each says what to write."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _CHANGES = (
     "upsert_into(...) returns"
 )
 
+_AGGREGATES = ("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique")
 #: Of a stream: a name that people know from elsewhere, in lower case without ``_``: what to write.
 _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("where", "query", "filternot"), "filter('cents > 0')"),
@@ -40,7 +41,7 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("leftjoin", "outerjoin", "innerjoin", "intervaljoin", "joinasof", "crossjoin"), _PAIRS),
     **dict.fromkeys(("split", "sideoutput"), "branch(large='cents > 100', other='true')"),
     **dict.fromkeys(("totable", "tochangelog", "last", "tail"), "latest_by('order', sequence_by='at')"),
-    **dict.fromkeys(("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique"), _AGGREGATE),
+    **dict.fromkeys(_AGGREGATES, _AGGREGATE),
     **dict.fromkeys(("whenclosed", "whenchanged", "tumble", "tumblingwindow", "windowedby", "resample"), _CLOSES),
     **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
@@ -55,14 +56,15 @@ class UnknownOperatorError(TopologyError, AttributeError):
 
 
 def unknown_operator(noun: str, name: str, own: object, hints: Mapping[str, str], otherwise: str = "") -> Exception:
-    """The error for a name. ``hints``: names in lower case, without ``_`` -> what to write."""
+    """The error for a name. ``hints``: names in lower case, without ``_`` -> what to write.
+    ``otherwise``: the advice without a hint; by default, the operators that there are."""
     if name.startswith("_"):
         return AttributeError(f"{type(own).__name__!r} object has no attribute {name!r}")
     operators = [each for each in dir(type(own)) if not each.startswith("_")]
-    near = difflib.get_close_matches(name, operators, n=1)
-    hint = hints.get(name.replace("_", "").casefold()) or (f"{near[0]}(...)" if near else otherwise)
-    said = f"{noun} has no {name!r}: " + (f"use {hint}" if hint and hint != otherwise else hint or _has(operators))
-    return UnknownOperatorError(str(replace(called(name), text=f".{name}").mistake(said)))
+    near = [f"{each}(...)" for each in difflib.get_close_matches(name, operators, n=1)]
+    hint = hints.get(name.replace("_", "").casefold()) or next(iter(near), "")
+    advice = f"use {hint}" if hint else otherwise or f"it has {', '.join(operators)}"
+    return _error(name, f".{name}", f"{noun} has no {name!r}: {advice}")
 
 
 def of_stream(own: object, name: str, columns: Iterable[str]) -> Exception:
@@ -79,9 +81,8 @@ def of_item(item: Any) -> Exception:
 
 def of_grouped(own: object, name: str) -> Exception:
     """The error for a name that a grouped stream does not have."""
-    aggregates = ("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique")
     hints = {
-        **dict.fromkeys(aggregates, "agg(n=count(), total=sum_('cents'))"),
+        **dict.fromkeys(_AGGREGATES, "agg(n=count(), total=sum_('cents'))"),
         "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
         "filter": "filter('cents > 0').group_by(...), the filter first",
     }
@@ -99,16 +100,14 @@ def of_table(own: object, name: str) -> Exception:
 
 
 def _of_column(name: str, text: str) -> Exception:
-    call = replace(called(name), text=text)
-    return UnknownOperatorError(
-        str(
-            call.mistake(
-                f"a stream has no values to compute with: name the column in an expression, as in filter('{name} > 5') or "
-                f"pl.col('{name}') > 5"
-            )
-        )
+    return _error(
+        name,
+        text,
+        f"a stream has no values to compute with: name the column in an expression, as in filter('{name} > 5') or "
+        f"pl.col('{name}') > 5",
     )
 
 
-def _has(operators: Iterable[str]) -> str:
-    return "it has " + ", ".join(operators)
+def _error(name: str, text: str, said: str) -> Exception:
+    """``text``: the mistake as it stands in the user's code."""
+    return UnknownOperatorError(str(replace(called(name), text=text).mistake(said)))

@@ -13,7 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from framework.errors import reason_of
+from framework.errors import ConfigError, RetryableError, reason_of
 
 _FAILED = re.compile(r"(?:Failed to acquire SASL OAUTHBEARER token|no token available; last error): (.*)", re.DOTALL)
 #: The words of confluent-kafka and of the native reader for an ``oauth_cb`` that raised an error.
@@ -25,7 +25,7 @@ _URL = f"{_METHOD}.token.endpoint.url"
 _CREDENTIALS = f"{_METHOD}.client.id", f"{_METHOD}.client.secret"
 #: Answers of the protocol that pass by waiting.
 _LATER = frozenset({"temporarily_unavailable", "server_error", "slow_down"})
-#: What to correct after other answers of the protocol; else the credentials.
+#: The settings to correct after other answers of the protocol; by default, the credentials.
 _WRONG = {
     "invalid_scope": (f"{_METHOD}.scope",),
     "unsupported_grant_type": (f"{_METHOD}.grant.type",),
@@ -54,9 +54,14 @@ class TokenFailure:
         names = " and ".join(repr(each) for each in self.settings)
         return f"{self.reason}; check {names}" + ("" if self.refused else ", and that the identity provider answers")
 
+    def error(self, what: str, *, connected: bool) -> RetryableError | ConfigError:
+        """The error of ``what``. A refusal before the first working connection is a mistake in the
+        settings."""
+        return (ConfigError if self.refused and not connected else RetryableError)(f"{what}: {self}")
+
 
 def token_failure(text: str) -> TokenFailure | None:
-    """What an error of librdkafka says about a token; None if it is about something else."""
+    """The failure that an error of librdkafka reports; None if it is about something else."""
     found = _FAILED.search(text)
     if found is None:
         return None

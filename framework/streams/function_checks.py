@@ -1,4 +1,4 @@
-"""What can be said of a function of the user before it is called."""
+"""Checks of a function of the user, before it is called."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from framework import Config, Run, submit
-from framework.clients.kafka_tokens import token_failure
+from framework.clients.kafka_token_errors import token_failure
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
 from integration import KafkaBroker

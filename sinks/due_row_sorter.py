@@ -16,12 +16,12 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import IO, Any, NamedTuple, Self, TypeVar
 
 from framework.errors import RetryableError
 from sinks.backend import Key, Row
-from sinks.statement_chunks import pages_of, pages_within
+from sinks.bounded_pages import pages_of, pages_within
 
 #: The most rows, and about the most bytes, of a page: they are sent, and written by one step of the
 #: store.
@@ -46,11 +46,13 @@ Order = Callable[[int, Key], tuple[Any, ...]]
 
 
 class Due(NamedTuple):
-    """A row that is due. ``order``: sorts the rows; equal for equal keys only."""
+    """A row that is due. ``order``: sorts the rows; equal for equal keys only. ``size``: as of
+    ``due_size``."""
 
     order: tuple[Any, ...]
     key: Key
     row: Row
+    size: int
 
 
 def by_time(at: int, key: Key) -> tuple[Any, ...]:
@@ -67,9 +69,8 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, value)) if isinstance(value, (tuple, list)) else _VALUE_BYTES
 
 
-def due_size(each: tuple[Key, Row]) -> int:
+def due_size(key: Key, row: Row) -> int:
     """About the bytes of a row with its key."""
-    key, row = each
     return size_of(key) + size_of(row.value) + size_of(row.prev)
 
 
@@ -96,7 +97,7 @@ class DueRows:
 
     def add(self, due: Due) -> None:
         self._rows.append(due)
-        self._bytes += _size(due)
+        self._bytes += due.size
         if len(self._rows) >= SORTED_ROWS or self._bytes >= SORTED_BYTES:
             self._spill()
 
@@ -104,7 +105,7 @@ class DueRows:
         self._rows.sort(key=itemgetter(0))
         runs = map(self._run, (run for level in self._runs for run in level))
         merged = heapq.merge(*runs, self._rows, key=itemgetter(0)) if self._runs else self._rows
-        for page, _ in pages_within(_once(merged), PAGE_ROWS, PAGE_BYTES, _size):
+        for page, _ in pages_within(_once(merged), PAGE_ROWS, PAGE_BYTES, attrgetter("size")):
             yield page
 
     def _spill(self) -> None:
@@ -127,7 +128,7 @@ class DueRows:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="ratchet-due-")  # noqa: SIM115 - __exit__ closes it
             end = start = self._file.seek(0, 2)
-            for chunk, _ in pages_within(rows, CHUNK_ROWS, _CHUNK_BYTES, _size):
+            for chunk, _ in pages_within(rows, CHUNK_ROWS, _CHUNK_BYTES, attrgetter("size")):
                 packed = pickle.dumps([tuple(each) for each in chunk], pickle.HIGHEST_PROTOCOL)
                 self._file.seek(end)
                 end += self._file.write(len(packed).to_bytes(_LENGTH_BYTES) + packed)
@@ -145,12 +146,8 @@ class DueRows:
             self._file.seek(at)
             length = int.from_bytes(self._file.read(_LENGTH_BYTES))
             at += _LENGTH_BYTES + length
-            for order, key, row in pickle.loads(self._file.read(length)):
-                yield Due(order, *self._restored(key, row))
-
-
-def _size(due: Due) -> int:
-    return due_size((due.key, due.row))
+            for order, key, row, size in pickle.loads(self._file.read(length)):
+                yield Due(order, *self._restored(key, row), size)
 
 
 def _once(rows: Iterable[Due]) -> Iterator[Due]:

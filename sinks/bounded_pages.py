@@ -1,4 +1,4 @@
-"""Pages of what is too much for one statement."""
+"""Pages of items that are too many, or too large, for one step."""
 
 from __future__ import annotations
 
