@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.errors import TopologyError
-from framework.streams.call_site import Call, nearest
+from framework.streams.call_site import Call, called, nearest
 from framework.streams.ports import Target
 from framework.topology import Bolt
 from ratchet.streams.formats import Format
@@ -131,7 +131,12 @@ def sqlite(path: str | os.PathLike[str], table: str | None = None) -> Database:
 
 def postgres(dsn: str, table: str | None = None, *, schema: str | None = None) -> Database:
     """A table of a PostgreSQL database at a libpq address; without ``table``, the schema, for
-    ``mirror``."""
+    ``mirror``. Raises ``TopologyError`` for a table with a dot, which would be part of its name."""
+    if table is not None and "." in table:
+        first, _, last = table.rpartition(".")
+        raise called("postgres", "...", table).mistake(
+            f"give the schema by name: postgres(..., {last!r}, schema={first!r})"
+        )
 
     def backend(name: str) -> MapBackend:
         from sinks import PostgresBackend  # an extra
@@ -148,7 +153,13 @@ def postgres(dsn: str, table: str | None = None, *, schema: str | None = None) -
 
 def mysql(dsn: str, table: str | None = None) -> Database:
     """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``;
-    without ``table``, the database, for ``mirror``."""
+    without ``table``, the database, for ``mirror``. Raises ``TopologyError`` for a table with a
+    dot, which would be part of its name."""
+    if table is not None and "." in table:
+        first, _, last = table.rpartition(".")
+        raise called("mysql", "...", table).mistake(
+            f"the address names the database: mysql('mysql://user:password@host:3306/{first}', {last!r})"
+        )
 
     def backend(name: str) -> MapBackend:
         from sinks import MySqlBackend  # an extra

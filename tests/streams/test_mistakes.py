@@ -25,7 +25,9 @@ from ratchet import (
     dead_letters,
     hopping,
     mean,
+    mysql,
     parquet,
+    postgres,
     redis,
     sqlite,
     sum_,
@@ -112,6 +114,12 @@ MISTAKES: dict[str, Mistake] = {
     "'orders.db' is a str: give a place such as sqlite": lambda p, s: s.append_into("orders.db"),  # type: ignore[arg-type]
     "sqlite('shop.db') names no table, which only mirror(into=...) can do without": lambda p, s: s.append_into(
         sqlite("shop.db")
+    ),
+    "give the schema by name: postgres(..., 'orders', schema='sales')": lambda p, s: s.append_into(
+        postgres("postgresql://db/shop", "sales.orders")
+    ),
+    "the address names the database: mysql('mysql://user:password@host:3306/sales', 'orders')": lambda p, s: (
+        s.append_into(mysql("mysql://root@db/shop", "sales.orders"))
     ),
     "into is 'shop.db': give a database, such as postgres(dsn, schema='copy')": lambda p, s: Pipeline("x").mirror(
         "changes",

@@ -65,6 +65,7 @@ def values(source: Any, ranges: Plan) -> list[str]:
         ({"settings": {"isolation.level": "read_uncommitted"}}, "'isolation.level' cannot be 'read_uncommitted'"),
         ({"settings": {"group.id": "mine"}}, "'group.id' cannot be 'mine'"),
         ({"bootstrap_servers": " "}, "bootstrap_servers is missing"),
+        ({"bootstrap_servers": ["a:9092", "b:9092"]}, "bootstrap_servers is a list: give one text"),
         ({"topics": []}, "needs topics=.* or pattern="),
         ({"pattern": "x"}, "needs topics=.* or pattern=.*one of them"),
         ({"topics": ["a/b"]}, "'a/b' is not a Kafka topic name"),
