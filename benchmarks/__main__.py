@@ -17,20 +17,20 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks import (
-    acked,
     closed_windows,
+    core_spout_reading,
+    exactly_once_overhead,
+    many_partitions,
     plots,
     ranges,
     reading,
+    rebuild_and_explain,
     rows,
-    states,
     steady,
-    trust,
     watched,
-    wide,
     workload,
 )
-from benchmarks.limit import Limit
+from benchmarks.raw_consumer_limit import Limit
 from framework import Topology
 from framework.observe import configure_logging
 from integration import EmbeddedServers
@@ -86,12 +86,12 @@ def main() -> int:
         if "ranges" in arguments.workloads:
             _print(ranges.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
         if "acked" in arguments.workloads:
-            _print(acked.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
+            _print(core_spout_reading.measure(servers.bootstrap_servers, arguments.messages, arguments.repeat))
         if "wide" in arguments.workloads:
             for partitions in arguments.partitions:
-                _print(wide.measure(servers.bootstrap_servers, servers.zookeeper, partitions))
+                _print(many_partitions.measure(servers.bootstrap_servers, servers.zookeeper, partitions))
         if "states" in arguments.workloads:
-            for each in states.measure(folder, arguments.repeat, tuple(arguments.keys)):
+            for each in exactly_once_overhead.measure(folder, arguments.repeat, tuple(arguments.keys)):
                 _print(each)
         if "watched" in arguments.workloads:
             _print(_watched(servers, folder, arguments))
@@ -99,9 +99,11 @@ def main() -> int:
             _print(watched.page())
             _print(watched.root(servers.zookeeper))
         if "rebuild" in arguments.workloads:
-            _print(trust.measure_rebuild(servers, folder, arguments.messages, _config(servers, 2)))
+            _print(rebuild_and_explain.measure_rebuild(servers, folder, arguments.messages, _config(servers, 2)))
         if "explain" in arguments.workloads:
-            _print(trust.measure_explain(servers, folder, arguments.messages // 2, 2, _config(servers, 2)))
+            _print(
+                rebuild_and_explain.measure_explain(servers, folder, arguments.messages // 2, 2, _config(servers, 2))
+            )
     if arguments.plot is not None:
         plots.draw_all(_results, arguments.plot)
     return 0
@@ -258,7 +260,9 @@ def _arguments() -> argparse.Namespace:
         "--batch-records", type=int, default=0, help="W1, W3: records per batch; 0: the spout's default"
     )
     parser.add_argument("--partitions", type=int, nargs="+", default=[1_000], help="wide: partitions of both topics")
-    parser.add_argument("--keys", type=int, nargs="+", default=states.SIZES, help="states: keys per transaction")
+    parser.add_argument(
+        "--keys", type=int, nargs="+", default=exactly_once_overhead.SIZES, help="states: keys per transaction"
+    )
     parser.add_argument("--per-second", type=int, default=1_000, help="W2: messages per second")
     parser.add_argument("--seconds", type=int, default=20, help="W2: how long")
     parser.add_argument(

@@ -25,7 +25,7 @@ import redis
 
 from framework import BaseStatefulBolt, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
 from framework.observe import configure_logging
-from framework.state.layers import CommittedStore, LayeredState
+from framework.state.checkpointed_key_value_state import CommittedStore, LayeredState
 from framework.state.lmdb import LmdbStore
 from framework.state.memory import MemoryBytes
 from framework.state.provider_settings import provider_of

@@ -1,5 +1,5 @@
 // The limit of W1: a consumer of librdkafka that counts records, and does nothing else.
-// benchmarks/limit.py compiles it, and loads it beside the librdkafka of confluent-kafka's wheel.
+// benchmarks/raw_consumer_limit.py compiles it, and loads it beside the librdkafka of confluent-kafka's wheel.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

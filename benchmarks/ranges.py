@@ -13,7 +13,7 @@ from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partition_plan_entries import TopicPartition
-from spouts.kafka.record_format import Parts
+from spouts.kafka.record_deserialization import Parts
 
 #: Records per range, over all partitions; and how many ranges of a size are read at most.
 SIZES = (1_000_000, 125_000, 25_000, 20)

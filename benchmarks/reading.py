@@ -13,7 +13,7 @@ import fastavro
 import pyarrow as pa
 
 from benchmarks import workload
-from benchmarks.limit import Limit
+from benchmarks.raw_consumer_limit import Limit
 from framework import Fields, TopologyContext, TransactionAttempt
 from framework.topology import OnStream
 from spouts import AvroCodec, BadRecord, BytesCodec, Codec, JsonCodec, OpaqueKafkaTransactionalSpout, TextCodec

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from examples.streaming_word_count import SplitSentence
-from examples.word_count import TEXT, send_lines
+from examples.at_least_once_word_count import SplitSentence
+from examples.exactly_once_word_count import TEXT, send_lines
 from framework.observe import configure_logging
 from integration import EmbeddedServers, RedisServer
 from ratchet import (

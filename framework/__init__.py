@@ -50,7 +50,7 @@ from framework.topology import (
     TransactionAttempt,
     Tuple,
 )
-from framework.topology.clock_stream import CLOCK_STREAM
+from framework.topology.planning_time_stream import CLOCK_STREAM
 from framework.transactions.run import Run, TopologyFailed
 from framework.transactions.run_status import RunStatus
 

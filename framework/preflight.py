@@ -16,7 +16,7 @@ from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.core.leader_loop import check_stateful, stateful_components
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
-from framework.execution.choice import SPARK, checked_executor
+from framework.execution.executor_name import SPARK, checked_executor
 from framework.execution.failures import USER_ERRORS, in_users_words
 from framework.execution.plan import check_pickles
 from framework.submission import check_reach
@@ -34,7 +34,7 @@ from framework.topology import (
     Topology,
     ValueType,
 )
-from framework.topology.pseudo_partition_wrappers import unwrapped
+from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.transactions.documents import committed_txid, differences_to_state
 from framework.transactions.history_archive import history_target
 from framework.transactions.source_preview import first_rows

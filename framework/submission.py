@@ -11,7 +11,7 @@ from framework.coordination import CoordinationStore, store_of
 from framework.core.run import CoreRun, submit_core
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.execution import BatchExecutor, ExecutionPlan, LocalExecutor, plan_execution
-from framework.execution.choice import LOCAL, SPARK, checked_executor
+from framework.execution.executor_name import LOCAL, SPARK, checked_executor
 from framework.execution.plan import check_pickles
 from framework.observe.logs import get_logger
 from framework.topology import Bolt, CoreTopology, Reach, Spout, Topology

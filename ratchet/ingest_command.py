@@ -25,7 +25,7 @@ from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.run import main as run
 from framework.config import Config
 from framework.errors import ConfigError, TopologyError
-from framework.execution.choice import SPARK
+from framework.execution.executor_name import SPARK
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
 from framework.transactions.source_preview import first_rows
 from ratchet.kafka_connect_translation import PASSWORD, Connector, read_connector

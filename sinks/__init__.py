@@ -9,7 +9,6 @@ from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max,
 from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
 from sinks.collect_aggregate import Collect
-from sinks.committer import StateCommitter
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.count_windows import CountWindowCommitter
 from sinks.dead_letter_committers import DeadLetterTable, DeadLetterTopic
@@ -22,13 +21,14 @@ from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed_committer import WindowedCommitter
 from sinks.kafka.header_forwarding import Headers
 from sinks.kafka.sink import KafkaSink
-from sinks.lake.parquet import ParquetTable
+from sinks.lake.parquet_table import ParquetTable
 from sinks.memory import MemoryBackend
 from sinks.quantile import Quantile
 from sinks.rows.mirror import Mirror
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.upsert import UpsertCommitter
 from sinks.sql.sqlite_backend import SqliteBackend
+from sinks.state_committer import StateCommitter
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
 from sinks.table_join import TableJoiningCommitter
 from sinks.values import OpaqueValue, TransactionalValue

@@ -12,8 +12,8 @@ import typer
 from framework.commands.exit_status import exit_codes
 from framework.errors import ConfigError
 from framework.local_paths import local_path
-from sinks.lake.parquet import GRACE_S, ParquetTable
-from sinks.lake.table import TARGET_BYTES, FileTable, FileTableShape, described
+from sinks.lake.file_table_base import TARGET_BYTES, FileTable, FileTableShape, described
+from sinks.lake.parquet_table import GRACE_S, ParquetTable
 
 
 def table_at(path: Path, target_bytes: int) -> FileTable:

@@ -20,8 +20,8 @@ from framework.topology import (
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_merger
 from sinks.backend import Key, Value
-from sinks.committer import Fold
 from sinks.keyed_committer import KeyedCommitter
+from sinks.state_committer import Fold
 from sinks.states import MapState
 
 _FIRST, _END, _COUNT = "window_start", "window_end", "records"

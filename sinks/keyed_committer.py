@@ -21,7 +21,7 @@ from framework.topology import (
 from framework.topology.canonical_form import python_values
 from framework.topology.groupings import FieldsGrouping, Grouping
 from sinks.backend import Key
-from sinks.committer import check_key_types, check_no_null_key, check_one_writer
+from sinks.state_committer import check_key_types, check_no_null_key, check_one_writer
 from sinks.states import MapState, checked_state
 
 

@@ -3,7 +3,6 @@ values."""
 
 from typing import TYPE_CHECKING, Any
 
-from spouts.codecs.alias import AliasedCodec
 from spouts.codecs.avro import AvroCodec
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.cloud_events import CloudEventsCodec
@@ -13,17 +12,18 @@ from spouts.codecs.csv import CsvCodec
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_changes import DebeziumChanges
 from spouts.codecs.encoding_codec import EncodingCodec
+from spouts.codecs.field_aliases import AliasedCodec
 from spouts.codecs.json import JsonCodec
 from spouts.codecs.messagepack import MessagePackCodec
 from spouts.codecs.protobuf import ProtobufCodec
 from spouts.codecs.registry_avro import RegistryAvroCodec
 from spouts.codecs.registry_json import RegistryJsonCodec
 from spouts.codecs.registry_protobuf import RegistryProtobufCodec
+from spouts.failed_tuple_retries import RetryPolicy
 from spouts.kafka.core import KafkaSpout
 from spouts.kafka.streams import TopicStream
 from spouts.kafka.transactional import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from spouts.memory import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from spouts.retries import RetryPolicy
 
 if TYPE_CHECKING:
     from spouts.redis_streams import RedisStreamSpout

@@ -26,7 +26,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.arrow_columns import column_of
-from framework.topology.offset_range_operations import OffsetRanges
+from framework.topology.plain_offset_ranges import OffsetRanges
 from framework.topology.spouts import LEFT_OUT, Backlog, Meta, leaving_out_too
 
 Values = Sequence[Any]

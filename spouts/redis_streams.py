@@ -23,7 +23,7 @@ from framework.clients.redis_errors import redirects
 from framework.config import resolved_address
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext
-from spouts.retries import Retries, RetryPolicy
+from spouts.failed_tuple_retries import Retries, RetryPolicy
 
 try:
     import redis

@@ -51,7 +51,7 @@ LIST: dict[str, dict[str, list[str]]] = {
         "null key, null value, empty bytes": [
             "spouts/codecs/test_codecs.py::test_bytes_and_text_keep_null_and_empty_apart"
         ],
-        "a null key of a state": ["sinks/test_committer.py::test_null_key_is_an_error_that_names_the_field"],
+        "a null key of a state": ["sinks/test_state_committer.py::test_null_key_is_an_error_that_names_the_field"],
         "10 MB record": ["spouts/kafka/test_reading.py::test_a_record_of_10_mb_is_read"],
         "deep nesting": ["spouts/codecs/test_codecs.py::test_json_unusual_but_right_values_decode"],
         "timestamp -1": ["test_bad_input.py::test_a_record_without_a_timestamp_is_read"],

@@ -11,7 +11,7 @@ from framework.commands.exit_status import EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import load_topology
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.config import Config
-from framework.execution.choice import SPARK
+from framework.execution.executor_name import SPARK
 from framework.observe import configure_logging
 from framework.preflight import preflight
 

@@ -19,7 +19,7 @@ from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName
 from framework.commands.value_format import json_text, printable, shortened
 from framework.errors import ConfigError, escaped
-from framework.execution.choice import SPARK
+from framework.execution.executor_name import SPARK
 from framework.inspect.dead_letters import LetterFilter, LetterGroup, Letters, opened_letters, since_ms_of
 from framework.observe import configure_logging
 from framework.topology.dead_letters import Letter

@@ -25,7 +25,7 @@ from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.config import HIDDEN, Config, shown_value
 from framework.core.run import CoreRun
 from framework.errors import ConfigError
-from framework.execution.choice import SPARK
+from framework.execution.executor_name import SPARK
 from framework.execution.gc_tuning import collect_rarely
 from framework.observe import configure_logging
 from framework.observe.logs import get_logger

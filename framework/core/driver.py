@@ -25,10 +25,10 @@ from typing import NamedTuple
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.checkpoints import Checkpoints, CheckpointStep
 from framework.core.component_task import ROTATIONS_PER_TIMEOUT
+from framework.core.driver_reporter import CoreReporter
 from framework.core.event_times import EventTimes, Marks
 from framework.core.failure_policy import PAUSE_MAX_S, FailurePolicy, pause_s
 from framework.core.plan import CorePlan
-from framework.core.reporting import CoreReporter
 from framework.core.round_budget import Share
 from framework.core.round_protocol import (
     ComponentError,
@@ -45,8 +45,8 @@ from framework.core.round_protocol import (
 from framework.core.status import CoreStatus
 from framework.core.totals import Totals
 from framework.errors import InvariantViolation, LeadershipLostError, RetryableError, StaleWriterError
-from framework.observe.counters import CoreFigures
 from framework.observe.logs import get_logger
+from framework.observe.run_statistics import CoreFigures
 
 _log = get_logger()
 

@@ -17,7 +17,7 @@ from framework.core.plan import CorePlan
 from framework.core.round_protocol import ComponentError, ErrorKind, RoundExecutor
 from framework.core.status import CoreStatus
 from framework.errors import BadRecordError, ConfigError, DataLossError, RatchetError, TopologyError
-from framework.execution.choice import LOCAL, checked_executor
+from framework.execution.executor_name import LOCAL, checked_executor
 from framework.execution.failures import FailureKind
 from framework.execution.plan import check_pickles, plan_execution
 from framework.observe.run_thread import RunningThread

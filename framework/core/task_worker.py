@@ -15,8 +15,8 @@ from framework.core.acker_task import AckerTask
 from framework.core.checkpoint_messages import CheckpointAction
 from framework.core.plan import CorePlan
 from framework.core.round_budget import ROUND_EXECUTE_S, Budget
-from framework.core.round_order import OVERTAKE_S, RoundOrder
 from framework.core.round_protocol import Addressed, Round, RoundRecord
+from framework.core.round_sequencer import OVERTAKE_S, RoundOrder
 from framework.core.segment_task import SegmentTask
 from framework.execution.tasks import PlannedTopology
 from framework.state.provider_settings import provider_of

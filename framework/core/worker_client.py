@@ -15,8 +15,8 @@ import cloudpickle
 from framework.core.plan import CorePlan
 from framework.core.round_protocol import Addressed, Round, RoundRecord, WorkerLostError
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.encryption import encrypt
 from framework.execution.level_walk import delivered, walk
+from framework.execution.payload_encryption import encrypt
 from framework.execution.process_channels import Channel, Credentials, Place, connect
 
 #: The least time that a task worker gets for its part of a round, in seconds.

@@ -30,8 +30,8 @@ from typing import IO, Any, cast
 from framework.core.task_worker import TaskWorker
 from framework.core.worker_client import CONNECT_S, Address, WorkerClient, WorkerSettings
 from framework.errors import RetryableError
-from framework.execution.encryption import decrypt
 from framework.execution.gc_tuning import collect_rarely
+from framework.execution.payload_encryption import decrypt
 from framework.execution.process_channels import Channel, ChannelServer, Place
 
 _WATCH_S = 1.0

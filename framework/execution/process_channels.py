@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from framework.errors import ConfigError, InvariantViolation
-from framework.execution.encryption import decrypt, encrypt
+from framework.execution.payload_encryption import decrypt, encrypt
 
 #: A path on this host, or a host and a port.
 Place = Union[str, tuple[str, int]]

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
-from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure
 from framework.execution.messages import (
     AttemptHeader,
@@ -36,6 +35,7 @@ from framework.execution.messages import (
     decode_batch,
     encode_batch,
 )
+from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts, TaskWatcher
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer

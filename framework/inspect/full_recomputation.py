@@ -25,7 +25,7 @@ from framework.inspect.narrowing import cut
 from framework.inspect.sandbox import Sandbox
 from framework.observe.journal import RECORDS_MAX
 from framework.topology import Topology
-from framework.topology.clock_stream import CLOCK_PARTITION
+from framework.topology.planning_time_stream import CLOCK_PARTITION
 from framework.topology.spouts import Meta
 from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan
 from framework.transactions.history_archive import HistoryTarget

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from framework.document_type_checks import check_fields
-from framework.observe.counters import FiguresBuilder, TransactionFigures
 from framework.observe.rate import RecentRate
+from framework.observe.run_statistics import FiguresBuilder, TransactionFigures
 
 #: The most events kept. A transaction without failures makes four.
 EVENTS_MAX = 6_000

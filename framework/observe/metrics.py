@@ -31,7 +31,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from framework.observe.counters import CoreFigures, Distribution, TransactionFigures
+from framework.observe.run_statistics import CoreFigures, Distribution, TransactionFigures
 
 #: The most partitions with figures of their own, those with the greatest lag first. Each has five
 #: series, a number that Prometheus stores easily. ``ratchet_lag_records`` covers all partitions.

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.local_paths import local_path
+from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.corrupt_entries import shown
-from framework.state.layers import Changes, LayeredState
 from framework.state.provider_settings import LmdbSettings, settings_of
 from framework.state.serialization import Serializer
 from framework.topology.context import TopologyContext

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from framework.errors import CorruptStateError
-from framework.state.layers import Changes, LayeredState
+from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.provider_settings import SerializerSettings, settings_of
 from framework.state.serialization import Serializer
 from framework.topology.context import TopologyContext

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from framework.errors import ConfigError
+from framework.state.checkpointed_key_value_state import LayeredState
 from framework.state.expiry import ExpiringState
-from framework.state.layers import LayeredState
 from framework.state.serialization import MsgpackSerializer, Serializer, named, serializer_of
 from framework.topology.context import TopologyContext
 from framework.topology.stateful import KeyValueState, State, StateProvider

@@ -33,8 +33,8 @@ from typing import Any, TypeVar
 from framework.clients.redis_errors import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
 from framework.errors import ConfigError, CorruptStateError, RetryableError, TopologyError
 from framework.observe.logs import get_logger
+from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.corrupt_entries import shown
-from framework.state.layers import Changes, LayeredState
 from framework.state.provider_settings import RedisSettings, settings_of
 from framework.state.serialization import Serializer
 from framework.topology.context import TopologyContext

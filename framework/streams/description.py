@@ -8,8 +8,8 @@ from framework.errors import RatchetError
 from framework.streams.steps_bolt import StepsBolt
 from framework.topology import Component, FencedState, OpaquePartitionedTransactionalSpout, Topology
 from framework.topology.bolts import Bolt
-from framework.topology.clock_stream import HIDDEN_STREAMS
-from framework.topology.pseudo_partition_wrappers import unwrapped
+from framework.topology.extra_partition_spout_wrapper import unwrapped
+from framework.topology.planning_time_stream import HIDDEN_STREAMS
 
 _HEADING = ("component", "tasks", "what", "takes", "emits", "guarantee")
 

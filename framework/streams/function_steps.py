@@ -12,7 +12,7 @@ import pyarrow as pa
 from framework.errors import BadRecordError, TopologyError
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
-from framework.streams.steps import MARK, Columns, Step
+from framework.streams.stateless_steps import MARK, Columns, Step
 from framework.topology.arrow_columns import column_of
 
 #: A column of numbers that rise where tombstones begin or end.

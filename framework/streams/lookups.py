@@ -18,7 +18,7 @@ import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
 from framework.streams.function_steps import CallingStep, frame_of_values, values_of
-from framework.streams.steps import Columns
+from framework.streams.stateless_steps import Columns
 from framework.topology.bolts import LookupCounts
 
 Key = tuple[Any, ...]

@@ -37,9 +37,9 @@ from framework.topology import (
     TransactionalTopologyBuilder,
 )
 from framework.topology.builder import TopologyMaker
-from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM
 from framework.topology.graph import checked_parallelism, valid_id
 from framework.topology.groupings import AllGrouping, GlobalGrouping
+from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
 
 
 class Pipeline(TopologyMaker):

@@ -32,10 +32,10 @@ import pyarrow as pa
 from framework.streams.call_site import Call
 from framework.streams.polars_expressions import tests_not_null
 from framework.streams.ports import EarlyFilter, Reading
-from framework.streams.steps import Columns, Compute, Filter, Step
+from framework.streams.stateless_steps import Columns, Compute, Filter, Step
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.topology import DEFAULT_STREAM, TOMBSTONE, Bolt, Grouping, TransactionalTopologyBuilder
-from framework.topology.clock_stream import CLOCK_STREAM
+from framework.topology.planning_time_stream import CLOCK_STREAM
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from framework.durations import Duration
 from framework.errors import TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.streams.polars_frames import frame_of
-from framework.streams.steps import Columns
+from framework.streams.stateless_steps import Columns
 from framework.topology import DEFAULT_STREAM, Bolt, Spout
 
 JoinHow = Literal["inner", "left", "right", "outer"]

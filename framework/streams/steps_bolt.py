@@ -18,7 +18,7 @@ from framework.streams.function_calls import check_alive
 from framework.streams.function_checks import unsent
 from framework.streams.lookups import Lookup
 from framework.streams.polars_frames import batches_of, frame_of
-from framework.streams.steps import Columns, Step
+from framework.streams.stateless_steps import Columns, Step
 from framework.streams.tombstones import chosen, for_table, marked
 from framework.topology import (
     DEFAULT_STREAM,

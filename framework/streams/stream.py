@@ -32,7 +32,7 @@ from framework.streams.polars_expressions import (
 )
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select_parser import select_of
-from framework.streams.steps import (
+from framework.streams.stateless_steps import (
     MOMENT,
     WINDOW_END,
     WINDOW_START,

@@ -19,7 +19,7 @@ from framework.streams.call_site import Call, called
 from framework.streams.plan import Node, Placed, SideOutput, Stepped
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
-from framework.streams.steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
+from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.streams.unknown_operator_hints import of_grouped, of_table
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 

@@ -14,7 +14,7 @@ from typing import Any
 from framework.config import Config
 from framework.core.run import CoreRun, CoreTopologyFailed, submit_core
 from framework.errors import ConfigError
-from framework.execution.choice import LOCAL
+from framework.execution.executor_name import LOCAL
 from framework.testing.simulation.row_recording_bolts import probes_below, rows_of_stream
 from framework.testing.simulation.sample_records import row_of
 from framework.topology import BaseBasicBolt, BaseRichSpout, Component, CoreTopology, Tuple

@@ -12,7 +12,6 @@ from typing import Any, TypeGuard
 
 from framework.errors import TopologyError
 from framework.topology.bolts import Bolt, Committer, OutputFieldsDeclarer
-from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM, with_clock
 from framework.topology.dead_letter_replay import with_letters
 from framework.topology.dead_letters import LetterKeeper
 from framework.topology.fencing import FencedState, ValueType
@@ -30,6 +29,7 @@ from framework.topology.graph import (
 from framework.topology.groupings import AllGrouping, DirectGrouping
 from framework.topology.hashing import ALGORITHM
 from framework.topology.method_signatures import check_signatures
+from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM, with_clock
 from framework.topology.rich_components import BaseRichBolt
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,

@@ -40,7 +40,7 @@ from framework.errors import DataLossError, RetryableError
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.context import TopologyContext
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.topology.pseudo_partition_wrappers import (
+from framework.topology.extra_partition_spout_wrapper import (
     Plan,
     PlannerWrapper,
     RangesWrapper,

@@ -11,6 +11,7 @@ from typing import Any, Union
 
 from framework.errors import TopologyError
 from framework.topology.bolts import DEFAULT_STREAM, Bolt, Committer, Input, OutputFieldsDeclarer
+from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.topology.fencing import FencedState
 from framework.topology.fields import Fields
 from framework.topology.groupings import (
@@ -24,7 +25,6 @@ from framework.topology.groupings import (
     ShuffleGrouping,
 )
 from framework.topology.method_signatures import check_factory, check_signatures
-from framework.topology.pseudo_partition_wrappers import unwrapped
 from framework.topology.rich_components import BaseRichSpout
 from framework.topology.spouts import Spout
 

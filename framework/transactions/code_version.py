@@ -16,7 +16,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from framework.topology import Topology
-from framework.topology.pseudo_partition_wrappers import unwrapped
+from framework.topology.extra_partition_spout_wrapper import unwrapped
 
 #: The distribution that Ratchet is installed as.
 _PACKAGE = "ratchet-pipelines"

@@ -24,8 +24,8 @@ from framework.errors import READ_ANEW, ConfigError, CorruptStateError, DataLoss
 from framework.observe.journal import TransactionRecord
 from framework.observe.logs import get_logger
 from framework.topology.builder import Topology
-from framework.topology.clock_stream import CLOCK_STREAM
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
+from framework.topology.planning_time_stream import CLOCK_STREAM
 from framework.transactions.coordinator import OpenedRows, Persist, Recovered
 from framework.transactions.documents import (
     ATTEMPTS,

@@ -17,9 +17,9 @@ from framework.execution.messages import AttemptHeader
 from framework.execution.ports import GENERAL_PARTITION, ProcessingJob
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.builder import Topology
-from framework.topology.clock_stream import HIDDEN_STREAMS
 from framework.topology.context import TopologyContext
 from framework.topology.dead_letter_replay import LettersPlanner
+from framework.topology.planning_time_stream import HIDDEN_STREAMS
 from framework.topology.spouts import (
     Meta,
     OpaquePartitionedTransactionalSpout,

@@ -54,11 +54,11 @@ from framework.transactions.coordinator import (
 )
 from framework.transactions.documents import read_pace
 from framework.transactions.driver_context import DriverContext
+from framework.transactions.driver_reporter import TermReport
 from framework.transactions.narrowing import Narrowing
 from framework.transactions.planner_thread import PlanningThread
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
-from framework.transactions.reporting import TermReport
 from framework.transactions.spout_planners import processing_job, spout_kind_of
 
 T = TypeVar("T")

@@ -22,13 +22,13 @@ from framework.topology import TOMBSTONE, Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
-from ratchet.streams.result_tables import RowsTable, Tables
+from ratchet.streams.notebook_tables import RowsTable, Tables
 from ratchet.streams.sources import Kafka, Rows, Topics, check_moment, check_options
 from ratchet.streams.stateful_steps import StatefulStepsIn
 from ratchet.streams.targets import Database, Store, Topic
 from sinks import Mirror, TableJoiningCommitter
 from spouts import BytesCodec, Codec, DebeziumChanges
-from spouts.kafka.record_format import METADATA_TYPES
+from spouts.kafka.record_deserialization import METADATA_TYPES
 
 
 class Pipeline(StreamsPipeline):

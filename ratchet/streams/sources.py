@@ -14,7 +14,7 @@ from framework.streams.ports import EarlyFilter, Reading, Source
 from framework.topology import DEFAULT_STREAM, TOMBSTONE, Fields, Spout
 from ratchet.streams.formats import Format
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TopicStream
-from spouts.kafka.record_format import METADATA_TYPES
+from spouts.kafka.record_deserialization import METADATA_TYPES
 
 #: Rows of ``read(rows)`` in a batch.
 TAKE = 1_000

@@ -27,7 +27,7 @@ from sinks import (
     StateCommitter,
     UpsertCommitter,
 )
-from sinks.lake.table import FileTable
+from sinks.lake.file_table_base import FileTable
 from sinks.rows.transactional_table import RowTable
 
 

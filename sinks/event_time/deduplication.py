@@ -12,7 +12,7 @@ from framework.operators.timestamps import check_times, times_of
 from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from sinks.backend import Key
-from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
+from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from sinks.states import MapState
 
 _UNTIL = "until"

@@ -12,9 +12,9 @@ from framework.errors import TopologyError
 from framework.operators.interval_join_buckets import pairs
 from framework.topology import Input
 from sinks.backend import Key, Value
+from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.join_buffer import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
 from sinks.event_time.two_stream_committer import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, PairCommitter
-from sinks.event_time.watermarked_committer import Watermarks
 from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
 

@@ -15,10 +15,10 @@ from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, Max, Min, row_merger
 from sinks.backend import Key
-from sinks.committer import Fold
 from sinks.due_row_sorter import by_time, merged
-from sinks.event_time.watermarked_committer import Watermarks
+from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded
+from sinks.state_committer import Fold
 from sinks.states import MapState
 
 _START, _END = "session_start", "session_end"

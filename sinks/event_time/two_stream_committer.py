@@ -13,7 +13,7 @@ from framework.operators.timestamps import check_times, times_of
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
-from sinks.event_time.watermarked_committer import WatermarkedCommitter
+from sinks.event_time.event_time_committer_base import WatermarkedCommitter
 from sinks.join_inputs import JoinInputs
 from sinks.states import MapState
 

@@ -27,9 +27,9 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.clock_stream import CLOCK_FIELDS, CLOCK_STREAM
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
+from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
 from sinks.keyed_committer import opaque
 from sinks.states import MapState
 

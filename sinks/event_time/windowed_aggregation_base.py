@@ -16,9 +16,9 @@ from framework.topology import Combiner, Fields, Input
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types
 from sinks.backend import Key, Value
-from sinks.committer import Fold
+from sinks.event_time.event_time_committer_base import WatermarkedCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS, Passing
-from sinks.event_time.watermarked_committer import WatermarkedCommitter
+from sinks.state_committer import Fold
 from sinks.states import MapState
 
 _MOMENT = pa.timestamp("us", "UTC")

@@ -16,10 +16,10 @@ from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, Value
-from sinks.committer import Fold
 from sinks.due_row_sorter import by_time, merged
-from sinks.event_time.watermarked_committer import Watermarks
+from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed
+from sinks.state_committer import Fold
 from sinks.states import MapState
 
 _START, _END = "window_start", "window_end"

@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
 from framework.topology.dead_letters import Letter, LetterReader

@@ -30,9 +30,9 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import Fields, Header
+from sinks.lake.file_table_base import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 from sinks.lake.folder_documents import inner_path, is_passing, remove_file
 from sinks.lake.partitions import NULL_FOLDER, is_moment, is_text, texts_of
-from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, is_of_another_table, may_be_open
 
 try:
     import deltalake

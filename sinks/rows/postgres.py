@@ -20,8 +20,8 @@ from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Colu
 from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
-from sinks.sql.postgres_row_checks import first_nul
 from sinks.sql.postgres_table_base import PostgresStore
+from sinks.sql.postgres_value_limits import first_nul
 from sinks.sql.schema import qualified
 
 _COLUMNS = """

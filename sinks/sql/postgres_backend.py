@@ -32,8 +32,8 @@ from sinks.due_row_sorter import PAGE_BYTES
 from sinks.refused_rows import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
-from sinks.sql.postgres_row_checks import first_nul, long_keys
 from sinks.sql.postgres_table_base import SIZE, PostgresStore
+from sinks.sql.postgres_value_limits import first_nul, long_keys
 from sinks.sql.schema import EXPECTED, qualified
 from sinks.sql.table_base import SqlRollBack
 

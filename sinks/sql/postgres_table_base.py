@@ -23,9 +23,9 @@ from framework.errors import (
 )
 from framework.topology import Header, Reach
 from framework.topology.canonical_form import NAN
+from sinks.sql.postgres_adaptive_batch_size import SETTINGS, LimitReached, StatementSize, limit_of, reached
 from sinks.sql.postgres_pipeline_mode import ungrouped
 from sinks.sql.postgres_server import identity, losses
-from sinks.sql.postgres_statement_limits import SETTINGS, LimitReached, StatementSize, limit_of, reached
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
 from sinks.sql.table_base import SqlStore
 from sinks.value_encoding import check_storable

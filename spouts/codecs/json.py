@@ -14,10 +14,10 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from framework.topology.json_values import json_encoder
-from spouts.codecs.alias import names_in_records
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import BulkCodec, Values, all_good
 from spouts.codecs.encoding_codec import EncodingCodec
+from spouts.codecs.field_aliases import names_in_records
 from spouts.codecs.json_arrow import nullable
 from spouts.codecs.json_arrow_schema import schema_of_json_schema, schema_of_sample
 from spouts.codecs.json_reader import JsonReader, Rows

@@ -14,7 +14,7 @@ from spouts.codecs.avro_arrow_schema import arrow_schema
 from spouts.codecs.avro_schema import Schema, loaded, parsed, schema_of_text
 from spouts.codecs.avro_writer import RowWriter
 from spouts.codecs.registry_client import new_schema
-from spouts.codecs.registry_wire_format import RegistryCodec, references_of
+from spouts.codecs.registry_codec import RegistryCodec, references_of
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 

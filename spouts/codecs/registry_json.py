@@ -15,7 +15,7 @@ from spouts.codecs.json import JsonCodec
 from spouts.codecs.json_arrow_schema import loaded_schema, schema_of_json_schema
 from spouts.codecs.json_schema_writer import ObjectWriter
 from spouts.codecs.registry_client import new_schema
-from spouts.codecs.registry_wire_format import RegistryCodec, references_of
+from spouts.codecs.registry_codec import RegistryCodec, references_of
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 

@@ -24,7 +24,7 @@ from spouts.codecs.protobuf import ProtobufDecoder
 from spouts.codecs.protobuf_schema import Files, file_of_text, file_set, files_of, imported, set_of, text_of_file
 from spouts.codecs.protobuf_writer import MessageWriter
 from spouts.codecs.registry_client import new_schema
-from spouts.codecs.registry_wire_format import RegistryCodec, references_of
+from spouts.codecs.registry_codec import RegistryCodec, references_of
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy
 
 if TYPE_CHECKING:

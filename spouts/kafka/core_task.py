@@ -13,6 +13,7 @@ import pyarrow as pa
 from framework.errors import FailedException, InvariantViolation, RetryableError
 from framework.topology import DEAD_LETTER_STREAM
 from spouts.codecs.missing_field_warning import AbsentFields
+from spouts.failed_tuple_retries import Retries, RetryPolicy
 from spouts.kafka.acked_offsets import Found
 from spouts.kafka.consumer.chunk import RecordChunk, known_epoch
 from spouts.kafka.consumer.partition_follower import KafkaTail
@@ -27,7 +28,6 @@ from spouts.kafka.core_partition import (
 )
 from spouts.kafka.decoding import Decoded, RecordDecoder
 from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id
-from spouts.retries import Retries, RetryPolicy
 
 #: Decoded records that a partition may buffer.
 _BUFFERED_MAX = 4_000

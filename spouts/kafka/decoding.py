@@ -18,7 +18,7 @@ from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
 from spouts.codecs.missing_field_warning import absent_fields
 from spouts.kafka.consumer.chunk import RecordChunk
-from spouts.kafka.record_format import Parts, RecordFormat
+from spouts.kafka.record_deserialization import Parts, RecordFormat
 from spouts.kafka.streams import StreamFormat, Streams
 
 C = TypeVar("C", bound=RecordChunk)

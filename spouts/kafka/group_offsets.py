@@ -19,7 +19,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError
 from framework.observe.logs import get_logger

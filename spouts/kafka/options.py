@@ -10,7 +10,7 @@ from framework.clients.kafka_settings import checked_topic
 from framework.errors import ConfigError
 from framework.topology import Fields
 from spouts.codecs.codec import BytesCodec, Codec
-from spouts.kafka.record_format import RecordFormat
+from spouts.kafka.record_deserialization import RecordFormat
 
 _GROUP = re.compile(r"\S.{0,254}")
 

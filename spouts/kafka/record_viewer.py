@@ -7,11 +7,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import SourceRecord
-from spouts.kafka.consumer.assignment import Assignment
+from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.partition_plan_entries import topic_and_number
 
 _ANSWER_S = 10.0

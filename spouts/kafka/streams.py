@@ -22,7 +22,7 @@ from framework.topology import (
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
 from spouts.kafka.options import at_least_1, checked_format, checked_topics, fields_of
-from spouts.kafka.record_format import RecordFilter, RecordFormat
+from spouts.kafka.record_deserialization import RecordFilter, RecordFormat
 
 #: A value that is larger is a bad record. Compressed, it may be a few bytes on the broker.
 RECORD_BYTES_MAX = 64 << 20

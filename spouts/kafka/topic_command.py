@@ -16,7 +16,7 @@ import typer
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides

@@ -25,17 +25,17 @@ from framework.topology import (
 )
 from spouts.codecs.bad_records import BadRecordShare, BadRecordShares, OnBadRecord
 from spouts.codecs.codec import Codec
+from spouts.kafka.cluster_metadata import check_settings
 from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.consumer.native_range_consumer import why_not_native
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.metadata import check_settings
 from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.planning.source_settings import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.record_format import RecordFilter
+from spouts.kafka.record_deserialization import RecordFilter
 from spouts.kafka.start_end_options import checked_bounds
 from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from framework.clients import closing_consumer
-from framework.clients.closing_consumer import close_in_time
+from framework.clients import consumer_close_timeout
+from framework.clients.consumer_close_timeout import close_in_time
 
 
 def test_a_consumer_that_does_not_close_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing_consumer, "CLOSE_MAX_S", 0.01)
+    monkeypatch.setattr(consumer_close_timeout, "CLOSE_MAX_S", 0.01)
     never = threading.Event()
     with capture_logs() as logs:
         assert not close_in_time(lambda: never.wait() and None)

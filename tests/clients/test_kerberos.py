@@ -12,7 +12,7 @@ from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
-from spouts.kafka.metadata import check_settings
+from spouts.kafka.cluster_metadata import check_settings
 from tests.kit.kerberos import BROKER, CLIENT, KerberosListener, KeyCentre, has_kerberos, why_not_kerberos
 from tests.kit.readers import READERS
 from tests.kit.secured_copy import SecuredCopy, topology

@@ -14,8 +14,8 @@ from framework import Fields, TopologyBuilder
 from framework.core.driver import RoundDriver
 from framework.core.local import LocalRounds
 from framework.core.plan import CorePlan
-from framework.core.round_order import OvertakenError, RoundOrder
 from framework.core.round_protocol import Addressed, Round, RoundRecord, walk_round
+from framework.core.round_sequencer import OvertakenError, RoundOrder
 from framework.errors import RetryableError
 from framework.execution.plan import plan_execution
 from tests.kit.core_parts import ListSpout, Rich, ack, seen

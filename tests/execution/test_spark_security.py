@@ -19,8 +19,8 @@ from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, Transactional
 from framework.core.plan import CorePlan
 from framework.core.worker_client import WorkerSettings
 from framework.errors import ConfigError, InvariantViolation
-from framework.execution.encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
 from framework.execution.messages import AttemptHeader, CommitterState, Seed, TaskReport
+from framework.execution.payload_encryption import KEY_VARIABLE, decrypt, encrypt, shared_key
 from framework.execution.plan import ExecutionPlan, plan_execution
 from framework.execution.process_channels import Credentials
 from framework.execution.single_task_phase import run_processing

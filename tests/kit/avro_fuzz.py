@@ -16,7 +16,7 @@ from typing import Any
 
 from framework.errors import ConfigError, RetryableError, TopologyError
 from spouts import AvroCodec, RegistryAvroCodec
-from spouts.codecs import registry_wire_format
+from spouts.codecs import registry_codec
 from tests.kit.avro import encoded, framed
 from tests.kit.avro_pairs import Pairs
 from tests.kit.comparing import plain_values
@@ -105,7 +105,7 @@ def fuzz_answers(seed: int, questions: int) -> collections.Counter[str]:
 
 
 def fuzz(seed: int) -> Counts:
-    registry_wire_format._PAUSES_S = (0.001, 0.001)
+    registry_codec._PAUSES_S = (0.001, 0.001)
     counts = fuzz_values(seed)
     if seed % 200 == 0:
         counts += fuzz_answers(seed, 50)

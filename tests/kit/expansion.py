@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
-from spouts.kafka.record_format import EVERYTHING
+from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.topics import Topics
 
 VALUE_BYTES = 50_000_000

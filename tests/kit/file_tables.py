@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from framework.topology import CommitFence, FencedState, Header, OpenCommit, TransactionAttempt
+from sinks.lake.file_table_base import FileTable
 from sinks.lake.folder_documents import HeaderChain, overwrite, write_once
-from sinks.lake.table import FileTable
 
 
 def opened(table: FencedState, txid: int, attempt: int, epoch: int = 1, digest: str = "digest") -> Header:

@@ -70,7 +70,7 @@ from framework.durations import seconds_to_micros
 from framework.errors import FailedException, RetryableError, StaleWriterError
 from framework.operators.watermarks import NEVER
 from framework.state import BaseWindowedBolt, MsgpackSerializer, TimeWindow, Window
-from framework.state.layers import Changes, LayeredState
+from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.memory import MemoryBytes
 from framework.topology import DEAD_LETTER_STREAM, State, StateProvider
 from tests.kit.core_parts import Clock, Stepped

@@ -29,7 +29,6 @@ from framework.core.status import CoreStatus
 from framework.errors import ConfigError
 from framework.execution.failures import FailureKind
 from framework.observe import metrics_server
-from framework.observe.counters import CoreFiguresBuilder
 from framework.observe.journal import Journal
 from framework.observe.metrics import (
     METRICS,
@@ -38,6 +37,7 @@ from framework.observe.metrics import (
     RunCollector,
 )
 from framework.observe.metrics_server import _CLIENTS_MAX, _Handler, _Scraped, health_of, serve_metrics
+from framework.observe.run_statistics import CoreFiguresBuilder
 from framework.topology import PartitionProgress, StateSize
 from framework.transactions import MemoryStore
 from integration.server import free_port

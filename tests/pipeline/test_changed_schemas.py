@@ -24,7 +24,7 @@ from spouts import (
     RegistryJsonCodec,
     RegistryProtobufCodec,
 )
-from spouts.codecs import registry_client, registry_wire_format
+from spouts.codecs import registry_client, registry_codec
 from tests.kit.avro import encoded, framed
 from tests.kit.protobuf import classes, field, file_of, message
 from tests.kit.registry_answers import answering, send
@@ -94,7 +94,7 @@ def content() -> dict[str, Any]:
 
 @pytest.fixture
 def url(content: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(registry_wire_format, "_PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr(registry_codec, "_PAUSES_S", (0.001, 0.001))
     status = {True: 404, False: 200}
     with answering(lambda request, _: send(request, status["error_code" in content], json.dumps(content).encode())) as (
         url,
@@ -107,7 +107,7 @@ def become(content: dict[str, Any], new: dict[str, Any]) -> None:
     """Change the registry's content. The next process remembers nothing of the former."""
     content.clear()
     content.update(new)
-    registry_wire_format._Writers._all.clear()
+    registry_codec._Writers._all.clear()
     registry_client._clients.clear()
 
 

@@ -11,12 +11,12 @@ from confluent_kafka import KafkaException
 
 from examples import (
     acker_trace,
+    at_least_once_word_count,
+    exactly_once_word_count,
     global_count,
     joined_streams,
     plane_sessions,
     stateful_word_count,
-    streaming_word_count,
-    word_count,
 )
 from framework.errors import RetryableError
 from integration import EmbeddedServers, RedisServer
@@ -33,9 +33,9 @@ def test_global_count_counts_every_word_once(executor: str, tmp_path: Path, spar
 @pytest.mark.integration
 @pytest.mark.parametrize("executor", ["local", "spark"])
 def test_word_count_matches_a_counter(executor: str, tmp_path: Path, servers: EmbeddedServers, spark: str) -> None:
-    counts = word_count.count_words(servers, word_count.TEXT, tmp_path / "words.db", executor)
-    lines = word_count.TEXT.read_text().splitlines()
-    assert counts == Counter(word for line in lines for word in word_count.words_of(line))
+    counts = exactly_once_word_count.count_words(servers, exactly_once_word_count.TEXT, tmp_path / "words.db", executor)
+    lines = exactly_once_word_count.TEXT.read_text().splitlines()
+    assert counts == Counter(word for line in lines for word in exactly_once_word_count.words_of(line))
 
 
 def test_the_flights_file_has_the_figures_that_the_demo_expects() -> None:
@@ -50,10 +50,10 @@ def test_the_flights_file_has_the_figures_that_the_demo_expects() -> None:
 def test_streaming_word_count_matches_a_counter(
     executor: str, basic: bool, tmp_path: Path, servers: EmbeddedServers, spark: str
 ) -> None:
-    text, changes = streaming_word_count.TEXT, tmp_path / "changes"
-    counts = streaming_word_count.count_words(servers, text, changes, basic=basic, executor=executor)
+    text, changes = at_least_once_word_count.TEXT, tmp_path / "changes"
+    counts = at_least_once_word_count.count_words(servers, text, changes, basic=basic, executor=executor)
     lines = text.read_text().splitlines()
-    assert counts == Counter(word for line in lines for word in word_count.words_of(line))
+    assert counts == Counter(word for line in lines for word in exactly_once_word_count.words_of(line))
 
 
 @pytest.mark.behaviour("4.2", "4.8")
@@ -79,9 +79,11 @@ def test_the_stateful_word_count_matches_a_counter_on_each_provider(
     servers: EmbeddedServers, redis_server: RedisServer, tmp_path: Path, provider: str
 ) -> None:
     settings = stateful_word_count.state_settings(provider, tmp_path, redis_server)
-    counts = stateful_word_count.count_words(servers, word_count.TEXT, settings, tmp_path, executor="local")
-    lines = word_count.TEXT.read_text(encoding="utf-8").splitlines()
-    assert counts == Counter(word for line in lines for word in word_count.words_of(line))
+    counts = stateful_word_count.count_words(
+        servers, exactly_once_word_count.TEXT, settings, tmp_path, executor="local"
+    )
+    lines = exactly_once_word_count.TEXT.read_text(encoding="utf-8").splitlines()
+    assert counts == Counter(word for line in lines for word in exactly_once_word_count.words_of(line))
 
 
 @pytest.mark.integration

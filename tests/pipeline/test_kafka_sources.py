@@ -41,7 +41,7 @@ def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Pa
 def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginning(
     runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.cluster_metadata.METADATA_AGE_MAX_S", 0.2)
     topics, name = runs.topics, runs.name
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     with runs.start(pattern=f"{name}-.*", start="latest") as run:
@@ -60,7 +60,7 @@ def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginn
 def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
     runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.cluster_metadata.METADATA_AGE_MAX_S", 0.2)
     with runs.start(pattern=f"{runs.name}-.*", start="latest") as run:
         wait_for(lambda: run.status().phase == "running", what="the run")
         run.wait_until_caught_up(PATIENCE_S)  # there is nothing to read yet
@@ -253,7 +253,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
 def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.cluster_metadata.METADATA_AGE_MAX_S", 0.2)
     monkeypatch.setattr("spouts.kafka.planning.lost_records.BELIEVED_AFTER_S", 0.5)
     planner = KafkaRuns(topics, tmp_path, name).spout(pattern=f"{name}-.*").planner({}, TopologyContext("t", "s", 0, 1))
     for topic in (f"{name}-a", f"{name}-b"):
@@ -397,7 +397,7 @@ def test_a_compacted_topic_under_a_transactional_state_is_refused_by_name(
 def test_a_compacted_topic_that_appears_under_a_transactional_state_is_refused_before_it_is_read(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 0.2)
+    monkeypatch.setattr("spouts.kafka.cluster_metadata.METADATA_AGE_MAX_S", 0.2)
     topics.send(topics.create(f"{name}-a"), [b"a"] * 10)
     runs = KafkaRuns(topics, tmp_path, name, opaque=False, pattern=f"{name}-.*")
     with runs.start() as run:

@@ -52,7 +52,7 @@ from sinks import (
     TransactionalMapState,
 )
 from sinks.lake import folder_documents as folders_module
-from sinks.lake import parquet as parquet_module
+from sinks.lake import parquet_table as parquet_module
 from sinks.read_as_of import as_of
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.command import call

@@ -42,7 +42,7 @@ from sinks import (
     StateCommitter,
     Sum,
     aggregates,
-    committer,
+    state_committer,
 )
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, kafka_topology, only
@@ -262,9 +262,9 @@ FAULTS: dict[str, list[tuple[Any, str, Any]]] = {
     "decimals are rounded": [(aggregates, "EXACT", decimal.Context(prec=28))],
     "a sum is off by one": [(aggregates.Sum, "_merge", lambda self, old, new: old + new + (new == 24))],
     "the last is the greatest": [(aggregates.Max, "_merge", new_one)],
-    "nan is passed over": [(committer, "has_nan", lambda column: False)],
+    "nan is passed over": [(state_committer, "has_nan", lambda column: False)],
     "the first is lost": [(aggregates.First, "_merge", new_one)],
-    "a partial result is lost": [(committer.Fold, "_merged", lambda self, batches: batches[-1])],
+    "a partial result is lost": [(state_committer.Fold, "_merged", lambda self, batches: batches[-1])],
 }
 
 

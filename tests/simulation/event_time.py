@@ -24,7 +24,7 @@ from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuild
 from framework.errors import BadRecordError
 from framework.operators.event_window_assigner import EventWindows
 from framework.topology import CommitFence, OpenCommit, TopologyContext, TransactionAttempt
-from framework.topology.clock_stream import CLOCK_FIELDS
+from framework.topology.planning_time_stream import CLOCK_FIELDS
 from sinks import (
     AsOfJoiningCommitter,
     Count,

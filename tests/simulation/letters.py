@@ -35,7 +35,7 @@ from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.topology import DEAD_LETTER_STREAM, Topology, dead_letter_replay
 from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest
 from framework.topology.dead_letters import Letter, LetterReader
-from framework.topology.pseudo_partition_wrappers import unwrapped, without
+from framework.topology.extra_partition_spout_wrapper import unwrapped, without
 from framework.topology.spouts import DROPPED, LEFT_OUT, REFUSED, REPLAYED, on_stream
 from framework.transactions.documents import LETTERS as REQUEST
 from framework.transactions.documents import committed_txid, read_incarnation

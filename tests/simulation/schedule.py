@@ -11,7 +11,7 @@ from typing import Any
 
 from framework.errors import RatchetError
 from framework.topology.dead_letter_replay import LETTERS_PARTITION
-from framework.topology.pseudo_partition_wrappers import without
+from framework.topology.extra_partition_spout_wrapper import without
 from tests.simulation.drivers import ResetTool, SimDriver, build_topology
 from tests.simulation.world import TOPIC, Shape, SimBackend, Violation, World
 

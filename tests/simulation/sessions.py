@@ -25,7 +25,7 @@ from spouts.kafka.consumer import range_consumer as kafka_session
 from spouts.kafka.consumer.chunk import MessageChunk
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
-from spouts.kafka.record_format import EVERYTHING
+from spouts.kafka.record_deserialization import EVERYTHING
 
 PARTITIONS = 2
 BATCHES = 12

@@ -12,7 +12,7 @@ from framework.operators import interval_join_buckets
 from framework.operators.event_clock import EventClock
 from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
 from sinks.event_time import as_of_join, join_buffer, sessions
-from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
+from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from tests.simulation.event_time import run_event_time
 from tests.simulation.patches import Patch, check_noticed
 

@@ -15,7 +15,7 @@ import pytest
 from framework import BaseStatefulBolt, Fields, ReplayableSpout, TopologyBuilder, Tuple, submit
 from framework.errors import BadRecordError
 from framework.state import BaseWindowedBolt, CountWindow, TimeWindow, Window
-from framework.state.layers import LayeredState
+from framework.state.checkpointed_key_value_state import LayeredState
 from framework.state.memory import MemoryBytes
 from framework.state.serialization import MsgpackSerializer
 from framework.topology.canonical_form import key_form

@@ -25,8 +25,8 @@ from framework.state import (
     RedisKeyValueStateProvider,
     TimeWindow,
 )
+from framework.state.checkpointed_key_value_state import LayeredState
 from framework.state.expiry import ExpiringState
-from framework.state.layers import LayeredState
 from framework.state.memory import MemoryBytes
 from framework.state.redis import RedisStore
 from framework.state.serialization import NESTING_MAX

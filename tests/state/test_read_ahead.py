@@ -13,7 +13,7 @@ import redis
 from framework import BaseStatefulBolt, Fields, KeyValueState, Tuple, submit
 from framework.errors import RetryableError
 from framework.state import RedisKeyValueStateProvider, StateProvider
-from framework.state.layers import LayeredState
+from framework.state.checkpointed_key_value_state import LayeredState
 from framework.state.memory import MemoryBytes
 from framework.state.serialization import MsgpackSerializer
 from framework.topology import CoreTopology, TopologyBuilder

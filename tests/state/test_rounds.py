@@ -16,7 +16,7 @@ from framework.core import component_task as living
 from framework.core.failure_policy import PAUSE_MAX_S
 from framework.core.outcome import ERRORS_MAX
 from framework.errors import RetryableError
-from framework.state.layers import LayeredState
+from framework.state.checkpointed_key_value_state import LayeredState
 from framework.state.lmdb import LmdbStore
 from framework.transactions import MemoryStore
 from tests.kit.state_parts import (

@@ -16,7 +16,7 @@ from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.round_protocol import Round, WorkerLostError
 from framework.core.segment_task import SegmentTask
 from framework.errors import RetryableError
-from framework.state.layers import LayeredState
+from framework.state.checkpointed_key_value_state import LayeredState
 from tests.kit.state_parts import (
     Count,
     Holding,

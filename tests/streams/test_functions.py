@@ -21,7 +21,7 @@ from framework.execution.collector import TaskCollector
 from framework.streams import function_calls
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls, calls_of
-from framework.streams.steps import applied
+from framework.streams.stateless_steps import applied
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.testing import fail_attempt, replay
 from framework.topology import DEFAULT_STREAM, Fields, TopologyContext

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from framework import Fields, submit
 from framework.errors import BadRecordError, TopologyError
 from framework.streams import lookups
-from framework.streams.steps import applied
+from framework.streams.stateless_steps import applied
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions import MemoryStore
 from ratchet import (

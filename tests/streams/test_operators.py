@@ -15,7 +15,7 @@ import pytest
 
 from framework.coordination import MemoryStore
 from framework.streams.call_site import Call
-from framework.streams.steps import Filter, applied
+from framework.streams.stateless_steps import Filter, applied
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions.run import TopologyFailed
 from ratchet import (

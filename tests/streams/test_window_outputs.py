@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from framework.errors import TopologyError
 from framework.testing import crash, replay
 from ratchet import Pipeline, count, parquet, session, sqlite, sum_, tumbling
-from ratchet.streams.result_tables import Tables
+from ratchet.streams.notebook_tables import Tables
 
 Row = dict[str, Any]
 START = datetime.datetime(2026, 1, 1, 10, tzinfo=datetime.UTC)

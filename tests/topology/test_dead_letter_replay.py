@@ -18,7 +18,7 @@ from framework.topology.dead_letter_replay import (
     with_letters,
 )
 from framework.topology.dead_letters import CUT_HEADER, Letter, LetterReader
-from framework.topology.pseudo_partition_wrappers import unwrapped
+from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.topology.spouts import LEFT_OUT, REFUSED, REPLAYED, on_stream
 from tests.kit.lettered import FIELDS, OpaqueLetteredSpout
 

@@ -41,7 +41,7 @@ from sinks import (
     StateCommitter,
     Sum,
 )
-from sinks.lake.table import FileTable
+from sinks.lake.file_table_base import FileTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.replays import OverKafka, command, kafka_topology
 from tests.kit.topics import Topics

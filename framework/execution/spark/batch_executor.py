@@ -27,7 +27,6 @@ from pyspark import RDD, SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from framework.errors import InvariantViolation, RetryableError
-from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.gc_tuning import collect_rarely
 from framework.execution.messages import (
@@ -40,6 +39,7 @@ from framework.execution.messages import (
     Seed,
     TaskReport,
 )
+from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
 from framework.execution.single_task_phase import expected_reports, run_commit, run_processing

@@ -3,8 +3,8 @@ outsiders.
 
 Spark executes the pickles in its blocks, and serves blocks to every connection. So a context that
 this module starts authenticates every connection (``spark.authenticate``); components travel
-encrypted (``framework.execution.encryption``); Spark's files are in folders that only this user may
-read (ADR 86).
+encrypted (``framework.execution.payload_encryption``); Spark's files are in folders that only this
+user may read (ADR 86).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark.java_gateway import launch_gateway
 
 from framework.config import is_secret
 from framework.errors import ConfigError, InvariantViolation, TopologyError
-from framework.execution.encryption import KEY_VARIABLE, shared_key
+from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.jvm_output import SparkOutput
 from framework.observe.logs import INHERITED, get_logger

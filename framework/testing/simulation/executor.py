@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import cloudpickle
 
-from framework.execution.encryption import decrypt, encrypt
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader, CommitterState, Record, TaskReport
+from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
 from framework.execution.tasks import Addressed, PlannedTopology

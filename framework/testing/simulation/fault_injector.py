@@ -13,9 +13,9 @@ from framework.execution.plan import Phase
 from framework.execution.ports import ProcessingJob
 from framework.testing.simulation.clock import TurnCounter
 from framework.testing.simulation.external_effects import guarded
+from framework.testing.simulation.hash_seed_worker import SecondWorker
 from framework.testing.simulation.sample_records import Source, shown
 from framework.testing.simulation.schedule import Fault, Kind, Schedule
-from framework.testing.simulation.separate_process import SecondWorker
 from framework.testing.simulation.tasks import CommitTasks, RowsSeen
 from framework.testing.simulation.virtual_threads import DriverDied
 from framework.testing.simulation.worker_globals import WorkerMemory

@@ -35,9 +35,9 @@ from framework.testing.simulation.executor import FaultyExecutor, OnceExecutor
 from framework.testing.simulation.external_effects import Outside, outsides_of
 from framework.testing.simulation.fault_injector import Execution, FaultInjector, Kept
 from framework.testing.simulation.findings import Broken
+from framework.testing.simulation.hash_seed_worker import SecondWorker
 from framework.testing.simulation.sample_records import Sample, SampleRecord, Source, spout_over
 from framework.testing.simulation.schedule import Kind, Schedule
-from framework.testing.simulation.separate_process import SecondWorker
 from framework.testing.simulation.tasks import RowsSeen
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
 from framework.testing.simulation.worker_globals import WorkerMemory

@@ -27,8 +27,8 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.bolts import DEFAULT_STREAM
-from framework.topology.clock_stream import CLOCK_STREAM, HIDDEN_STREAMS, with_clock
-from framework.topology.offset_range_operations import OffsetRanges
+from framework.topology.plain_offset_ranges import OffsetRanges
+from framework.topology.planning_time_stream import CLOCK_STREAM, HIDDEN_STREAMS, with_clock
 from framework.topology.range_operations import SourceRanges
 from framework.topology.spouts import (
     LEFT_OUT,

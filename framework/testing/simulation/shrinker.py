@@ -21,10 +21,10 @@ from framework.testing.simulation.clock import TurnCounter
 from framework.testing.simulation.external_effects import guarded, install_guard, outsides_of, struck, unseen_library
 from framework.testing.simulation.fault_injector import Execution, Kept
 from framework.testing.simulation.findings import Finding, Report
+from framework.testing.simulation.hash_seed_worker import SecondWorker
 from framework.testing.simulation.run import Outcome, World, Wrong, differing, simulate_schedule
 from framework.testing.simulation.sample_records import Sample
 from framework.testing.simulation.schedule import Fault, Kind, Schedule, drawn
-from framework.testing.simulation.separate_process import SecondWorker
 from framework.testing.simulation.tasks import RowsTaken, process
 from framework.testing.simulation.worker_globals import WorkerMemory
 from framework.topology import DataFrameBolt, Topology

@@ -22,7 +22,7 @@ from typing import Any
 
 from framework.testing.simulation.external_effects import Outside
 from framework.topology import Bolt, FencedState, Topology
-from framework.topology.pseudo_partition_wrappers import unwrapped
+from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.topology.spouts import Spout
 
 _OURS = ("framework", "spouts", "sinks", "integration")

@@ -12,7 +12,7 @@ from framework.core.status import CoreStatus
 from framework.observe.status_document import run_document
 from framework.topology import CoreTopology
 from framework.ui import documents
-from framework.ui.sources.live_drivers import Drivers
+from framework.ui.sources.topology_drivers import Drivers
 
 
 class CoreSource:

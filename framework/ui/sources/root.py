@@ -15,7 +15,7 @@ from framework.observe import TransactionRecord
 from framework.transactions.documents import META, read_transaction
 from framework.transactions.history_reader import HistoryReader
 from framework.ui import documents
-from framework.ui.sources.live_drivers import document_of
+from framework.ui.sources.topology_drivers import document_of
 
 #: The form in which ``Topology.outline`` writes an input.
 _INPUT = re.compile(r"([^/]+)/(.*?) by (.*)", re.DOTALL)

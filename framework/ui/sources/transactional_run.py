@@ -17,7 +17,7 @@ from framework.transactions.history_reader import HistoryReader
 from framework.transactions.run_status import RunStatus
 from framework.ui import documents
 from framework.ui.cached_reads import Kept
-from framework.ui.sources.live_drivers import Drivers
+from framework.ui.sources.topology_drivers import Drivers
 
 
 class RunSource:

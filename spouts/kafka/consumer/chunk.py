@@ -22,7 +22,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from spouts.codecs.codec import Values
 from spouts.kafka.partition_plan_entries import TopicPartition
-from spouts.kafka.record_format import METADATA_TYPES
+from spouts.kafka.record_deserialization import METADATA_TYPES
 
 #: The values and keys of this many bytes are decoded together: Arrow's offsets have 32 bits.
 PART_BYTES_MAX = 512 << 20

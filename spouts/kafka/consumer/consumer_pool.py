@@ -24,7 +24,7 @@ from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.consumer.native_range_consumer import NativeSession, not_carried, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partition_plan_entries import TopicPartition
-from spouts.kafka.record_format import Parts
+from spouts.kafka.record_deserialization import Parts
 
 _log = get_logger()
 

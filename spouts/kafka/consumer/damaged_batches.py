@@ -15,12 +15,12 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import RetryableError
-from spouts.kafka.consumer.assignment import Assignment
+from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id, topic_and_number
 

@@ -26,15 +26,15 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.closing_consumer import close_in_time
+from framework.clients.consumer_close_timeout import close_in_time
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_settings import QUEUES_MAX, ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
-from spouts.kafka.consumer.assignment import Assignment, placed
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
+from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.range_consumer import (
     DAMAGED,
@@ -47,7 +47,7 @@ from spouts.kafka.consumer.range_consumer import (
     silent,
 )
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
-from spouts.kafka.record_format import METADATA_TYPES, Parts
+from spouts.kafka.record_deserialization import METADATA_TYPES, Parts
 
 #: The most bytes of values, keys and headers in one chunk.
 CHUNK_BYTES = 32 << 20

@@ -29,16 +29,16 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import DataLossError, RetryableError
-from spouts.kafka.consumer.assignment import Assignment, placed
 from spouts.kafka.consumer.chunk import MessageChunk
+from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.fetch_settings import LARGE_BYTES, FetchPace
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
-from spouts.kafka.record_format import EVERYTHING, Parts
+from spouts.kafka.record_deserialization import EVERYTHING, Parts
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
-from spouts.kafka.consumer.assignment import Assignment, placed
+from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.range_consumer import NOT_IN_LOG
 from spouts.kafka.partition_plan_entries import Position, partition_id, topic_and_number
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.closing_consumer import Consumer
+from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError
-from spouts.kafka.consumer.assignment import Assignment
+from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.partition_plan_entries import topic_and_number
 
 #: How long brokers hold a request, at least. A request names each partition, and so does its

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from framework.errors import ConfigError
-from spouts.kafka.metadata import KafkaMetadata, Offset
+from spouts.kafka.cluster_metadata import KafkaMetadata, Offset
 from spouts.kafka.start_end_options import Bound, Bounds, Instant
 
 

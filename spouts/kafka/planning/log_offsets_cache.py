@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from spouts.kafka.metadata import METADATA_AGE_MAX_S, KafkaMetadata, Offset
+from spouts.kafka.cluster_metadata import METADATA_AGE_MAX_S, KafkaMetadata, Offset
 
 
 class LogOffsets:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import READ_ANEW, DataLossError
 from framework.topology.spouts import Meta
+from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.consumer.damaged_batches import Damage, find_damage
 from spouts.kafka.consumer.truncation import truncated
-from spouts.kafka.metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partition_plan_entries import Position, topic_and_number
 from spouts.kafka.planning.bounded_end import ReadingEnd
 from spouts.kafka.planning.log_offsets_cache import LogOffsets

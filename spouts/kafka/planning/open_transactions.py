@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from framework.errors import RetryableError
 from framework.observe.logs import get_logger
-from spouts.kafka.metadata import KafkaMetadata, Offset, age_max_s
+from spouts.kafka.cluster_metadata import KafkaMetadata, Offset, age_max_s
 
 _log = get_logger()
 

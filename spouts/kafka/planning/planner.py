@@ -37,8 +37,8 @@ from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, 
 from framework.topology.spouts import END_OFFSET, Backlog, Meta
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.codecs.missing_field_warning import AbsentFields
+from spouts.kafka.cluster_metadata import NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.group_offsets import GroupOffsets, committed_positions
-from spouts.kafka.metadata import NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partition_plan_entries import (
     READ_FIRST_UNTIL,
     Position,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from framework.topology import PartitionProgress
 from framework.topology.spouts import Meta
-from spouts.kafka.metadata import Offset
+from spouts.kafka.cluster_metadata import Offset
 from spouts.kafka.partition_plan_entries import Position, topic_and_number
 from spouts.kafka.planning.bounded_end import ReadingEnd
 from spouts.kafka.planning.log_offsets_cache import LogOffsets

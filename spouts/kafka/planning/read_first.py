@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from spouts.kafka.metadata import Offset
+from spouts.kafka.cluster_metadata import Offset
 from spouts.kafka.partition_plan_entries import SAME_LOG, Position, topic_and_number
 
 

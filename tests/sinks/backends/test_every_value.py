@@ -42,7 +42,7 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.recomputed_aggregates import Recount
+from sinks.aggregate_verification import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 from tests.kit.targets import Often
 

@@ -31,7 +31,7 @@ from integration import PostgresServer
 from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
 from sinks.read_as_of import at_one_moment, items_as_of
 from sinks.sql import postgres_table_base as postgres_module
-from sinks.sql.postgres_statement_limits import LimitReached
+from sinks.sql.postgres_adaptive_batch_size import LimitReached
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]

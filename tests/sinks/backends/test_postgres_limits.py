@@ -15,7 +15,7 @@ from framework import Fields, TransactionAttempt
 from framework.errors import ConfigError, RetryableError
 from integration import PostgresServer
 from sinks import Max, OpaqueMapState, PostgresBackend, TransactionalMapState
-from sinks.sql.postgres_statement_limits import StatementSize, reached
+from sinks.sql.postgres_adaptive_batch_size import StatementSize, reached
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.rule("C30")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import run_on
-from framework.topology.clock_stream import CLOCK_STREAM
+from framework.topology.planning_time_stream import CLOCK_STREAM
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.watermark import WatermarkCommitter

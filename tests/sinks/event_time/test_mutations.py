@@ -14,10 +14,10 @@ from framework import Fields, TransactionAttempt
 from framework.operators.event_clock import EventClock
 from framework.operators.event_window_assigner import hopping, tumbling
 from framework.testing import crash, fail_attempt, replay
-from framework.topology.clock_stream import CLOCK_FIELDS
+from framework.topology.planning_time_stream import CLOCK_FIELDS
 from sinks import MemoryBackend, OpaqueMapState
+from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from sinks.event_time.watermark import WatermarkCommitter
-from sinks.event_time.watermarked_committer import WatermarkedCommitter, Watermarks
 from sinks.event_time.windowed_committer import WindowedCommitter
 from tests.sinks.event_time.test_windows import check
 

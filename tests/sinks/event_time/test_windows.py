@@ -17,7 +17,7 @@ from framework.execution.plan import plan_execution
 from framework.operators.event_window_assigner import hopping, tumbling
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import crash, fail_attempt, replay, run_on
-from framework.topology.clock_stream import CLOCK_STREAM
+from framework.topology.planning_time_stream import CLOCK_STREAM
 from framework.transactions import MemoryStore
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum
 from sinks.event_time.watermark import WatermarkCommitter

@@ -26,8 +26,8 @@ from framework.errors import ConfigError, CorruptStateError, RetryableError, Sta
 from framework.topology import Header, OpenCommit
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, DeltaLakeTable, ParquetTable
+from sinks.lake.file_table_base import FileTable
 from sinks.lake.folder_documents import named_errors
-from sinks.lake.table import FileTable
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import append, granted, opened
 from tests.kit.processes import ROOT

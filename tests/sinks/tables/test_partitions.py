@@ -22,9 +22,9 @@ import pytest
 from framework import Fields
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, TopologyError
 from sinks import DeltaLakeTable, ParquetTable
+from sinks.lake.file_table_base import FileTable
 from sinks.lake.folder_documents import overwrite, read_document
 from sinks.lake.partitions import expression_of
-from sinks.lake.table import FileTable
 from tests.kit.file_tables import append, old_partitioned_table
 from tests.kit.processes import ROOT
 

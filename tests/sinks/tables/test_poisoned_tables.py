@@ -20,8 +20,8 @@ from framework.errors import CorruptStateError, RatchetError
 from framework.topology import FORMER
 from sinks import DeltaLakeTable, ParquetTable
 from sinks.lake import folder_documents
+from sinks.lake.file_table_base import FileTable
 from sinks.lake.folder_documents import overwrite, read_document
-from sinks.lake.table import FileTable
 from tests.kit.file_tables import append, opened
 
 pytestmark = pytest.mark.behaviour("3.5")

@@ -13,7 +13,7 @@ import pytest
 
 from framework import Fields
 from sinks import DeltaLakeTable, ParquetTable
-from sinks.lake.table import FileTable
+from sinks.lake.file_table_base import FileTable
 from tests.kit.file_tables import append, granted, opened
 
 pytestmark = pytest.mark.behaviour("3.5")

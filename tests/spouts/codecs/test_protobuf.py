@@ -459,7 +459,7 @@ def test_the_latest_schema_of_a_subject_gives_the_fields(registry: RegistryServe
 
 @pytest.mark.integration
 def test_objects_name_their_json_schema(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spouts.codecs.registry_wire_format._PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr("spouts.codecs.registry_codec._PAUSES_S", (0.001, 0.001))
     text = {"type": "string"}
     place = {
         "type": "object",

@@ -18,7 +18,7 @@ import pytest
 from framework.errors import ConfigError, RetryableError, TopologyError
 from integration import RegistryServer
 from spouts import RegistryAvroCodec
-from spouts.codecs import registry_client, registry_wire_format
+from spouts.codecs import registry_client, registry_codec
 from tests.kit.avro import encoded, framed
 from tests.kit.avro_fuzz import fuzz_answers
 from tests.kit.registry_answers import answering, send
@@ -33,7 +33,7 @@ SCHEMA = json.dumps({"schema": json.dumps(SMALL)}).encode()
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions are repeated as often as always, without the time between."""
-    monkeypatch.setattr(registry_wire_format, "_PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr(registry_codec, "_PAUSES_S", (0.001, 0.001))
 
 
 def document(status: int, code: int) -> tuple[int, bytes]:
@@ -100,8 +100,8 @@ def test_an_unknown_id_that_is_registered_later_is_found(monkeypatch: pytest.Mon
 
 
 def test_ids_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_wire_format, "_UNUSABLE_MAX", 10)
-    monkeypatch.setattr(registry_wire_format, "_DECODERS_MAX", 10)
+    monkeypatch.setattr(registry_codec, "_UNUSABLE_MAX", 10)
+    monkeypatch.setattr(registry_codec, "_DECODERS_MAX", 10)
     with answering(lambda request, _: send(request, *document(404, 40403))) as (url, _):
         codec = RegistryAvroCodec(url, schema=SMALL)
         codec.decode_good([value for n in range(50) for value in framed(n, GOOD)])

@@ -94,7 +94,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
     assert offsets(first) == {f"{name}/0": (0, 10), f"{name}/1": (0, 10)}
     second = cluster_of_two.brokers[1]
     assert second.pid is not None
-    monkeypatch.setattr("spouts.kafka.metadata.METADATA_AGE_MAX_S", 3600.0)
+    monkeypatch.setattr("spouts.kafka.cluster_metadata.METADATA_AGE_MAX_S", 3600.0)
     waited_for: list[int] = []
     asked_twice: list[int] = []
     real = planner._metadata._wait

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from spouts.kafka.consumer import range_consumer as limits
-from spouts.kafka.consumer.tailing_consumers import ColumnFeed, Event, Feed, MessageFeed
+from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
 from tests.kit.batch_fuzz import RECORDS, SESSIONS, LyingBroker, expected, fill, fuzz
 from tests.kit.fuzzing import Counts
 from tests.kit.readers import needs_native
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
-from tests.spouts.kafka.test_tailing_consumers import START, opened, rows_of
+from tests.spouts.kafka.test_continuous_consumers import START, opened, rows_of
 
 READS, FEEDS = 24, 8
 

@@ -22,12 +22,12 @@ from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
-from spouts.kafka.consumer.assignment import Assignment
+from spouts.kafka.cluster_metadata import KafkaMetadata
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
+from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.partition_follower import task_of
 from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import Decoded
-from spouts.kafka.metadata import KafkaMetadata
 from spouts.kafka.partition_plan_entries import Position
 from tests.kit.core_parts import Rich, Stepped, ack, hold, seen
 from tests.kit.kafka_runs import tail_of

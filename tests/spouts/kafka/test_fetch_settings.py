@@ -16,7 +16,7 @@ from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.fetch_settings import EXPANDED_BYTES, LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
-from spouts.kafka.record_format import EVERYTHING
+from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.quotas import limit_client
 from tests.kit.readers import needs_native
 from tests.kit.topics import Topics

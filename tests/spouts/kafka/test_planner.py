@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
-from spouts.kafka import metadata
+from spouts.kafka import cluster_metadata
+from spouts.kafka.cluster_metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.consumer import truncation
-from spouts.kafka.metadata import KafkaTopics, Offset, age_max_s
 from spouts.kafka.partition_plan_entries import topic_and_number
 from spouts.kafka.planning import log_offsets_cache, lost_records
 from spouts.kafka.planning.batch_limits import KafkaLimits
@@ -187,7 +187,7 @@ def test_where_an_empty_log_begins_is_seen_as_soon_as_it_is_known() -> None:
 
 
 def test_what_is_known_of_a_wide_source_may_be_older_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "METADATA_AGE_MAX_S", 5.0)
+    monkeypatch.setattr(cluster_metadata, "METADATA_AGE_MAX_S", 5.0)
     assert [age_max_s(each) for each in (1, 2_000, 10_000)] == [5.0, 5.0, 25.0]
 
 

@@ -51,7 +51,7 @@ from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
-from spouts.kafka.record_format import EVERYTHING, METADATA_TYPES, Parts
+from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
 from tests.kit.readers import needs_native

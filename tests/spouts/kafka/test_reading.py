@@ -18,7 +18,7 @@ from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
 from integration.server import free_port
 from spouts import BytesCodec, JsonCodec, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.metadata import KafkaMetadata
+from spouts.kafka.cluster_metadata import KafkaMetadata
 from tests.kit.plans import Plan, offsets
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S

@@ -53,6 +53,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header, RebuildableState, Stamp
+from sinks.lake.file_table_base import OWN_FOLDER, DataFile, FileTable, may_be_open
 from sinks.lake.folder_documents import (
     check_inside,
     check_no_link,
@@ -67,7 +68,6 @@ from sinks.lake.folder_documents import (
     write_once,
 )
 from sinks.lake.partitions import Texts, folder_of
-from sinks.lake.table import OWN_FOLDER, DataFile, FileTable, may_be_open
 from sinks.path_checks import somebody_elses
 
 _COMPACTED = ".compacted.json"

@@ -83,7 +83,7 @@ class SecondWorker:
         own = os.environ.get("PYTHONHASHSEED")
         other = next(each for each in _HASH_SEEDS if each != own)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from framework.testing.simulation.separate_process import main; main()"],
+            [sys.executable, "-c", "from framework.testing.simulation.hash_seed_worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={

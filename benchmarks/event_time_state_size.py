@@ -1,5 +1,5 @@
-"""``python -m benchmarks.open_rows``: the cost of many open windows, waiting records and remembered
-ids, as JSON lines.
+"""``python -m benchmarks.event_time_state_size``: the cost of many open windows, waiting records
+and remembered ids, as JSON lines.
 
 Each operator keeps ``--rows`` rows open in PostgreSQL or Redis, and each transaction then opens and
 closes as many as it has records. In the same process are the driver and all tasks, so its memory is
@@ -299,7 +299,7 @@ def looked_up(store: str, address: str, column: str, upto: int) -> dict[str, Any
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.open_rows", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.event_time_state_size", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="open rows; a hundredth is measured for comparison")
     parser.add_argument("--batch-records", type=int, default=5_000)
     parser.add_argument("--at-once", action="store_true", help="let all rows fall due in the last transaction")

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.headers``: what the headers cost a transaction, as one JSON line.
+"""``python -m benchmarks.commit_overhead``: what the headers cost a transaction, as one JSON line.
 
 How many writes to ZooKeeper a transaction needs, with committers that have a header, that have
 none, and of both kinds; what one such write takes. Then, for each store, what it takes to raise a
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.states import KEY, VALUE
+from benchmarks.exactly_once_overhead import KEY, VALUE
 from framework import BaseTransactionalBolt, Committer, Fields, TransactionalTopologyBuilder, submit
 from framework.coordination.store import Change, Leadership, MemoryStore, Put
 from framework.coordination.zookeeper import ZooKeeperStore
@@ -123,7 +123,7 @@ def _median_ms(seconds: Sequence[float]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.headers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.commit_overhead", description=__doc__)
     parser.parse_args()
     configure_logging(level="error")
     result: dict[str, Any] = {

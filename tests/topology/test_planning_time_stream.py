@@ -8,9 +8,9 @@ import pytest
 
 from framework.errors import TopologyError
 from framework.topology import Fields, PartitionedSpout, PartitionPlanner, Spout, TransactionalSpout
-from framework.topology.clock_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
 from framework.topology.context import TopologyContext
-from framework.topology.pseudo_partition_wrappers import PlannerWrapper, SpoutWrapper
+from framework.topology.extra_partition_spout_wrapper import PlannerWrapper, SpoutWrapper
+from framework.topology.planning_time_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
 from spouts import OpaqueMemoryTransactionalSpout
 
 

@@ -26,8 +26,8 @@ from framework.topology import (
 from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
+from sinks.aggregate_verification import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
-from sinks.recomputed_aggregates import Recount
 from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.

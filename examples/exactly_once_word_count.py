@@ -3,7 +3,7 @@
 Each line becomes a record of a Kafka topic. ``SplitLine`` is a basic bolt: one tuple in, any number
 of tuples out. The ready-made ``StateCommitter`` keeps a row per word in SQLite.
 
-    python -m examples.word_count [FILE]
+    python -m examples.exactly_once_word_count [FILE]
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def count_words(servers: EmbeddedServers, text: Path, database: Path, executor: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m examples.word_count")
+    parser = argparse.ArgumentParser(prog="python -m examples.exactly_once_word_count")
     parser.add_argument("file", type=Path, nargs="?", default=TEXT, help="a text file")
     arguments = parser.parse_args()
     configure_logging(level="warning")

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from framework.errors import RetryableError, StaleWriterError
 from framework.observe.journal import Journal
 from framework.transactions.driver_context import DriverContext
-from framework.transactions.reporting import TermReport
+from framework.transactions.driver_reporter import TermReport
 
 
 def report() -> TermReport:

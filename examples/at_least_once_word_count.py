@@ -6,9 +6,9 @@ explicit calls. For the basic bolt, the framework does both.
 
 The counts are kept in attributes of the bolts, and every change is emitted. A sentence whose words
 were not all counted in time is emitted again. So after a failure a count can be too high, but never
-too low. If counts must always be exact, see ``examples/word_count.py``.
+too low. If counts must always be exact, see ``examples/exactly_once_word_count.py``.
 
-    python -m examples.streaming_word_count [--basic] [--local] [FILE]
+    python -m examples.at_least_once_word_count [--basic] [--local] [FILE]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from examples.word_count import TEXT, send_lines, words_of
+from examples.exactly_once_word_count import TEXT, send_lines, words_of
 from framework.observe import configure_logging
 from integration import EmbeddedServers
 from ratchet import (

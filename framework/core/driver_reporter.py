@@ -13,9 +13,9 @@ from framework.core.plan import CorePlan
 from framework.core.round_protocol import ComponentError, Counts, ErrorKind, RoundRecord, RoundReport
 from framework.core.status import CoreStatus
 from framework.core.totals import Totals
-from framework.observe.counters import CoreFigures, CoreFiguresBuilder
 from framework.observe.logs import get_logger
 from framework.observe.rate import RecentRate
+from framework.observe.run_statistics import CoreFigures, CoreFiguresBuilder
 
 _log = get_logger()
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from framework.errors import ConfigError
 from spouts import RetryPolicy
+from spouts.failed_tuple_retries import Retries
 from spouts.kafka.acked_offsets import AckedOffsets
-from spouts.retries import Retries
 
 
 @pytest.mark.behaviour("4.9")

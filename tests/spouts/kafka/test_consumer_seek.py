@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from spouts.kafka.consumer.assignment import Assignment, placed
+from spouts.kafka.consumer.consumer_seek import Assignment, placed
 
 
 class NotedConsumer:

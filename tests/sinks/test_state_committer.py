@@ -33,7 +33,7 @@ from sinks import (
     Sum,
 )
 from sinks.aggregates import Aggregate
-from sinks.committer import Fold
+from sinks.state_committer import Fold
 
 AGGREGATES = {
     "rows": Count(),

@@ -18,8 +18,7 @@ from framework.errors import TopologyError
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.bolts import OutputFieldsDeclarer
 from framework.topology.context import TopologyContext
-from framework.topology.fields import Fields
-from framework.topology.pseudo_partition_wrappers import (
+from framework.topology.extra_partition_spout_wrapper import (
     Plan,
     PlannerWrapper,
     RangesWrapper,
@@ -27,6 +26,7 @@ from framework.topology.pseudo_partition_wrappers import (
     SpoutWrapper,
     without,
 )
+from framework.topology.fields import Fields
 from framework.topology.range_operations import SourceRanges
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
