@@ -11,7 +11,7 @@ from integration.errors import ServerError
 from integration.jars import APICURIO_VERSION, Progress, apicurio_archive
 from integration.java import find_java
 from integration.server import Server, exchange
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 _HEAP = "-Xmx300m"
 _ANSWER_TIMEOUT_S = 60.0

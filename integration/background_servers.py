@@ -17,7 +17,7 @@ from integration.jars import Progress
 from integration.kafka_and_zookeeper import STATE_FILE, EmbeddedServers, Shape, is_ours, read_state
 from integration.prometheus import PrometheusServer
 from integration.server import Server, wait_until
-from integration.server_hosts import STOP_TIMEOUT_S
+from integration.server_launcher import STOP_TIMEOUT_S
 from integration.spark_cluster import SparkCluster
 
 DEFAULT_FOLDER = Path(".ratchet/servers")

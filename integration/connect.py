@@ -12,7 +12,7 @@ from typing import Any
 from integration.errors import ServerError
 from integration.jars import Progress
 from integration.server import Server, wait_until
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 _HEAP = "-Xmx512m"
 _ANSWER_TIMEOUT_S = 90.0

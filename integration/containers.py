@@ -21,11 +21,11 @@ from typing import IO, Any, cast
 
 from docker.errors import APIError, DockerException, NotFound
 
-from integration.engine import OWNER_LABEL, engine
+from integration.docker_engine import OWNER_LABEL, engine
 from integration.errors import ServerError
 from integration.images import IMAGES, PATH, find_image
 from integration.jars import Progress
-from integration.server_hosts import TOOL_TIMEOUT_S, Host, Launch, Running
+from integration.server_launcher import TOOL_TIMEOUT_S, Host, Launch, Running
 
 # it would need another image; see _Reaper
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from integration.errors import ServerError
 from integration.server import Server, exchange
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 #: The board in Ratchet's repository; an installed package does not have it.
 BOARD = Path(__file__).parent.parent / "deploy" / "grafana" / "ratchet.json"

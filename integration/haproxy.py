@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.postgres import PostgresEndpoint
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 _CONFIGURATION = """defaults
   mode tcp

@@ -26,7 +26,7 @@ from typing import IO, Any, cast
 
 from docker.errors import DockerException, ImageNotFound
 
-from integration.engine import engine
+from integration.docker_engine import engine
 from integration.errors import ServerError
 from integration.jars import (
     KAFKA_LOGGING_JARS,

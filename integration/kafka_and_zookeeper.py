@@ -15,7 +15,7 @@ from integration.errors import ServerError
 from integration.jars import Progress
 from integration.kafka import KafkaBroker, KafkaCluster
 from integration.server import Server, start_together, stop_all
-from integration.server_hosts import STOP_TIMEOUT_S
+from integration.server_launcher import STOP_TIMEOUT_S
 from integration.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 STATE_FILE = "servers.json"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from integration.server import Server, exchange
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 #: If this process is root, this user runs the server.
 USER = "daemon"

@@ -23,7 +23,7 @@ from integration.mariadb import MariaDbServer
 from integration.postgres import PostgresServer
 from integration.redis import RedisServer
 from integration.registry_standin_server import RegistryServer
-from integration.server_hosts import EXTERNAL, chosen
+from integration.server_launcher import EXTERNAL, chosen
 
 #: Creates a topic with this name, number of partitions, and records; returns its name.
 MakeTopic = Callable[..., str]

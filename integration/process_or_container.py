@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from integration.errors import NotOursError
 from integration.processes import ProcessHost
-from integration.server_hosts import CONTAINERS, EXTERNAL, VARIABLE, Host, chosen
+from integration.server_launcher import CONTAINERS, EXTERNAL, VARIABLE, Host, chosen
 
 
 def find_host(kind: str, where: str | None = None) -> Host:

@@ -16,7 +16,7 @@ from integration.errors import ServerError
 from integration.guardian import guarded_by
 from integration.jars import KAFKA_LOGGING_JARS, ZOOKEEPER_JARS, Progress, connect_jars, find_jars, kafka_jars
 from integration.java import find_java
-from integration.server_hosts import STOP_TIMEOUT_S, TOOL_TIMEOUT_S, Host, Launch, Running
+from integration.server_launcher import STOP_TIMEOUT_S, TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.server_programs import find_program
 
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.

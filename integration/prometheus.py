@@ -9,7 +9,7 @@ from pathlib import Path
 
 from integration.errors import ServerError
 from integration.server import Server, exchange
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 #: The alert rules in Ratchet's repository; an installed package does not have them.
 RULES = Path(__file__).parent.parent / "deploy" / "prometheus" / "ratchet-alerts.yml"

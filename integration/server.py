@@ -18,7 +18,7 @@ from framework.local_paths import local_path
 from integration.errors import KilledError, ServerError
 from integration.folder_permissions import check_reachable
 from integration.process_or_container import find_host
-from integration.server_hosts import STOP_TIMEOUT_S, Launch, Running, ending_signal
+from integration.server_launcher import STOP_TIMEOUT_S, Launch, Running, ending_signal
 
 START_TIMEOUT_S = 240.0
 _START_TRIES = 3

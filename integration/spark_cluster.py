@@ -13,7 +13,7 @@ from typing import Any
 
 from integration.jars import spark_jars
 from integration.server import Server, free_port, start_together, stop_all, wait_until
-from integration.server_hosts import EMBEDDED
+from integration.server_launcher import EMBEDDED
 
 _ANSWER_TIMEOUT_S = 60.0
 _REGISTER_TIMEOUT_S = 240.0

@@ -26,7 +26,7 @@ from framework.topology import (
 from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
-from sinks.aggregate_verification import Recount
+from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
 from sinks.states import MapState, checked_state
 

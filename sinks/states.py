@@ -42,8 +42,8 @@ from framework.topology.canonical_form import RowForm, python_values
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.bounded_pages import PAGE_KEYS, pages_of, pages_within
-from sinks.due_row_sorter import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
 from sinks.expected_values import Expected, Recomputed
+from sinks.external_row_sorter import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
 from sinks.key_parser import key_values
 from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
 from sinks.map_snapshot_reader import MapReading

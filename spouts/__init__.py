@@ -21,7 +21,7 @@ from spouts.codecs.registry_json import RegistryJsonCodec
 from spouts.codecs.registry_protobuf import RegistryProtobufCodec
 from spouts.failed_tuple_retries import RetryPolicy
 from spouts.kafka.core import KafkaSpout
-from spouts.kafka.streams import TopicStream
+from spouts.kafka.topic_streams import TopicStream
 from spouts.kafka.transactional import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout
 from spouts.memory import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 

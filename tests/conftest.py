@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from integration import EmbeddedServers, MariaDbServer, NotOursError, PostgresServer, RedisServer, ServerError
 from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedis, ExternalServers
 from integration.folder_permissions import open_folder
-from integration.server_hosts import CHOICES, CONTAINERS, VARIABLE, chosen
+from integration.server_launcher import CHOICES, CONTAINERS, VARIABLE, chosen
 from tests.kit import class_archives
 from tests.kit.spark import CLUSTER, SparkMasters
 from tests.kit.targets import USUAL

@@ -58,7 +58,7 @@ def test_every_module_that_is_imported_is_where_the_import_says() -> None:
 
 def test_a_path_that_is_gone_is_noticed() -> None:
     tree = ast.parse(
-        "import framework.verify_all\nfrom sinks import sqlite_old, MapState\nfrom spouts.kafka.consumer import fetch_settings"
+        "import framework.verify_all\nfrom sinks import sqlite_old, MapState\nfrom spouts.kafka.consumer import consumer_seek"
     )
     names = [name for _, name in imported(tree) if not is_module(name)]
     assert names == ["framework.verify_all", "sinks.sqlite_old"]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.commands.dead_letter_requests import LetterRequests, letter_requests, to_replay
+from framework.commands.dead_letter_request_submission import LetterRequests, letter_requests, to_replay
 from framework.commands.exit_status import EXIT_DIFFERS, EXIT_FAILED, exit_codes, own_output
 from framework.commands.loading import opened_transactional
 from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyName

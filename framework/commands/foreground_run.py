@@ -14,7 +14,7 @@ from typing import IO, Any
 from framework.commands.systemd_notify import ServiceManager
 from framework.core.run import CoreRun
 from framework.observe import ProgressLines
-from framework.observe.health import is_ready
+from framework.observe.topology_health import is_ready
 from framework.transactions.run import Run
 
 _POLL_S = 0.2

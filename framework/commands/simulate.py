@@ -18,10 +18,10 @@ from framework.commands.options import AsJson, ConfigFile, Overrides, TopologyNa
 from framework.commands.value_format import json_able
 from framework.config import Config
 from framework.observe import configure_logging
-from framework.testing.simulation.assertion import RECORDS, SCHEDULES
 from framework.testing.simulation.findings import Report
 from framework.testing.simulation.sample_records import read_sample, sample_from_source
 from framework.testing.simulation.shrinker import Progress, run_schedules
+from framework.testing.simulation.simulate import RECORDS, SCHEDULES
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from framework.config.environment_references import resolved
 from framework.config.kafka import kafka_environment, kafka_settings
 from framework.config.metrics import MetricsConfig
-from framework.config.secrets import hides, shown_value
+from framework.config.secret_redaction import hides, shown_value
 from framework.config.spark import spark_settings
 from framework.config.toml import read_file, read_override
 from framework.config.topology import TopologyConfig, gathered_provider_config

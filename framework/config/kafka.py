@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from framework.config.secrets import is_secret
+from framework.config.secret_redaction import is_secret
 
 #: The prefix of keys that are passed to Kafka clients unchanged, under librdkafka's names.
 KAFKA_PREFIX = "kafka."

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from framework.config.secrets import is_secret
+from framework.config.secret_redaction import is_secret
 from framework.config.section import Section
 from framework.durations import seconds_of
 from framework.errors import ConfigError

@@ -14,8 +14,8 @@ from framework.core.checkpoint_record import CheckpointRecord
 from framework.core.leader_loop import read_record
 from framework.errors import CorruptStateError
 from framework.observe import TransactionRecord
-from framework.observe.health import problem_in, waits
 from framework.observe.status_document import status_document
+from framework.observe.topology_health import problem_in, waits
 from framework.topology.planning_time_stream import CLOCK_PARTITION
 from framework.topology.spouts import is_read_to_end
 from framework.transactions.documents import committed_txid, is_transactional, read_transaction

@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from framework.errors import ConfigError
 from framework.observe.allowed_hosts import AllowedHosts
-from framework.observe.health import is_ready
 from framework.observe.logs import get_logger
+from framework.observe.topology_health import is_ready
 
 #: A client that sends nothing for this long is disconnected.
 _CLIENT_S = 10.0

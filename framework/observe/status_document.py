@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.observe.health import problem_in, waits
+from framework.observe.topology_health import problem_in, waits
 
 
 def status_document(

@@ -5,9 +5,9 @@ asks for. ``simulate`` searches for faults that break exactly-once in its bolts 
 """
 
 from framework.testing.core_test_driver import CoreDone, run_core_on
-from framework.testing.simulation.assertion import SimulationFailed, simulate
 from framework.testing.simulation.external_effects import Outside
 from framework.testing.simulation.findings import Broken, Finding, Report
+from framework.testing.simulation.simulate import SimulationFailed, simulate
 from framework.testing.test_driver import Done, Fault, crash, fail_attempt, replay, run_on
 
 __all__ = [

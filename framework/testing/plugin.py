@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from framework.testing.simulation.assertion import SCHEDULES, simulate
 from framework.testing.simulation.findings import Report
+from framework.testing.simulation.simulate import SCHEDULES, simulate
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,10 +14,10 @@ from framework.errors import TopologyError
 from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
-from sinks.due_row_sorter import merged
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
 from sinks.event_time.two_stream_committer import PairCommitter
+from sinks.external_row_sorter import merged
 from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
 

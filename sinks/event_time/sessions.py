@@ -15,9 +15,9 @@ from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, Max, Min, row_merger
 from sinks.backend import Key
-from sinks.due_row_sorter import by_time, merged
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded
+from sinks.external_row_sorter import by_time, merged
 from sinks.state_committer import Fold
 from sinks.states import MapState
 

@@ -16,9 +16,9 @@ from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
-from sinks.due_row_sorter import merged
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
+from sinks.external_row_sorter import merged
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
 

@@ -16,9 +16,9 @@ from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, row_merger
 from sinks.backend import Key, Value
-from sinks.due_row_sorter import by_time, merged
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed
+from sinks.external_row_sorter import by_time, merged
 from sinks.state_committer import Fold
 from sinks.states import MapState
 

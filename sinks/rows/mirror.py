@@ -17,7 +17,7 @@ from framework.topology.canonical_form import canonical_column
 from framework.topology.table_changes import ChangeReader, TableChanges
 from sinks.rows.inspectable_mirror import MirrorState
 from sinks.rows.mirror_catalog import CATALOG, CATALOG_FIELDS, NAME, Catalog, Part
-from sinks.rows.recomputed_mirror import ReferenceMirror
+from sinks.rows.mirror_reference_model import ReferenceMirror
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.sqlite import SqliteTable
 from sinks.rows.table_definition import POSITION, Changes

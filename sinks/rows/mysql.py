@@ -21,7 +21,7 @@ from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
 from sinks.rows.transactional_table import READ_ROWS, HeldColumns
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, line_of
-from sinks.sql.mysql_table_base import DUPLICATE, MySqlStore
+from sinks.sql.mysql_table_base import DUPLICATE, MySqlTableBase
 
 import pymysql  # isort: skip - after the module that says how to install it
 from pymysql.cursors import SSCursor  # isort: skip
@@ -44,7 +44,7 @@ _TOO_LONG = 1071
 _GENERATED = (1906, 3105)
 
 
-class MySqlTable(MySqlStore, RebuildableTable):
+class MySqlTable(MySqlTableBase, RebuildableTable):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB, for
     ``AppendCommitter`` and ``UpsertCommitter``.
 

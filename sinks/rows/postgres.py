@@ -20,7 +20,7 @@ from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Colu
 from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
-from sinks.sql.postgres_table_base import PostgresStore
+from sinks.sql.postgres_table_base import PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul
 from sinks.sql.schema import qualified
 
@@ -82,7 +82,7 @@ _WIDENINGS = (
 )
 
 
-class PostgresTable(PostgresStore, RebuildableTable):
+class PostgresTable(PostgresTableBase, RebuildableTable):
     """A table of a PostgreSQL database, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``dsn``: as of ``PostgresBackend``. ``name``: the table. It is created when missing, and may

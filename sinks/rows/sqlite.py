@@ -16,7 +16,7 @@ from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import Column
-from sinks.sql.sqlite_table_base import SqliteStore
+from sinks.sql.sqlite_table_base import SqliteTableBase
 
 #: The beginning of the statement that SQLite keeps of a table, with its name.
 _CREATED = re.compile(
@@ -24,7 +24,7 @@ _CREATED = re.compile(
 )
 
 
-class SqliteTable(SqliteStore, RebuildableTable):
+class SqliteTable(SqliteTableBase, RebuildableTable):
     """A table of a SQLite file, for ``AppendCommitter`` and ``UpsertCommitter``.
 
     ``path``: the file; a relative path starts at the driver's current directory. ``name``: the

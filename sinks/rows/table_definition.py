@@ -22,7 +22,7 @@ from framework.topology.table_schema_diff import TableColumn, TableSchema
 from sinks.appendable_table import Table
 from sinks.rows.values import column_type
 from sinks.sql.schema import HEADERS_TABLE, header_values, qualified
-from sinks.sql.table_base import SqlStore
+from sinks.sql.table_base import SqlTableBase
 
 _DECIMAL = re.compile(r"(?:numeric|decimal)\((\d+),(\d+)\)")
 OnNewColumn = Literal["add", "ignore", "fail"]
@@ -74,7 +74,7 @@ class Changes:
     keeps_positions: bool = False
 
 
-class TableDefinition(SqlStore, Table):
+class TableDefinition(SqlTableBase, Table):
     """A table of a database, without its rows. ``stamp``: the column that holds the txid of the
     transaction that wrote a row; None: there is none."""
 

@@ -15,12 +15,12 @@ from framework.topology.canonical_form import canonical_column
 from framework.topology.inspectable import inspectable, with_scratch_states
 from sinks.rows.condition_parser import Condition
 from sinks.rows.inspectable_table import InspectableTable
-from sinks.rows.recomputed_upserts import ReferenceUpserts
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.table_definition import KEEP_DELETES, Changes, OnNewColumn
 from sinks.rows.transaction_replay_table import ReplayTable
 from sinks.rows.transactional_table import RowTable
+from sinks.rows.upsert_reference_model import ReferenceUpserts
 from sinks.state_committer import check_one_writer
 from sinks.table_committer import TableCommitter
 

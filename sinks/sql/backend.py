@@ -41,7 +41,7 @@ from sinks.sql.schema import (
     header_values,
     identifier,
 )
-from sinks.sql.table_base import SqlStore
+from sinks.sql.table_base import SqlTableBase
 
 #: The longest name of a table.
 NAME_MAX = 63
@@ -66,7 +66,7 @@ def _statement(shape: TableShape, upsert: Upsert, rows: str) -> str:
     return shape.upsert(dict(upsert.aggregates), upsert.value_type, rows)
 
 
-class SqlBackend(SqlStore, SnapshotBackend, ExchangeBackend):
+class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
     """A table with stamped rows, and a row of ``_ratchet_headers`` in the same database."""
 
     #: Whether a column of floats can store NaN.

@@ -29,14 +29,14 @@ from sinks.refused_rows import explained
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection, UnbufferedCursor
 from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width, write_rows
-from sinks.sql.mysql_table_base import MySqlStore
+from sinks.sql.mysql_table_base import MySqlTableBase
 from sinks.sql.schema import STAMP_COLUMNS
 
 #: Keys per SELECT.
 _KEYS_PER_SELECT = 500
 
 
-class MySqlBackend(MySqlStore, SqlBackend):
+class MySqlBackend(MySqlTableBase, SqlBackend):
     """A table of a MariaDB (10.6 or newer) or MySQL (8.0.17 or newer) database, in InnoDB.
 
     * ``dsn``: ``mysql://user:password@host:3306/database``. ``${NAME}`` in it stands for an

@@ -23,7 +23,7 @@ from sinks.sql.mysql_connections import Connection, Connections, address_of
 from sinks.sql.mysql_dialect import MariaDbDialect, MySqlDialect
 from sinks.sql.mysql_server import READ_ONLY, code_of, identity, line_of, losses, named, unfit
 from sinks.sql.schema import HEADERS_TABLE, qualified
-from sinks.sql.table_base import SqlStore
+from sinks.sql.table_base import SqlTableBase
 from sinks.value_encoding import is_plain, restored
 
 import pymysql  # isort: skip - after the module that says how to install it
@@ -43,7 +43,7 @@ _STATEMENT_BYTES = 8 * 2**20
 _connections = Connections()
 
 
-class MySqlStore(SqlStore):
+class MySqlTableBase(SqlTableBase):
     """A table of a MariaDB or MySQL database, in InnoDB."""
 
     dialect: MariaDbDialect = MariaDbDialect()  # type: ignore[misc]

@@ -28,11 +28,11 @@ from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
 from sinks.bounded_pages import pages_within
-from sinks.due_row_sorter import PAGE_BYTES
+from sinks.external_row_sorter import PAGE_BYTES
 from sinks.refused_rows import explained, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
-from sinks.sql.postgres_table_base import SIZE, PostgresStore
+from sinks.sql.postgres_table_base import SIZE, PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul, long_keys
 from sinks.sql.schema import EXPECTED, qualified
 from sinks.sql.table_base import SqlRollBack
@@ -103,7 +103,7 @@ SELECT 1 WHERE to_regclass(%(rebuilt)s) IS NOT NULL
 """
 
 
-class PostgresBackend(PostgresStore, SqlBackend):
+class PostgresBackend(PostgresTableBase, SqlBackend):
     """A table of a PostgreSQL database.
 
     * ``dsn``: a libpq address, ``postgresql://user@host:5432/database`` or ``host=... dbname=...``.

@@ -27,7 +27,7 @@ from sinks.sql.postgres_adaptive_batch_size import SETTINGS, LimitReached, State
 from sinks.sql.postgres_pipeline_mode import ungrouped
 from sinks.sql.postgres_server import identity, losses
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
-from sinks.sql.table_base import SqlStore
+from sinks.sql.table_base import SqlTableBase
 from sinks.value_encoding import check_storable
 
 try:
@@ -234,7 +234,7 @@ _connections = _Connections()
 SIZE = StatementSize(_STATEMENT_ROWS)
 
 
-class PostgresStore(SqlStore):
+class PostgresTableBase(SqlTableBase):
     """A table of a PostgreSQL database."""
 
     dialect = PostgresDialect()

@@ -21,7 +21,7 @@ import pyarrow as pa
 from framework.topology import Fields, Header
 from sinks.backend import Key
 from sinks.sql.backend import SqlBackend, Upsert
-from sinks.sql.sqlite_table_base import SqliteStore
+from sinks.sql.sqlite_table_base import SqliteTableBase
 
 #: Keys per SELECT. SQLite takes at most 32,766 parameters.
 _KEYS_PER_SELECT = 500
@@ -31,7 +31,7 @@ _COLLATED = re.compile(r"\bCOLLATE\s+(?![\"'\[`]?BINARY\b)", re.IGNORECASE)
 _RESOLVED = re.compile(r"\bON\s+CONFLICT\s+(REPLACE|IGNORE|FAIL|ROLLBACK)\b", re.IGNORECASE)
 
 
-class SqliteBackend(SqliteStore, SqlBackend):
+class SqliteBackend(SqliteTableBase, SqlBackend):
     """A table of a SQLite file.
 
     * ``path``: the file; a relative path starts at the driver's current directory.

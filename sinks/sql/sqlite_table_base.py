@@ -27,7 +27,7 @@ from framework.topology.canonical_form import python_values
 from framework.topology.json_values import plain
 from sinks.path_checks import check_can_be_made
 from sinks.sql.schema import Dialect
-from sinks.sql.table_base import SqlRollBack, SqlStore
+from sinks.sql.table_base import SqlRollBack, SqlTableBase
 from sinks.value_encoding import check_storable, is_plain, restored
 
 #: The first version with STRICT tables. Without STRICT, an integer sum beyond 64 bits silently
@@ -179,7 +179,7 @@ class ReadFile(SqliteFile):
                 writer.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
 
 
-class SqliteStore(SqlStore):
+class SqliteTableBase(SqlTableBase):
     """A table of a SQLite file."""
 
     dialect = SqliteDialect()

@@ -23,7 +23,7 @@ class SqlRollBack(Exception):
     """Ends a sql_txn that only reads."""
 
 
-class SqlStore(StoreIdentity):
+class SqlTableBase(StoreIdentity):
     """A table of a database, and its header in ``_ratchet_headers`` of the same database."""
 
     dialect: ClassVar[Dialect]

@@ -21,7 +21,7 @@ from spouts.codecs.codec import Codec
 from spouts.failed_tuple_retries import RetryPolicy
 from spouts.kafka.cluster_metadata import KafkaMetadata, check_settings
 from spouts.kafka.consumer.consumer_pool import reader_of, say_reader
-from spouts.kafka.consumer.partition_follower import KafkaTail
+from spouts.kafka.consumer.core_spout_consumer import KafkaTail
 from spouts.kafka.core_partition import (
     AckedIds,
     MessageId,
@@ -29,11 +29,11 @@ from spouts.kafka.core_partition import (
 )
 from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import RecordDecoder
-from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id, position_after, topic_and_number
 from spouts.kafka.record_deserialization import EVERYTHING
+from spouts.kafka.spout_argument_checks import above_0, at_least_1, checked_group
 from spouts.kafka.start_end_options import checked_bound
-from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
+from spouts.kafka.topic_streams import RECORD_BYTES_MAX, TopicStream, checked_source, checked_streams
 
 COMMIT_EVERY_S = 5.0
 #: How far a partition may read ahead of its committable offset, in offsets.

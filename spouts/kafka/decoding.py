@@ -19,7 +19,7 @@ from spouts.codecs.datetime_check import decoded, decoded_good
 from spouts.codecs.missing_field_warning import absent_fields
 from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.record_deserialization import Parts, RecordFormat
-from spouts.kafka.streams import StreamFormat, Streams
+from spouts.kafka.topic_streams import StreamFormat, Streams
 
 C = TypeVar("C", bound=RecordChunk)
 #: Topic, partition and offset of a record.

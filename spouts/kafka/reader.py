@@ -33,7 +33,7 @@ from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
 from spouts.kafka.partition_plan_entries import position_after, position_of, topic_and_number
 from spouts.kafka.record_deserialization import METADATA_TYPES
-from spouts.kafka.streams import Streams
+from spouts.kafka.topic_streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
 

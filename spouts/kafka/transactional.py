@@ -29,15 +29,21 @@ from spouts.kafka.cluster_metadata import check_settings
 from spouts.kafka.consumer.consumer_pool import reader_of, say_fallback, say_reader, sessions
 from spouts.kafka.consumer.native_range_consumer import why_not_native
 from spouts.kafka.group_offsets import GroupOffsets
-from spouts.kafka.options import above_0, at_least_1, checked_group
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.planning.source_settings import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.record_deserialization import RecordFilter
+from spouts.kafka.spout_argument_checks import above_0, at_least_1, checked_group
 from spouts.kafka.start_end_options import checked_bounds
-from spouts.kafka.streams import RECORD_BYTES_MAX, TopicStream, checked_read_first, checked_source, checked_streams
+from spouts.kafka.topic_streams import (
+    RECORD_BYTES_MAX,
+    TopicStream,
+    checked_read_first,
+    checked_source,
+    checked_streams,
+)
 
 #: Records per batch while there is a backlog. At this size the cost of a job hardly matters, and a
 #: replay repeats only seconds.

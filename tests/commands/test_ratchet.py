@@ -236,13 +236,13 @@ def test_a_terminal_that_lacks_a_sign_gets_another(tmp_path: Path) -> None:
 
 
 def test_an_executor_that_is_not_known_is_a_mistake() -> None:
-    status, out, _ = ratchet("check", "examples.joined_streams:topology", "--executor", "sparkk")
+    status, out, _ = ratchet("check", "examples.anchored_join:topology", "--executor", "sparkk")
     assert status == 1
     assert "executor 'sparkk' is not known" in out
 
 
 def test_a_timeout_without_a_goal_is_refused() -> None:
-    status, _, err = ratchet("run", "examples.joined_streams:topology", "--timeout", "5")
+    status, _, err = ratchet("run", "examples.anchored_join:topology", "--timeout", "5")
     assert status == 2
     assert "--timeout is for --until-caught-up" in err
 

@@ -36,8 +36,8 @@ def run_as_a_process(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProce
         ),
         (("ratchet.demo.flights:topology", "--set", "nothing"), "write KEY=VALUE"),
         (("ratchet.demo.flights:topology", "--config", "missing.toml"), "missing.toml: no such configuration file"),
-        (("examples.joined_streams:topology", "--fresh"), "is a core topology, which has no transactional state"),
-        (("examples.joined_streams:topology", "--find-poison"), "is a core topology, which has no batches"),
+        (("examples.anchored_join:topology", "--fresh"), "is a core topology, which has no transactional state"),
+        (("examples.anchored_join:topology", "--find-poison"), "is a core topology, which has no batches"),
     ],
 )
 def test_mistakes_give_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
@@ -72,16 +72,16 @@ def test_a_zookeeper_that_does_not_answer_is_reported_in_one_line(tmp_path: Path
 @pytest.mark.parametrize("command", ["reset", "verify"])
 def test_commands_on_transactional_state_refuse_a_core_topology(command: str) -> None:
     answer = call(
-        "ratchet", command, "examples.joined_streams:topology", *(["--positions"] if command == "reset" else [])
+        "ratchet", command, "examples.anchored_join:topology", *(["--positions"] if command == "reset" else [])
     )
     assert answer.returncode == 2
-    assert "examples.joined_streams:topology is a core topology, which keeps no transactional state" in answer.stderr
+    assert "examples.anchored_join:topology is a core topology, which keeps no transactional state" in answer.stderr
 
 
 @pytest.mark.spark
 @pytest.mark.behaviour("4.1")
 def test_a_core_topology_runs_from_the_command_line_until_it_is_idle() -> None:
-    answer = run_as_a_process("examples.joined_streams:topology", "--until-caught-up", "--json")
+    answer = run_as_a_process("examples.anchored_join:topology", "--until-caught-up", "--json")
     assert answer.returncode == 0, answer.stderr
     last = [json.loads(line) for line in answer.stdout.splitlines()][-1]
     assert last["type"] == "status"

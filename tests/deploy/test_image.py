@@ -17,7 +17,7 @@ from framework import Config
 from framework.coordination import store_of
 from framework.coordination.presence import read_drivers
 from integration import EmbeddedServers, PostgresServer
-from integration.engine import OWNER_LABEL, engine
+from integration.docker_engine import OWNER_LABEL, engine
 from integration.server import free_port
 from integration.server_programs import find_program
 from tests.kit import shipped

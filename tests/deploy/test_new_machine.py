@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.engine import OWNER_LABEL, engine
+from integration.docker_engine import OWNER_LABEL, engine
 from integration.server import free_port
 from tests.commands.test_first_steps import commands
 from tests.kit import shipped

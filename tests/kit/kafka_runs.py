@@ -17,7 +17,7 @@ from framework.clients.kafka_settings import KafkaSettings
 from framework.transactions import CoordinationStore, MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.consumer.partition_follower import KafkaTail
+from spouts.kafka.consumer.core_spout_consumer import KafkaTail
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S

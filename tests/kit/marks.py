@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.server_hosts import EMBEDDED, VARIABLE
+from integration.server_launcher import EMBEDDED, VARIABLE
 
 #: Marks whose arguments are the numbers of promises.
 KINDS = ("behaviour", "rule", "fault", "dies")

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from integration.engine import engine
+from integration.docker_engine import engine
 from integration.images import debian_image
 from tests.kit.processes import ROOT
 

@@ -11,10 +11,10 @@ from confluent_kafka import KafkaException
 
 from examples import (
     acker_trace,
+    anchored_join,
     at_least_once_word_count,
     exactly_once_word_count,
     global_count,
-    joined_streams,
     plane_sessions,
     stateful_word_count,
 )
@@ -59,7 +59,7 @@ def test_streaming_word_count_matches_a_counter(
 @pytest.mark.behaviour("4.2", "4.8")
 @pytest.mark.parametrize("executor", ["local", "spark"])
 def test_joined_streams_replays_both_tuples_of_a_failed_pair(executor: str, spark: str) -> None:
-    counts = joined_streams.run(executor)
+    counts = anchored_join.run(executor)
     assert counts["impressions"] == counts["clicks"] == (12, 4)
     assert counts["billing"] == (0, 4)
 

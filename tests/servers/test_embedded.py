@@ -23,7 +23,7 @@ from integration.java import find_java
 from integration.kafka_and_zookeeper import is_ours
 from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken
-from integration.server_hosts import Launch, ending_signal
+from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
 from tests.kit.waiting import PATIENCE_S
 

@@ -30,7 +30,7 @@ from integration.external import VARIABLES, ExternalPostgres, ExternalServers
 from integration.folder_permissions import open_folder
 from integration.process_or_container import find_host
 from integration.server import Server, port_taken
-from integration.server_hosts import VARIABLE
+from integration.server_launcher import VARIABLE
 from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
 
 ROOT = Path(__file__).parent.parent.parent

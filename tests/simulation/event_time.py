@@ -36,7 +36,7 @@ from sinks import (
     Sum,
     WatermarkCommitter,
     WindowedCommitter,
-    due_row_sorter,
+    external_row_sorter,
 )
 from sinks.event_time import join_buffer, sessions
 from spouts import OpaqueMemoryTransactionalSpout
@@ -378,8 +378,8 @@ def run_event_time(seed: int) -> tuple[str | None, World]:
     world = World(chance, options, opaque=chance.random() < 0.6, steps=steps)
     with pytest.MonkeyPatch.context() as sizes:
         sizes.setattr(join_buffer, "ROW_RECORDS", chance.choice([1, 2, 32]))
-        sizes.setattr(due_row_sorter, "PAGE_ROWS", steps.choice([1, 2, 3, 10_000]))
-        sizes.setattr(due_row_sorter, "SORTED_ROWS", steps.choice([1, 2, 50_000]))
+        sizes.setattr(external_row_sorter, "PAGE_ROWS", steps.choice([1, 2, 3, 10_000]))
+        sizes.setattr(external_row_sorter, "SORTED_ROWS", steps.choice([1, 2, 50_000]))
         sizes.setattr(sessions, "PANES_MAX", steps.choice([1, 2, 20_000]))
         try:
             world.run()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from framework.commands import dead_letter_requests
+from framework.commands import dead_letter_request_submission
 from framework.topology import DEAD_LETTER_STREAM, OnStream, dead_letter_replay
 from framework.topology.dead_letter_replay import LETTERS_PARTITION, LettersPlanner
 from framework.topology.dead_letters import Letter
@@ -101,6 +101,6 @@ LETTER_MUTATIONS: tuple[Mutation, ...] = (
     LetterMutation("C48: an outdated request is planned",
                    [(dead_letter_replay, "is_outdated", lambda request, entry: False)]),
     LetterMutation("C48: letters that came back often are replayed",
-                   [(dead_letter_requests, "to_replay", lambda letters, attempts_max: list(letters))]),
+                   [(dead_letter_request_submission, "to_replay", lambda letters, attempts_max: list(letters))]),
     LetterMutation("C51: a letter with a refused value is read again", [(dead_letter_replay, "LEFT_OUT", "nothing")]),
 )  # fmt: skip

@@ -26,8 +26,8 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from framework import Config, Fields
-from framework.commands import dead_letter_requests
-from framework.commands.dead_letter_requests import LetterRequests
+from framework.commands import dead_letter_request_submission
+from framework.commands.dead_letter_request_submission import LetterRequests
 from framework.errors import ConfigError, CorruptStateError, RetryableError
 from framework.execution.failures import TaskFailure
 from framework.execution.messages import AttemptHeader
@@ -552,7 +552,7 @@ class Command:
         share = chance.choice((0.4, 1.0, 1.0))
         if action == REPLAYED:
             self.attempts_max = attempts_max
-            letters = dead_letter_requests.to_replay(letters, attempts_max)
+            letters = dead_letter_request_submission.to_replay(letters, attempts_max)
         meant = [each for each in letters if chance.random() < share]
         chance.shuffle(meant)
         yield from self.requests.doing(action, meant)

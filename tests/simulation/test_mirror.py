@@ -17,7 +17,7 @@ from sinks.rows.reduction import UNCHANGED
 from sinks.rows.rows_as_of import RowSnapshot
 from sinks.rows.table_definition import TableDefinition
 from sinks.rows.transactional_table import RowTable
-from sinks.sql.table_base import SqlStore
+from sinks.sql.table_base import SqlTableBase
 from spouts.codecs import debezium_changes
 from tests.simulation.mirror import run_mirror
 from tests.simulation.patches import Patch, check_noticed
@@ -57,7 +57,7 @@ def only_the_catalog_is_taken_back(patch: pytest.MonkeyPatch) -> None:
 
 def the_header_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(table_module, "check_granted", lambda header, attempt, location: None)
-    patch.setattr(SqlStore, "_check_header", lambda self, connection, expected, lock: None)
+    patch.setattr(SqlTableBase, "_check_header", lambda self, connection, expected, lock: None)
 
 
 def rows_before_a_truncate_are_not_kept(patch: pytest.MonkeyPatch) -> None:

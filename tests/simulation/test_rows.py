@@ -13,7 +13,7 @@ from sinks.rows import transactional_table as table_module
 from sinks.rows import upsert
 from sinks.rows.rows_as_of import RowSnapshot
 from sinks.rows.transactional_table import RowTable
-from sinks.sql.table_base import SqlStore
+from sinks.sql.table_base import SqlTableBase
 from tests.simulation.patches import Patch, check_noticed
 from tests.simulation.rows import run_rows
 from tests.simulation.table_world import SimTable
@@ -51,7 +51,7 @@ def appended_rows_stay(patch: pytest.MonkeyPatch) -> None:
 
 def the_header_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(table_module, "check_granted", lambda header, attempt, location: None)
-    patch.setattr(SqlStore, "_check_header", lambda self, connection, expected, lock: None)
+    patch.setattr(SqlTableBase, "_check_header", lambda self, connection, expected, lock: None)
 
 
 def the_sequence_is_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ratchet import Json, Pipeline, Stream, Text, dead_letters, parquet, sqlite
 from spouts import JsonCodec, TextCodec
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
 from spouts.kafka.decoding import RecordDecoder
-from spouts.kafka.streams import Streams, checked_streams
+from spouts.kafka.topic_streams import Streams, checked_streams
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 

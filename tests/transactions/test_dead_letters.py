@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from framework.commands.dead_letter_requests import LetterRequests
+from framework.commands.dead_letter_request_submission import LetterRequests
 from framework.config import Config
 from framework.errors import CommitOutcomeUnknown, ConfigError, RetryableError, TopologyError
 from framework.inspect.dead_letters import opened_letters

@@ -11,7 +11,7 @@ from framework.errors import InvariantViolation, StaleWriterError
 from framework.testing.conformance.backend_case import BackendCase
 from framework.testing.conformance.backend_test_helpers import DIGEST, STATES, add, finish, open_attempt, transact
 from framework.topology import CommitFence, TransactionAttempt
-from sinks import due_row_sorter
+from sinks import external_row_sorter
 from sinks.aggregates import Sum
 from sinks.backend import Key, MapBackend, Value
 from sinks.states import MapState, NonTransactionalMapState, OpaqueMapState, TransactionalMapState
@@ -133,7 +133,7 @@ class ReplayContract(BackendCase):
         """Of numbers that are equal, by the text of the key, whatever the store. An attempt that
         writes some pages only leaves all rows to the next one, as they were."""
         for name, value in {"PAGE_ROWS": page, "SORTED_ROWS": 2, "CHUNK_ROWS": 1, "RUNS_MAX": 2}.items():
-            monkeypatch.setattr(due_row_sorter, name, value)
+            monkeypatch.setattr(external_row_sorter, name, value)
         backend.order_by("n")
         state = OpaqueMapState(backend)
         state.prepare("topology")

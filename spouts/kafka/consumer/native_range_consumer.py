@@ -33,9 +33,9 @@ from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
+from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
-from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.range_consumer import (
     DAMAGED,
     NOT_IN_LOG,

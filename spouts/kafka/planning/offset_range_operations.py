@@ -17,7 +17,7 @@ from spouts.kafka.partition_plan_entries import (
     topic_and_number,
 )
 from spouts.kafka.record_viewer import RecordViewer
-from spouts.kafka.streams import Streams
+from spouts.kafka.topic_streams import Streams
 
 #: What a joined range has of its last part.
 _CARRIED = ("topic_id", "gaps", "lost_records", LEFT_OUT, END_OFFSET, END_ASKED)

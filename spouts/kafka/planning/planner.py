@@ -62,7 +62,7 @@ from spouts.kafka.planning.source_settings import KafkaSource
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.start_end_options import Bound
-from spouts.kafka.streams import Streams
+from spouts.kafka.topic_streams import Streams
 
 _log = get_logger()
 

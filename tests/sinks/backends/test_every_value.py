@@ -42,7 +42,7 @@ from sinks import (
     Sum,
     TransactionalMapState,
 )
-from sinks.aggregate_verification import Recount
+from sinks.aggregate_reference_model import Recount
 from tests.kit.exact import COLUMNS, PLAIN_COLUMNS, Columns, Exact, Oracle, Values, exact
 from tests.kit.targets import Often
 

@@ -28,7 +28,7 @@ from sinks import (
     SqliteBackend,
     Sum,
     WindowedCommitter,
-    due_row_sorter,
+    external_row_sorter,
     states,
 )
 from sinks.backend import Key, Row
@@ -130,7 +130,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 def resize(patch: pytest.MonkeyPatch, page: int, in_memory: int) -> None:
     for name, value in {"PAGE_ROWS": page, "SORTED_ROWS": in_memory, "CHUNK_ROWS": 2, "RUNS_MAX": 2}.items():
-        patch.setattr(due_row_sorter, name, value)
+        patch.setattr(external_row_sorter, name, value)
     patch.setattr(sessions, "PANES_MAX", page)
 
 
@@ -250,7 +250,7 @@ written: list[int] = []
 
 def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PAGE_ROWS": 50, "SORTED_ROWS": 100, "CHUNK_ROWS": 5, "RUNS_MAX": 4}.items():
-        monkeypatch.setattr(due_row_sorter, name, value)
+        monkeypatch.setattr(external_row_sorter, name, value)
     monkeypatch.setattr(states, "PAGE_KEYS", 50)
     peaks = []
     for count in (100, 2_000, 20_000):
@@ -300,7 +300,7 @@ def test_rows_that_fit_neither_in_memory_nor_into_the_folder_name_the_setting(
         raise OSError(28, "No space left on device")
 
     resize(monkeypatch, 1, 1)
-    monkeypatch.setattr(due_row_sorter.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(external_row_sorter.tempfile, "TemporaryFile", full)
     committer = bound("windows", OpaqueMapState(MemoryBackend()))
     attempt(committer, 1, 1)
     attempt(committer, 2, 1)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-import spouts.kafka.consumer.partition_follower
+import spouts.kafka.consumer.core_spout_consumer
 from framework import CoreTopologyFailed, Fields, TopologyBuilder, Tuple, submit
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, RetryableError, TopologyError
@@ -25,7 +25,7 @@ from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka.cluster_metadata import KafkaMetadata
 from spouts.kafka.consumer.chunk import ColumnChunk, Run
 from spouts.kafka.consumer.consumer_seek import Assignment
-from spouts.kafka.consumer.partition_follower import task_of
+from spouts.kafka.consumer.core_spout_consumer import task_of
 from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import Decoded
 from spouts.kafka.partition_plan_entries import Position
@@ -403,7 +403,7 @@ def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_
 
 
 def test_partitions_that_are_added_are_read(topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spouts.kafka.consumer.partition_follower, "LOOK_UP_EVERY_S", 0.1)
+    monkeypatch.setattr(spouts.kafka.consumer.core_spout_consumer, "LOOK_UP_EVERY_S", 0.1)
     topics.create(name)
     topics.send(name, [b"first"])
     run = stepped(
@@ -570,7 +570,7 @@ def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(
     assert journal(name).steps.count(("count", 0, "pre_rollback")) >= 2
     if start == "latest":
         return
-    monkeypatch.setattr(spouts.kafka.consumer.partition_follower, "LOOK_UP_EVERY_S", 0.2)
+    monkeypatch.setattr(spouts.kafka.consumer.core_spout_consumer, "LOOK_UP_EVERY_S", 0.2)
     with submit(counting(name, spout), conf, store=store, executor="local") as run:
         run.wait_until_idle(PATIENCE_S)
         topics.add_partitions(name, 4)

@@ -13,7 +13,7 @@ from framework.topology.dead_letters import Letter
 from framework.topology.spouts import on_stream
 from spouts import JsonCodec, TextCodec, TopicStream
 from spouts.kafka.reader import KafkaReader
-from spouts.kafka.streams import Streams, checked_streams
+from spouts.kafka.topic_streams import Streams, checked_streams
 
 pytestmark = pytest.mark.rule("C48")
 

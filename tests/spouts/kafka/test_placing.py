@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, Message
 
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import DataLossError, RetryableError
-from spouts.kafka.consumer.fetch_settings import FetchPace
+from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import PLACED_AGAIN_MAX, KafkaSession, Range
 

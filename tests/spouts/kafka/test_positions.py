@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-import spouts.kafka.consumer.partition_follower
+import spouts.kafka.consumer.core_spout_consumer
 from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
 from framework.core.leader_loop import forget_state, read_record
 from framework.transactions import MemoryStore
 from spouts import KafkaSpout, TextCodec
-from spouts.kafka.consumer.partition_follower import KafkaTail
+from spouts.kafka.consumer.core_spout_consumer import KafkaTail
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.state_parts import Count, checkpointed, journal, lmdb
 from tests.kit.topics import Topics
@@ -140,7 +140,7 @@ def test_a_topic_that_was_made_again_is_lost_data_and_read_from_its_beginning(
     running: bool,
     skip: bool,
 ) -> None:
-    monkeypatch.setattr(spouts.kafka.consumer.partition_follower, "LOOK_UP_EVERY_S", 0.3)
+    monkeypatch.setattr(spouts.kafka.consumer.core_spout_consumer, "LOOK_UP_EVERY_S", 0.3)
     topics.send(topics.create(name), [b"first"] * 50)
     kafka = spout(topics, name, on_data_loss="skip" if skip else "fail")
     topology = counting(name, words=kafka) if stateful else plain(name, kafka)
@@ -202,7 +202,7 @@ def test_at_most_once_nothing_of_a_topic_that_was_made_again_comes_twice(
         wait_for(lambda: len(stepped() and words()) == 50)
         full = True  # as when bolts are slow: meanwhile nothing is fetched
         stepped()
-        monkeypatch.setattr(spouts.kafka.consumer.partition_follower, "LOOK_UP_EVERY_S", 1_000.0)
+        monkeypatch.setattr(spouts.kafka.consumer.core_spout_consumer, "LOOK_UP_EVERY_S", 1_000.0)
         topics.recreate(name)
         topics.send(name, [b"%d" % n for n in range(150)])
         full = False

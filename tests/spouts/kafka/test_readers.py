@@ -45,9 +45,9 @@ from spouts import BytesCodec, Codec, JsonCodec, KafkaTransactionalSpout, TextCo
 from spouts.compiled import native
 from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as python_session
+from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_reader
-from spouts.kafka.consumer.fetch_settings import FetchPace
 from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
@@ -823,7 +823,7 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
     oauth_broker: KafkaBroker, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the one that asks for the group's offsets, which it does seldom."""
-    monkeypatch.setattr("spouts.kafka.consumer.partition_follower.LOOK_UP_EVERY_S", 0.5)
+    monkeypatch.setattr("spouts.kafka.consumer.core_spout_consumer.LOOK_UP_EVERY_S", 0.5)
     lifetime_s = 3.0
     expired = time.monotonic() + lifetime_s + 1.0  # then the first tokens have expired
 

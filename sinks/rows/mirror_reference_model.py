@@ -21,8 +21,8 @@ from framework.errors import BadRecordError
 from framework.topology import Fields
 from framework.topology.canonical_form import RowForm, form_of
 from framework.topology.table_changes import DEFAULT, ChangeReader, TableChanges
+from sinks.rows.committer_reference_model import ReferenceCommitter
 from sinks.rows.inspectable_mirror import MirroredRow, MirrorState
-from sinks.rows.recomputed_committer import ReferenceCommitter
 from sinks.rows.rows_as_of import Key
 from sinks.rows.values import stored_fields, stored_values
 from sinks.scratch import scratch_backend

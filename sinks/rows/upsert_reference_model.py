@@ -21,7 +21,7 @@ from framework.topology import Fields
 from framework.topology.canonical_form import RowForm
 from sinks.backend import Key, Row, Value
 from sinks.expected_values import Expected, Recomputed
-from sinks.rows.recomputed_committer import ReferenceCommitter
+from sinks.rows.committer_reference_model import ReferenceCommitter
 from sinks.rows.reduction import DELETED, UNCHANGED
 from sinks.rows.table_definition import Changes
 from sinks.rows.values import stored_fields, stored_values

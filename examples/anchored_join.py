@@ -6,7 +6,7 @@ and acks them. Until then the half waits in the joiner, unacked. If the joiner d
 half does not arrive in time, the spout emits the half again. ``Billing`` fails each pair of one
 advertisement the first time: both spouts are told, and both halves come again.
 
-    python -m examples.joined_streams [--local]
+    python -m examples.anchored_join [--local]
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from framework.clients.kafka_settings import KafkaSettings
 from framework.clients.kafka_stall_detection import RECORD_BYTES, Traffic
 from framework.errors import RetryableError
 from spouts.kafka.consumer import range_consumer as limits
-from spouts.kafka.consumer.fetch_settings import EXPANDED_BYTES, LARGE_BYTES, FetchPace
+from spouts.kafka.consumer.adaptive_fetch_size import EXPANDED_BYTES, LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 from spouts.kafka.record_deserialization import EVERYTHING

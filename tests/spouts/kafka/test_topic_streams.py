@@ -29,7 +29,7 @@ from spouts import (
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.kafka.consumer import chunk
 from spouts.kafka.decoding import RecordDecoder
-from spouts.kafka.streams import checked_streams
+from spouts.kafka.topic_streams import checked_streams
 from tests.kit.avro import encoded, framed
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.plans import Plan

@@ -21,8 +21,8 @@ from framework.topology import (
 )
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec
-from spouts.kafka.options import at_least_1, checked_format, checked_topics, fields_of
 from spouts.kafka.record_deserialization import RecordFilter, RecordFormat
+from spouts.kafka.spout_argument_checks import at_least_1, checked_format, checked_topics, fields_of
 
 #: A value that is larger is a bad record. Compressed, it may be a few bytes on the broker.
 RECORD_BYTES_MAX = 64 << 20
