@@ -392,7 +392,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             yield list(dict.fromkeys(names))
 
     def _exchanged(self) -> bytes | None:
-        """The header of the former rows, which differs after each exchange."""
+        """The header of the rows that the last rebuild replaced: each rebuild replaces it."""
         with self._named(writes=False):
             found: bytes | None = _clients.get(self._url).get(f"{self._key(FORMER)}:header")
         return found

@@ -364,8 +364,8 @@ class Checkpoints:
         return found
 
     def _counted(self, known: Suspects, reports: Sequence[CheckpointReport]) -> Suspects | None:
-        """Count the failures that tasks have reported. Returns the updated suspects; None when no
-        record was named.
+        """Count the failures that tasks have reported. Returns the updated suspects, which
+        are the records that may cause failures; None when the reports name no record.
 
         When there are too many suspects, those that failed longest ago are forgotten. If a
         forgotten one fails again, its count begins anew. Too many new suspects are ignored: then

@@ -252,7 +252,7 @@ class NewestTable(Table):
         self, committers: StatefulSteps, name: str, names: Mapping[str, str], how: JoinHow, *, tombstones: bool
     ) -> Bolt:
         """The committer that joins rows with those that the table has now. ``names``: those of the
-        table's columns there. ``tombstones``: whether its rows come with the column
+        table's columns in the joined rows. ``tombstones``: whether its rows come with the column
         ``TOMBSTONE``, which they need not have by themselves."""
         sequence = names[self._sequence_by] if self._sequence_by is not None else None
         deleted = names.get(TOMBSTONE, TOMBSTONE) if self._deletes or tombstones else None

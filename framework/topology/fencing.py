@@ -148,7 +148,7 @@ class Header:
 
     @staticmethod
     def of_document(document: Mapping[str, Any], location: str) -> Header:
-        """Read a header from what ``dataclasses.asdict`` made of it. Raises ``CorruptStateError``
+        """Read a header from its ``dataclasses.asdict`` dictionary. Raises ``CorruptStateError``
         for an unknown format, and ``KeyError``, ``TypeError`` or ``AttributeError`` when the
         document is not a header."""
         check_format(document["format"], location)

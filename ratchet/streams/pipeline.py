@@ -373,7 +373,7 @@ def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None
 
 
 def _fitting(row: Mapping[str, Any], fields: Fields, *, of_topic: bool) -> dict[str, Any]:
-    """The columns that the spout emits. A missing one is null, as in JSON; a record of a topic is
-    no tombstone."""
+    """The columns that the spout emits. A column that a row lacks is null, as in JSON. A row of a
+    topic without the column of tombstones is no tombstone."""
     missing = {TOMBSTONE: False} if of_topic else {}
     return {name: row.get(name, missing.get(name)) for name in fields}

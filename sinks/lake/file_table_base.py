@@ -463,8 +463,8 @@ class FileTable(Table, InspectableState):
         return ds.FileSystemDataset(fragments, shape.schema, form, system)
 
     def files_in(self, document: Path) -> list[DataFile]:
-        """The files that a document of this table lists. Raises ``FileNotFoundError`` and
-        ``CorruptStateError``."""
+        """The files that a document of this table lists. Raises ``FileNotFoundError`` if it is not
+        there, and ``CorruptStateError`` if it is damaged."""
         try:
             return [self._file_of(document, *entry) for entry in read_document(document)["files"]]
         except (KeyError, TypeError, ValueError) as error:

@@ -130,7 +130,7 @@ class DebeziumCodec(PerValueCodec):
     # --- inside -----------------------------------------------------------------------------------
 
     def _parts(self, values: pa.BinaryArray) -> Iterator[_Part]:
-        """The values, apart by the schema that they have."""
+        """The values, grouped by their schema."""
         rest = np.arange(len(values))
         while len(rest):
             array = values if len(rest) == len(values) else values.take(pa.array(rest))

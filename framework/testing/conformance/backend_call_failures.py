@@ -36,7 +36,7 @@ class FaultContract(BackendCase):
     @pytest.mark.parametrize("after", [False, True], ids=["nothing done", "answer lost"])
     @pytest.mark.parametrize("how", ["update", "apply", "one step"])
     def test_a_fault_between_any_two_steps(self, wide_backend: MapBackend, how: str, after: bool) -> None:
-        """Each run fails another call to the store. The replay applies every row once."""
+        """In each run, a different call to the store fails. The replay applies every row once."""
         for state_class in STATES:
             for step in itertools.count(*self.faults):
                 backend = Faulty(self._made(KEY, WIDE))
