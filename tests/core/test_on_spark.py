@@ -24,7 +24,6 @@ from framework.execution.spark.auxiliary_jobs import SparkJobs
 from framework.execution.spark.worker_errors import python_part
 from tests.kit.journaled import Queue, alive, check_every_word_was_seen, note, noted, sentence_of, word_count
 from tests.kit.processes import RunProcess
-from tests.kit.targets import Often
 from tests.kit.task_workers import workers_of
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -115,9 +114,10 @@ def test_tuples_that_a_killed_worker_held_are_replayed(tmp_path: Path, spark: st
     assert len(noted(tmp_path, "opened")) == 3  # each task worker has one of the two spout tasks
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.1")
-def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str, often: Often) -> None:
-    words = often(60, 300)
+def test_a_large_round_on_a_cluster_goes_level_by_level(tmp_path: Path, cluster: str) -> None:
+    words = 300
     conf = {"spark.master": cluster, "topology.collapse.records.max": 0, "topology.max.spout.pending": 100}
     with submit(word_count(tmp_path, words), {**conf, "topology.acker.executors": 2}) as run:
         run.wait_until_idle(PATIENCE_S)
@@ -153,6 +153,7 @@ def test_a_killed_executor_takes_its_workers_with_it_and_the_next_round_finds_ne
     check_every_word_was_seen(tmp_path, 600)
 
 
+@pytest.mark.slow
 @pytest.mark.dies("core 6")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills

@@ -122,6 +122,7 @@ def kill_executor() -> None:
     hang()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(5)
 def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Path) -> None:
     """What the executor held is lost; the other executor, or its successor,

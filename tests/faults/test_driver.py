@@ -32,14 +32,15 @@ def die_at_each(job: Job, faults: Faults, boundaries: range) -> set[str]:
     return died
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1)
-@pytest.mark.parametrize("values", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("values", ["opaque", "transactional"])
 def test_a_driver_that_dies_at_some_step_boundaries_ends_exact(
-    make_job: Callable[..., Job], faults: Faults, values: str, often: Often
+    make_job: Callable[..., Job], faults: Faults, values: str
 ) -> None:
     """Each driver dies some boundaries further from its start than the one before."""
     job = make_job(values=values)
-    boundaries = range(1, 28, often(9, 3))
+    boundaries = range(1, 28, 3)
     died = die_at_each(job, faults, boundaries)
     assert len(died) > len(boundaries) // 2, died
     job.finish()

@@ -12,7 +12,6 @@ from sinks.transaction_history_table import history_table
 from tests.kit.fault_plugin import Faults
 from tests.kit.jobs import Job
 from tests.kit.stores import Feed
-from tests.kit.targets import Often
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
@@ -29,15 +28,16 @@ def check_records(job: Job, address: str) -> None:
     assert [each.record for each in held if each is not None] == recorded
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1)
 def test_drivers_that_die_around_each_step_leave_each_record_once(
-    make_job: Callable[..., Job], faults: Faults, tmp_path: Path, often: Often
+    make_job: Callable[..., Job], faults: Faults, tmp_path: Path
 ) -> None:
     """The steps of the copying are among those of the sinks: its table is a backend, too."""
     address = f"sqlite:{tmp_path / 'history.db'}"
     job = make_job(**{"topology.history.table": address})
     with Feed(job.topics.bootstrap_servers, job.name):
-        for number in range(1, 40, often(9, 3)):
+        for number in range(1, 40, 3):
             run = job.process(module="tests.kit.failing_run", **{"app.die.at": number})
             run.start()
             assert run.finish() == 9, run.tail()

@@ -18,23 +18,17 @@ from tests.kit.routed_letters import Outcome, order_of, run
 KILLS = int(os.environ.get("RATCHET_KILLS", "12"))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.kills
 @pytest.mark.rule("C20", "C48", "C51")
 @pytest.mark.fault(2)
-@pytest.mark.parametrize(
-    ("keeper", "order"),
-    [
-        pytest.param("topic", ["driver", "deploy", "replay"], id="short"),
-        pytest.param("topic", None, id="topic", marks=pytest.mark.slow),
-        pytest.param("table", None, id="table", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("keeper", ["topic", "table"])
 def test_each_record_is_routed_once_and_each_letter_replayed_once_whatever_is_killed(
-    tmp_path: Path, seed: int, faults: Faults, keeper: str, order: list[str] | None
+    tmp_path: Path, seed: int, faults: Faults, keeper: str
 ) -> None:
     chance = random.Random(seed)
-    order = order or order_of(KILLS, chance)
+    order = order_of(KILLS, chance)
     outcome = run(tmp_path, order, chance, keeper)
     faults.injected(len(order))
     print(json.dumps(outcome.summary()))

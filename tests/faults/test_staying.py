@@ -21,6 +21,7 @@ from tests.kit.stores import server_of
 KILLS = int(os.environ.get("RATCHET_KILLS", "2"))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.kills
 @pytest.mark.spark
@@ -30,8 +31,8 @@ KILLS = int(os.environ.get("RATCHET_KILLS", "2"))
     ("workers", "store"),
     [
         pytest.param(0, "sqlite", id="local"),
-        pytest.param(2, "postgres", id="cluster", marks=pytest.mark.slow),
-        pytest.param(2, "redis", id="cluster-redis", marks=pytest.mark.slow),
+        pytest.param(2, "postgres", id="cluster"),
+        pytest.param(2, "redis", id="cluster-redis"),
     ],
 )
 def test_every_record_counts_once_whatever_is_killed_while_a_task_stays(

@@ -19,7 +19,6 @@ from integration import EmbeddedServers
 from tests.kit.closed_windows import Minutes, clicks, closed
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
-from tests.kit.targets import Often
 from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.rule("C44")]
@@ -29,9 +28,10 @@ def seconds(moment: str) -> int:
     return int(datetime.datetime.fromisoformat(moment).timestamp())
 
 
+@pytest.mark.slow
 @pytest.mark.kills
 def test_each_window_of_a_backlog_is_sent_once_to_three_stores_though_drivers_die(
-    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, often: Often
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
 ) -> None:
     topics.create(name, 4)
     topics.create(f"{name}-closed", 2)
@@ -48,7 +48,7 @@ def test_each_window_of_a_backlog_is_sent_once_to_three_stores_though_drivers_di
     driver = RunProcess(tmp_path / "run.log", "tests.kit.closed_windows:topology", settings, executor="local")
     store = store_of(Config.of({"transactional.zookeeper.servers": servers.zookeeper}))
     last = 60
-    deaths = often(3, 25)
+    deaths = 25
     try:
         for death in range(1, deaths + 1):
             driver.start()

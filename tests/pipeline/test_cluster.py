@@ -78,6 +78,7 @@ def forgetful_python(folder: Path) -> Path:
     return python
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.kills
 def test_the_framework_and_the_users_modules_reach_executors_that_have_neither(

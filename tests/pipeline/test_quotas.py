@@ -19,14 +19,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.4")]
 RECORD_BYTES = 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C18")
-@pytest.mark.parametrize(
-    "spout", [OpaqueKafkaTransactionalSpout, pytest.param(KafkaTransactionalSpout, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    ("records", "bytes_per_s", "timeout_s"),
-    [(500, 250_000, 12), pytest.param(150, 50_000, 8, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("spout", [OpaqueKafkaTransactionalSpout, KafkaTransactionalSpout])
+@pytest.mark.parametrize(("records", "bytes_per_s", "timeout_s"), [(500, 250_000, 12), (150, 50_000, 8)])
 def test_quotas_lose_and_repeat_no_record(
     topics: Topics,
     name: str,

@@ -182,8 +182,9 @@ def test_an_empty_table_holds_nothing_up(
     assert set(shop.read().values()) == {UNKNOWN}
 
 
+@pytest.mark.slow
 @pytest.mark.kills
-@pytest.mark.parametrize("opaque", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["opaque", "idempotent"])
+@pytest.mark.parametrize("opaque", [True, False], ids=["opaque", "idempotent"])
 def test_a_driver_that_is_killed_in_the_middle_of_a_table_goes_on_with_the_table(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, opaque: bool
 ) -> None:

@@ -943,12 +943,13 @@ def test_the_command_shows_what_differs_and_changes_nothing_without_yes(
 # --- kills ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_driver_and_rebuild_are_killed_and_every_count_is_right(
-    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, often: Often, seed: int
+    servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, seed: int
 ) -> None:
     """Both run as processes, while records keep coming; whichever is killed is started again."""
-    chance, kills = random.Random(seed), often(6, 30)
+    chance, kills = random.Random(seed), 30
     topic, sent = topics.create(name, 2), Counter[bytes]()
     words = OverKafka("tests.kit.replays:kafka_topology", servers, topic, tmp_path / "x.db")
 

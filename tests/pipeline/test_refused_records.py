@@ -458,9 +458,10 @@ def test_too_many_refused_values_stop_the_topology(topics: Topics, name: str, tm
         run.wait_until_caught_up(PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.kills
-@pytest.mark.parametrize("kind", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["opaque", "transactional"])
 def test_dead_letters_of_refused_values_are_written_once_though_drivers_die(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, kind: str, seed: int
 ) -> None:

@@ -314,6 +314,7 @@ def offline(folder: Path, join: type[enriched_orders.LatestPayment], patch: pyte
     return enriched_orders.topology({"app.kafka": "127.0.0.1:1", "app.database": str(folder / "x.db")})
 
 
+@pytest.mark.slow
 def test_a_join_is_simulated_over_records_by_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = offline(tmp_path, enriched_orders.LatestPayment, monkeypatch)
     report = simulate(built, {"orders": ORDERS, "payments": PAYMENTS}, schedules=40)

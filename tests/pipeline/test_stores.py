@@ -84,13 +84,10 @@ def pause(run: RunProcess, job: Job) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("3.3")
 @pytest.mark.parametrize("job", ["opaque"], indirect=True)
-@pytest.mark.parametrize(
-    "store",
-    ["postgres", *(pytest.param(each, marks=SLOW) for each in ("sqlite", "redis", "mysql"))],
-    indirect=True,
-)
+@pytest.mark.parametrize("store", ["postgres", "sqlite", "redis", "mysql"], indirect=True)
 @pytest.mark.fault(3)
 @pytest.mark.rule("C14")
 def test_a_paused_leader_that_wakes_changes_nothing_and_says_so(job: Job) -> None:

@@ -20,6 +20,7 @@ PROMPT = "(Pdb) "
 PROGRESS = re.compile(r"^rebuilt to transaction .* a second\n", re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_every_command_of_the_story_prints_what_the_page_shows(servers: EmbeddedServers, tmp_path: Path) -> None:
     flights_data.load(servers.bootstrap_servers, "flights")

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("site")  # it is built once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]  # it is built once
 
 
 class Page(HTMLParser):

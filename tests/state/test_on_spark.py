@@ -72,6 +72,7 @@ class Deadly(BaseBasicBolt):
         declarer.declare(Fields(word=str))
 
 
+@pytest.mark.slow
 @pytest.mark.dies("state 3")
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.4")
