@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from integration.background_servers import DEFAULT_FOLDER, down, up
+from integration.detached_servers import DEFAULT_FOLDER, down, up
 from integration.errors import ServerError
 from integration.kafka_and_zookeeper import Shape, read_state
 from integration.prometheus import RULES, TARGET

@@ -14,7 +14,7 @@ from framework.observe.history_plot import picture
 from framework.state.lmdb import LmdbKeyValueStateProvider
 from framework.testing.simulation.sample_records import read_sample
 from integration import EmbeddedServers
-from integration.background_servers import up
+from integration.detached_servers import up
 from sinks import DeltaLakeTable, ParquetTable, SqliteBackend
 from sinks.compact import app as compact
 from sinks.transaction_history_table import history_table

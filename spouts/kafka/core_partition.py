@@ -14,7 +14,7 @@ from framework.errors import InvariantViolation
 from framework.topology import DEAD_LETTER_STREAM
 from framework.topology.tuples import rows_of
 from spouts.kafka.acked_offsets import AckedOffsets, Found, Offsets, Slice
-from spouts.kafka.consumer.chunk import Epochs, RecordChunk, known_epoch
+from spouts.kafka.consumer.record_chunk import Epochs, RecordChunk, known_epoch
 from spouts.kafka.decoding import dead_letters
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
 

@@ -15,8 +15,8 @@ from framework.topology import DEAD_LETTER_STREAM
 from spouts.codecs.missing_field_warning import AbsentFields
 from spouts.failed_tuple_retries import Retries, RetryPolicy
 from spouts.kafka.acked_offsets import Found
-from spouts.kafka.consumer.chunk import RecordChunk, known_epoch
 from spouts.kafka.consumer.core_spout_consumer import KafkaTail
+from spouts.kafka.consumer.record_chunk import RecordChunk, known_epoch
 from spouts.kafka.core_partition import (
     AckedIds,
     CorePartition,

@@ -17,7 +17,7 @@ from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
 from spouts.codecs.missing_field_warning import absent_fields
-from spouts.kafka.consumer.chunk import RecordChunk
+from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.record_deserialization import Parts, RecordFormat
 from spouts.kafka.topic_streams import StreamFormat, Streams
 

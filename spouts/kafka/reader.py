@@ -27,9 +27,9 @@ from framework.topology.dead_letters import Letter
 from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.registry_schema_usage import take_used
-from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.range_consumer import Range
+from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
 from spouts.kafka.partition_plan_entries import position_after, position_of, topic_and_number
 from spouts.kafka.record_deserialization import METADATA_TYPES

@@ -22,9 +22,9 @@ from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as kafka_session
-from spouts.kafka.consumer.chunk import MessageChunk
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer.record_chunk import MessageChunk
 from spouts.kafka.record_deserialization import EVERYTHING
 
 PARTITIONS = 2

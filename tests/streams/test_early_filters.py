@@ -17,7 +17,7 @@ from framework.streams.ports import EarlyFilter
 from framework.transactions import MemoryStore
 from ratchet import Json, Pipeline, Stream, Text, dead_letters, parquet, sqlite
 from spouts import JsonCodec, TextCodec
-from spouts.kafka.consumer.chunk import ColumnChunk, Run
+from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.topic_streams import Streams, checked_streams
 from tests.kit.topics import Topics

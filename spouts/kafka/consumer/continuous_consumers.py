@@ -24,10 +24,10 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
-from spouts.kafka.consumer.chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
 from spouts.kafka.consumer.range_consumer import DAMAGED
+from spouts.kafka.consumer.record_chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import Parts
 

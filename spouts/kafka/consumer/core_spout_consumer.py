@@ -26,11 +26,11 @@ from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import DataLossError, FailedException, RetryableError
 from framework.observe.logs import get_logger
 from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics
-from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.consumer.consumer_pool import reader_of
 from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.consumer.damaged_batches import after_damage
 from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
+from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id, topic_and_number
 from spouts.kafka.record_deserialization import EVERYTHING, Parts

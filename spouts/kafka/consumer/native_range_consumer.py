@@ -34,7 +34,6 @@ from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
-from spouts.kafka.consumer.chunk import ColumnChunk, Run
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.range_consumer import (
     DAMAGED,
@@ -46,6 +45,7 @@ from spouts.kafka.consumer.range_consumer import (
     replaced,
     silent,
 )
+from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import METADATA_TYPES, Parts
 

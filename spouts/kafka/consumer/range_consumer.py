@@ -35,8 +35,8 @@ from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.adaptive_fetch_size import LARGE_BYTES, FetchPace
-from spouts.kafka.consumer.chunk import MessageChunk
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
+from spouts.kafka.consumer.record_chunk import MessageChunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import EVERYTHING, Parts
 

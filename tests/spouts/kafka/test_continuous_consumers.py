@@ -18,10 +18,10 @@ from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, RetryableError
 from spouts import KafkaSpout
 from spouts.kafka.consumer import native_range_consumer
-from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.consumer.native_range_consumer import QUEUES_MIN, NativeConsumer, why_not_native
+from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES

@@ -23,9 +23,9 @@ from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
 from spouts.kafka.cluster_metadata import KafkaMetadata
-from spouts.kafka.consumer.chunk import ColumnChunk, Run
 from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.core_spout_consumer import task_of
+from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
 from spouts.kafka.core_task import CoreTask
 from spouts.kafka.decoding import Decoded
 from spouts.kafka.partition_plan_entries import Position

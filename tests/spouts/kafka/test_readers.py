@@ -46,10 +46,10 @@ from spouts.compiled import native
 from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as python_session
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
-from spouts.kafka.consumer.chunk import ColumnChunk, RecordChunk
 from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_reader
 from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of

@@ -27,7 +27,7 @@ from spouts import (
     TopicStream,
 )
 from spouts.codecs.bad_records import BadRecordShares
-from spouts.kafka.consumer import chunk
+from spouts.kafka.consumer import record_chunk
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.topic_streams import checked_streams
 from tests.kit.avro import encoded, framed
@@ -358,15 +358,15 @@ class _Message:
 
 
 def test_messages_that_are_too_long_together_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "PART_BYTES_MAX", 100)
+    monkeypatch.setattr(record_chunk, "PART_BYTES_MAX", 100)
     values = [order(number) for number in range(20)] + [None, b'{"customer": "%s"}' % (b"c" * 300), b"bad", order(20)]
     messages = [_Message(offset, value, b"key") for offset, value in enumerate(values)]
-    whole = chunk.MessageChunk(messages)  # type: ignore[arg-type]
+    whole = record_chunk.MessageChunk(messages)  # type: ignore[arg-type]
     parts = list(whole.parts())
     assert [each for part in parts for each in part.messages] == messages
     assert all(part.value_bytes <= 100 or len(part) == 1 for part in parts)
-    assert next(chunk.MessageChunk(messages[:1]).parts()).messages == messages[:1]  # type: ignore[arg-type]
-    assert [len(each) for each in chunk.MessageChunk([]).parts()] == [0]
+    assert next(record_chunk.MessageChunk(messages[:1]).parts()).messages == messages[:1]  # type: ignore[arg-type]
+    assert [len(each) for each in record_chunk.MessageChunk([]).parts()] == [0]
     streams = checked_streams(
         None, codec=JsonCodec(ORDER), key_codec=None, header_codecs=None, metadata=(), on_bad_record="skip"
     )

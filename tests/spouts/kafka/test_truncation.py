@@ -17,8 +17,8 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import DataLossError, RetryableError
 from integration import KafkaBroker
-from spouts.kafka.consumer.chunk import RecordChunk
 from spouts.kafka.consumer.consumer_pool import sessions
+from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.partition_plan_entries import Position
 from tests.kit.kafka_runs import KafkaRuns, tail_of
 from tests.kit.plans import Plan, offsets
