@@ -7,6 +7,7 @@ starting point.
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import re
 import sys
@@ -24,11 +25,11 @@ from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.run import main as run
 from framework.config import Config
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, TopologyError, escaped
 from framework.execution.executor_name import SPARK
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
 from framework.transactions.source_preview import first_rows
-from ratchet.kafka_connect_translation import PASSWORD, Connector, read_connector
+from ratchet.kafka_connect_translation import PASSWORD, REGISTRY_PASSWORD, Connector, read_connector
 from spouts import BytesCodec, OpaqueKafkaTransactionalSpout
 from spouts.codecs.json_arrow_schema import schema_of_sample
 
@@ -288,7 +289,7 @@ def _notes(connector: Connector | None, job: Job) -> str:
     lines = [f"# Differs from the connector: {each}" for each in connector.differences]
     if job.start_group is None:
         lines.append(f"# To go on where the connector has stopped: start_group={connector.group!r}")
-    return "".join(f"{each}\n" for each in lines)
+    return "".join(f"{escaped(each)}\n" for each in lines)
 
 
 def check(job: Job) -> None:
@@ -381,12 +382,16 @@ def _place(job: Job, imports: set[str]) -> str:
     return f"{place}({address!r})" if job.mode is Mode.MIRROR else f"{place}({address!r}, {job.table!r})"
 
 
-def _without_password(url: str) -> str:
+def _without_password(url: str, variable: str = PASSWORD) -> str:
     """The address with the password replaced by the name of a variable."""
+    password = _password(url)
+    return url if password is None else url.replace(f":{password}@", f":${{{variable}}}@", 1)
+
+
+def _password(url: str) -> str | None:
+    """The password in an address; None if there is none, or only a variable's name."""
     password = urlsplit(url).password
-    if password is None or password.startswith("${"):
-        return url
-    return url.replace(f":{password}@", f":${{{PASSWORD}}}@", 1)
+    return None if password is None or password.startswith("${") else password
 
 
 def _value(job: Job, imports: set[str], others: list[str]) -> str:
@@ -397,9 +402,9 @@ def _value(job: Job, imports: set[str], others: list[str]) -> str:
     if job.codec is not Codec.JSON or job.columns is None:
         kind = {Codec.AVRO: "RegistryAvro", Codec.PROTOBUF: "RegistryProtobuf"}.get(job.codec, "RegistryJson")
         imports.add(kind)
-        return f"{kind}({job.subject!r}, {job.registry!r})"
+        return f"{kind}({job.subject!r}, {_without_password(job.registry or '', REGISTRY_PASSWORD)!r})"
     imports.add("Json")
-    if all(each.name.isidentifier() and each.type in _KEYWORDS for each in job.columns):
+    if all(_is_argument(each.name) and each.type in _KEYWORDS for each in job.columns):
         names = {each.name: _KEYWORDS[each.type] for each in job.columns}
         times = sorted({"date", "datetime"}.intersection(names.values()))
         others += [f"from datetime import {', '.join(times)}"] if times else []
@@ -407,6 +412,12 @@ def _value(job: Job, imports: set[str], others: list[str]) -> str:
     others.append("import pyarrow as pa")
     columns = "".join(f"\n            ({each.name!r}, {_code(each.type)})," for each in job.columns)
     return f"Json(\n        pa.schema([{columns}\n        ])\n    )"
+
+
+def _is_argument(name: str) -> bool:
+    """Whether Python passes a keyword argument of this name on as it is: it takes no keyword, and
+    normalizes other letters than those of ASCII."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _code(kind: pa.DataType) -> str:
@@ -475,9 +486,9 @@ def _sampled(job: Job, settings: Config) -> list[bytes]:
 
 def _run(job: Job, text: str, config: Path | None, overrides: list[str] | None, **options: Any) -> None:
     """Run the pipeline as ``ratchet run`` runs a user's module."""
-    password = urlsplit(job.into).password
-    if password is not None and not password.startswith("${"):
-        os.environ[PASSWORD] = password
+    for variable, address in ((PASSWORD, job.into), (REGISTRY_PASSWORD, job.registry)):
+        if address is not None and (password := _password(address)) is not None:
+            os.environ[variable] = password
     with tempfile.TemporaryDirectory(prefix="ratchet-ingest-") as folder:
         module = "ratchet_" + re.sub(r"\W+", "_", job.name)
         (Path(folder) / f"{module}.py").write_text(text, encoding="utf-8")

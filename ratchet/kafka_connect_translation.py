@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from framework.config import shown_value
 from framework.errors import ConfigError
 
 _JDBC = {
@@ -32,8 +33,8 @@ _CODECS = {
     "org.apache.kafka.connect.storage.StringConverter": "text",
     "org.apache.kafka.connect.converters.ByteArrayConverter": "bytes",
 }
-#: Where the password of an address is, in the environment.
-PASSWORD = "RATCHET_INTO_PASSWORD"
+#: The environment variables of the passwords in the addresses of the database and of the registry.
+PASSWORD, REGISTRY_PASSWORD = "RATCHET_INTO_PASSWORD", "RATCHET_REGISTRY_PASSWORD"
 _SCHEMES = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 #: Settings without an equivalent that change no row.
 _OF_CONNECT = re.compile(
@@ -86,7 +87,7 @@ def read_connector(path: Path, topic: str | None) -> Connector:
     settings = _settings(path)
     kind = settings.get("connector.class", "")
     differences = [
-        Difference(f"{name}={value}", "has no equivalent here", True)
+        Difference(f"{name}={shown_value(name, value)}", "has no equivalent here", True)
         for name, value in settings.items()
         if not _OF_CONNECT.fullmatch(name) and not _TAKEN.fullmatch(name) and _differs(name, value)
     ]
@@ -260,7 +261,7 @@ def _database(path: Path, settings: Mapping[str, str], differences: list[Differe
     kind, _, rest = url.removeprefix("jdbc:").partition(":")
     if not url.startswith("jdbc:") or (kind != "sqlite" and kind not in _SCHEMES):
         raise ConfigError(
-            f"{path}: connection.url={url.partition('?')[0]}: ingest writes PostgreSQL, MariaDB, MySQL and SQLite"
+            f"{path}: connection.url={url[: -len(rest)] if rest else kind}...: ingest writes PostgreSQL, MariaDB, MySQL and SQLite"
         )
     if kind == "sqlite":
         return f"sqlite:{rest}"

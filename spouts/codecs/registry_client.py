@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from framework.config import without_password
+from framework.config import resolved, without_password
 from framework.errors import ConfigError, RatchetError, RetryableError
 
 #: An answer is at most this large. The registry keeps a schema in one record, by default of 1 MB.
@@ -65,11 +65,12 @@ def new_schema(text: str, kind: str, references: Sequence[tuple[str, str, int]] 
 
 class RegistryClient:
     """Asks the Schema Registry that ``settings`` name. All with the same settings share one
-    connection pool. ``form``: in which the registry gives schemas, where their kind has several;
+    connection pool. ``${NAME}`` in a setting stands for an environment variable of the process that
+    asks. ``form``: in which the registry gives schemas, where their kind has several;
     None: as text. The client's cache does not tell forms apart, so each form has a client."""
 
     def __init__(self, settings: Mapping[str, Any], form: str | None = None) -> None:
-        self._settings = dict(settings)
+        self._settings = {name: resolved(f"{name!r} of the Schema Registry", value) for name, value in settings.items()}
         self._form = form
         if not self._settings.get("url"):
             raise ConfigError("a Schema Registry needs a url")

@@ -60,6 +60,17 @@ def test_every_program_builds(options: Any, tmp_path: Path, monkeypatch: pytest.
     assert built(program(asked)).components
 
 
+@pytest.mark.parametrize("name", ["class", "ﬁ", "None"])
+def test_columns_that_are_no_arguments_of_python_keep_their_names(name: str) -> None:
+    topology = built(program(job(columns=pa.schema([(name, pa.int64())]))))
+    assert list(topology.spout.streams["default"].names) == [name]
+
+
+def test_the_password_of_a_registry_does_not_get_into_the_program() -> None:
+    text = program(job(codec=Codec.AVRO, registry="http://ann:s3cret@host:8081", subject="orders-value"))
+    assert "s3cret" not in text and "http://ann:${RATCHET_REGISTRY_PASSWORD}@host:8081" in text
+
+
 def test_a_password_does_not_get_into_the_program() -> None:
     text = program(job(into="postgresql://ann:s3cret@host/shop"))
     assert "s3cret" not in text and f"ann:${{{PASSWORD}}}@host" in text

@@ -107,6 +107,28 @@ def test_a_pipeline_is_ejected_without_the_password(tmp_path: Path, monkeypatch:
     assert text.startswith("# To go on where the connector has stopped: start_group='connect-to-shop'\n")
 
 
+@pytest.mark.parametrize("name", ["errors.deadletterqueue.topic.name", "a.setting.of.tomorrow"])
+def test_no_value_of_a_connector_becomes_code(name: str, tmp_path: Path) -> None:
+    more = {"errors.tolerance": "all", name: "dlq\nprint('ran')\r\x0cprint('ran')\n# "}
+    shown = ingest("--from-connector", str(written(tmp_path, CONFLUENT | more)), "--eject")
+    assert shown.exit_code == 0 and "print('ran')" in shown.stdout
+    assert all(line.startswith("# ") for line in shown.stdout.splitlines() if "print" in line)
+
+
+@pytest.mark.parametrize(
+    "name", ["value.converter.basic.auth.user.info", "connection.ssl.keyPassword", "aws.access.key"]
+)
+def test_secrets_of_a_connector_are_not_shown(name: str, tmp_path: Path) -> None:
+    registry = {"value.converter.schema.registry.url": "http://ann:hunter2@registry:8081"}
+    shown = ingest(
+        "--from-connector", str(written(tmp_path, {**CONFLUENT, **registry, name: "ann:hunter2"})), "--eject"
+    )
+    assert shown.exit_code == 0 and f"{name}=(hidden)" in shown.stdout and "hunter2" not in shown.stdout
+    other = {"connection.url": "jdbc:sqlserver://db;user=sa;password=hunter2"}
+    refused = ingest("--from-connector", str(written(tmp_path, CONFLUENT | other)))
+    assert refused.exit_code == 2 and "jdbc:sqlserver:" in refused.stderr and "hunter2" not in refused.stderr
+
+
 def test_debeziums_sink_becomes_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = read_connector(written(tmp_path, DEBEZIUM), None)
