@@ -162,7 +162,8 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         import sys
         from framework.execution.spark.spark_context import start_context
         with_secret = {"spark.master": "local-cluster[1,1,512]", "spark.executor.memory": "512m",
-                       "spark.hadoop.fs.s3a.secret.key": "canary-s3"}
+                       "spark.hadoop.fs.s3a.secret.key": "canary-s3", "spark.executorEnv.DB_PASS": "canary-env",
+                       "spark.hadoop.fs.s3a.encryption.key": "canary-key"}
         context = start_context("x", with_secret)
         assert context._jsc.sc().conf().get("spark.hadoop.fs.s3a.secret.key") == "canary-s3"
         assert context.parallelize([1, 2], 1).sum() == 3
@@ -178,7 +179,7 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         assert len(secret) == 64
         lines = [_command_line(pid) for pid in descendants(process.pid)]
         assert len(lines) > 2 and any("CoarseGrainedExecutorBackend" in line for line in lines)
-        for each in ("canary-s3", secret, KEY_VARIABLE):
+        for each in ("canary-s3", "canary-env", "canary-key", secret, KEY_VARIABLE):
             assert not any(each in line for line in lines), each
     finally:
         process.communicate(timeout=120)
@@ -203,6 +204,8 @@ def test_files_of_spark_are_for_this_user_alone(spark: str) -> None:
     assert any(each.name.startswith("blockmgr-") for folder in folders for each in Path(folder).iterdir())
     for folder in folders:
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    sockets = Path(context._accumulatorServer.server_address).parent  # type: ignore[attr-defined]
+    assert stat.S_IMODE(os.stat(sockets).st_mode) == 0o700
     kept.unpersist(blocking=True)
 
 

@@ -30,7 +30,7 @@ from weakref import WeakSet
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
-from framework.config import is_secret
+from framework.config import is_spark_secret
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
@@ -54,7 +54,6 @@ _DEFAULTS = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "500ms",  # a cancelled task's worker is killed after this long
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
@@ -83,6 +82,9 @@ _FIXED = {
 
 #: The name prefix of folders that only this user may read.
 _PRIVATE = "ratchet-spark-"
+#: The length of a folder in which the path of a socket fits: Linux allows 107 bytes, and Spark
+#: gives it a name of 42.
+_SOCKET_FOLDER_MAX = 64
 #: The environment variable by which ``spark-submit`` passes the port of its JVM to a Python
 #: program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -202,6 +204,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         # The host name of a laptop or container may not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
+        chosen = {**_unix_sockets(), **chosen}
     else:
         chosen[f"spark.executorEnv.{KEY_VARIABLE}"] = shared_key()
     pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
@@ -256,7 +259,7 @@ def _launch(conf: SparkConf) -> Any:
     _output = SparkOutput()
     shown = SparkConf(loadDefaults=False)
     for key, value in conf.getAll():
-        if not is_secret(key.lower()):
+        if not is_spark_secret(key):
             shown.set(key, value)
     return launch_gateway(shown, _output.popen_arguments())
 
@@ -344,6 +347,16 @@ def _private_folders(given: str | None) -> str:
     if listed:
         os.environ["SPARK_LOCAL_DIRS"] = ",".join(folders)
     return ",".join(folders)
+
+
+def _unix_sockets() -> dict[str, str]:
+    """Settings with which Spark and its Python processes talk over Unix sockets. Spark checks no
+    secret there, and reads pickles from them, so they are in a folder of this user only. On the
+    hosts of a cluster there is none: Spark uses TCP, and checks its secret."""
+    folder = str(_private_folder(tempfile.gettempdir()))
+    if len(folder) > _SOCKET_FOLDER_MAX:
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
 
 
 @functools.cache
