@@ -85,7 +85,7 @@ BAD_ZOOKEEPER = {
     "a:": "'a:' is not a host",
     "a:x": "'a:x' is not a host",
     "a:+5": r"'a:\+5' is not a host",
-    "me:secret@a": "'me:secret@a' is not a host",
+    "me:secret@a": "a user does not belong in an address: set transactional.zookeeper.auth",
     "::1": "'::1' is not a host",
     "a:0": "'a:0' has no port from 1 to 65535",
     "a:65536": "'a:65536' has no port",
@@ -163,6 +163,42 @@ def test_secrets_are_not_shown_and_do_not_reach_components() -> None:
     assert "canary" not in str(config.for_components())
 
 
+#: Other programs write their names in other ways.
+SPARK_SECRETS = (
+    "spark.executorEnv.PGPASSWORD",
+    "spark.executorEnv.DB_PASS",
+    "spark.yarn.appMasterEnv.STRIPE_API_KEY",
+    "spark.ssl.keyPassword",
+    "spark.hadoop.fs.s3a.encryption.key",
+    "spark.hadoop.fs.s3a.server-side-encryption.key",
+    "spark.hadoop.javax.jdo.option.ConnectionPassword",
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"topology.state.provider.config": '{"password": "can"ary"}'},
+        {"topology.state.provider.config": ["canary"]},
+        {"tracing.otlp.endpoint": ["http://ann:canary@host"]},
+        {"transactional.zookeeper.servers": "digest:ann:canary@zk:2181"},
+        {"topology.history.table": ["postgresql://ann:canary@host"]},
+        {"ui.token": ["canary"]},
+    ],
+)
+def test_a_refused_value_that_may_be_a_secret_is_not_shown(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Config.of(values)
+    told = str(raised.value)
+    assert next(iter(values)) in told and "canary" not in told and 'can"ary' not in told
+
+
+def test_a_configuration_does_not_print_the_settings_of_others() -> None:
+    secrets = {"spark.executorEnv.PGPASSWORD": "canary", "app.any": "canary", "kafka.any": "canary"}
+    nested = {"topology.state.provider.config": {"servers": [{"password": "canary"}]}}
+    assert "canary" not in repr(Config.of({**secrets, **nested}))
+
+
 def test_what_is_shown_of_a_configuration_hides_whatever_may_be_a_secret() -> None:
     secrets = {
         "kafka.sasl.password": "canary-1",
@@ -176,6 +212,7 @@ def test_what_is_shown_of_a_configuration_hides_whatever_may_be_a_secret() -> No
         "ui.token": "canary-10-canary-10",
         "app.token": 12345,
         "spark.hadoop.cache": "redis://:can/ary@host:6379/0",
+        **dict.fromkeys(SPARK_SECRETS, "canary-11"),
     }
     config = Config.of({**secrets, "spark.master": "local[2]", "app.level": 7, "kafka.bootstrap.servers": "a:1,b:2"})
     shown = {key: (value, given) for key, value, given in config.shown()}

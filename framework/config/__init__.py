@@ -9,7 +9,7 @@ names. ``app.*`` is the user's own and reaches components through ``conf``.
 from framework.config.config import Config
 from framework.config.environment_references import resolved, resolved_address, without_password
 from framework.config.kafka import KAFKA_PREFIX
-from framework.config.secret_redaction import HIDDEN, is_secret, revealed, shown_value
+from framework.config.secret_redaction import HIDDEN, is_secret, is_spark_secret, revealed, shown_value
 from framework.config.toml import flatten, read_override
 from framework.config.zookeeper import ZooKeeperAddress, checked_zookeeper_root, zookeeper_address
 
@@ -21,6 +21,7 @@ __all__ = [
     "checked_zookeeper_root",
     "flatten",
     "is_secret",
+    "is_spark_secret",
     "read_override",
     "resolved",
     "resolved_address",

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from framework.config.environment_references import resolved
 from framework.config.kafka import kafka_environment, kafka_settings
 from framework.config.metrics import MetricsConfig
-from framework.config.secret_redaction import hides, shown_value
+from framework.config.secret_redaction import hides, shown_mistake, shown_value
 from framework.config.spark import spark_settings
 from framework.config.toml import read_file, read_override
 from framework.config.topology import TopologyConfig, gathered_provider_config
@@ -35,9 +35,9 @@ class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyCo
     framework.errors.ConfigError: unknown key 'topology.max.spout.pendign': did you mean 'topology.max.spout.pending'?
     """  # noqa: W505 - doctest lines are not wrapped
 
-    spark: Mapping[str, str] = Field(default_factory=dict)
-    kafka: Mapping[str, Any] = Field(default_factory=dict)
-    app: Mapping[str, Any] = Field(default_factory=dict)
+    spark: Mapping[str, str] = Field(default_factory=dict, repr=False)
+    kafka: Mapping[str, Any] = Field(default_factory=dict, repr=False)
+    app: Mapping[str, Any] = Field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, values: Mapping[str, Any] | Config) -> Config:
@@ -58,7 +58,7 @@ class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyCo
         except ValidationError as error:
             problems = [
                 f"{'.'.join(str(part) for part in each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
-                + ("" if hides(str(each["loc"])) else f", not {each['input']!r}")
+                + shown_mistake(".".join(map(str, each["loc"])), each["input"])
                 for each in error.errors(include_url=False)
             ]
             raise ConfigError("; ".join(problems)) from None

@@ -8,24 +8,22 @@ from typing import Any
 
 from pydantic import SecretStr
 
-#: A setting whose name contains one of these may hold a secret.
-_SECRET_FRAGMENTS = (
-    "password",
-    "secret",
-    "key.pem",
-    "jaas",
-    "token",
-    "credential",
-    "oauthbearer.config",
-    "private.key",
-    "account.key",
+#: A setting with such a name may hold a secret, however the name is written: ``PGPASSWORD``,
+#: ``keyPassword``, ``STRIPE_API_KEY``.
+_SECRET = re.compile(
+    r"passw|passphrase|(^|[._])pass$|secret|jaas|token|credential|oauthbearer\.config|user\.info|key\.pem|"
+    r"(private|account|access|api|encryption|signing|shared)[._-]?key",
+    re.IGNORECASE,
 )
 #: Replaces a value that may be a secret.
 HIDDEN = "(hidden)"
 #: In a value: a URL with a password, or a password among other settings. In a key of Spark: the
 #: keys that Spark itself hides, and keys of object stores.
-_CREDENTIALS = re.compile(r"://[^@\s]*@|passw|secret|token", re.IGNORECASE)
-_SPARK_SECRET = re.compile(r"access.?key|account.?key|sas\b|auth|javaoptions", re.IGNORECASE)
+_CREDENTIALS = re.compile(r":[^@\s]*@|passw|secret|token", re.IGNORECASE)
+_SPARK_SECRET = re.compile(r"sas\b|env\.|key$", re.IGNORECASE)
+_SPARK_HIDDEN = re.compile(r"auth|javaoptions", re.IGNORECASE)
+#: A table whose keys are those of somebody else.
+_OTHERS = "topology.state.provider.config"
 
 
 def is_secret(key: str) -> bool:
@@ -34,7 +32,16 @@ def is_secret(key: str) -> bool:
     >>> is_secret("kafka.sasl.password"), is_secret("kafka.sasl.username")
     (True, False)
     """
-    return any(fragment in key for fragment in _SECRET_FRAGMENTS)
+    return _SECRET.search(key) is not None
+
+
+def is_spark_secret(key: str) -> bool:
+    """Whether a setting of Spark may hold a secret. The variables of a process often do.
+
+    >>> is_spark_secret("spark.executorEnv.DB_PASS"), is_spark_secret("spark.executor.memory")
+    (True, False)
+    """
+    return is_secret(key) or _SPARK_SECRET.search(key) is not None
 
 
 def hides(key: str) -> bool:
@@ -52,9 +59,17 @@ def shown_value(key: str, value: Any) -> str:
         return f"{value:g}" if isinstance(value, float) else str(value)
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     opaque = key.startswith("app.") or isinstance(value, (SecretStr, Mapping))
-    if opaque or hides(key) or _CREDENTIALS.search(text) or _SPARK_SECRET.search(key):
+    if opaque or hides(key) or _CREDENTIALS.search(text):
         return HIDDEN
-    return text
+    return HIDDEN if key.startswith("spark.") and (is_spark_secret(key) or _SPARK_HIDDEN.search(key)) else text
+
+
+def shown_mistake(key: str, value: Any) -> str:
+    """What a message about a refused setting adds about its value; empty if the value may contain a
+    secret."""
+    text = repr(value)
+    hidden = hides(key) or key.startswith(_OTHERS) or isinstance(value, Mapping) or _CREDENTIALS.search(text)
+    return "" if hidden else f", not {text}"
 
 
 def revealed(value: Any) -> Any:

@@ -212,4 +212,6 @@ def _wrapped(value: Any, key: str = "") -> Any:
     """Return a table with its secrets wrapped."""
     if isinstance(value, Mapping):
         return {each: _wrapped(item, each) for each, item in value.items()}
+    if isinstance(value, list):
+        return [_wrapped(each, key) for each in value]
     return SecretStr(value) if isinstance(value, str) and is_secret(key) else value

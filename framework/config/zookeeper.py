@@ -149,6 +149,8 @@ def zookeeper_address(text: str, port: int = 2_181) -> ZooKeeperAddress:
             raise _no_address("a server is missing")
         if "/" in each:
             raise _no_address(f"{each!r} has a chroot of its own, and one chroot holds for all servers")
+        if "@" in each:
+            raise _no_address("a user does not belong in an address: set transactional.zookeeper.auth")
         server = _ZOOKEEPER_SERVER.fullmatch(each)
         if server is None:
             raise _no_address(f"{each!r} is not a host with or without a port")
