@@ -20,6 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.topology.exact_decimals import checked_decimals, decimals_of_text, holds_decimals
+
 Check = Callable[[Any], bool]
 _NONE = type(None)
 _MICROSECONDS = {"s": 10**6, "ms": 1_000}
@@ -43,6 +45,8 @@ def column_of(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array |
     ...
     ValueError: 2.5 is not exactly a value of int64
     """
+    if declared is not None and holds_decimals(declared):
+        values = checked_decimals(values, declared)
     made = pa.array(values, type=declared)
     if declared is None:
         _check_kinds(values)
@@ -54,8 +58,10 @@ def column_of(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array |
 def cast_column(column: pa.Array, declared: pa.DataType) -> pa.Array:
     """The column in a declared type. Raises an Arrow error or ``ValueError`` if a value does not
     fit."""
-    made = column.cast(declared)
     types = pa.types
+    if types.is_decimal(declared) and (types.is_string(column.type) or types.is_large_string(column.type)):
+        return decimals_of_text(column, declared)
+    made = column.cast(declared)
     if types.is_floating(declared):
         if types.is_floating(column.type) and _infinities(made) > _infinities(column):
             raise ValueError(f"a number is beyond {declared}")

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from framework.errors import TopologyError
 from framework.topology import Fields
+from framework.topology.exact_decimals import decimals_of_text
 from spouts.codecs.codec import BulkCodec, Values
 from spouts.codecs.encoding_codec import EncodingCodec
 from spouts.codecs.iso8601 import times_of_day
@@ -123,6 +124,8 @@ def _parsed(cells: pa.Array, declared: pa.DataType) -> pa.Array:
         if found.null_count > cells.null_count:
             raise pa.ArrowInvalid(f"a cell is no time of day of ISO 8601, as {declared} is")
         return found
+    if pa.types.is_decimal(declared):
+        return decimals_of_text(cells, declared)
     return cells.cast(declared)
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import TopologyError
+from framework.topology.exact_decimals import exact_decimal
 from spouts.codecs.iso8601 import dates, moments, times_of_day
 
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
@@ -64,6 +65,8 @@ _PLAIN = {
     "string": pa.string(),
     "bytes": pa.binary(),
 }
+#: The most digits after the point of a number with a scale of its own: those of PostgreSQL.
+_SCALE_MAX = 16_383
 _NAMED = ("NaN", "Infinity", "-Infinity")
 _DIGITS = decimal.Context(prec=80)
 #: What Debezium writes for infinity in a timestamp, in microseconds, and what PostgreSQL stores.
@@ -304,7 +307,7 @@ def _converter(column: Described, declared: pa.DataType, settings: SourceSetting
         scale = int(column["parameters"]["scale"])
         return lambda raw: _decimals([_decoded(each, "bytes") for each in raw.to_pylist()], scale)
     if name == _VARIABLE_DECIMAL:
-        return _variable_decimals
+        return lambda raw: _variable_decimals(raw, declared)
     if name == _NAMED_FLOAT:
         return _named_floats
     if name in _UNITS:
@@ -359,7 +362,7 @@ def _text_converter(column: Described, declared: pa.DataType, settings: SourceSe
     if types.is_time(declared):
         return lambda raw: times_of_day(raw, declared)
     if types.is_decimal(declared):
-        return lambda raw: pa.array([_number(each) for each in raw.to_pylist()], pa.decimal256(76, declared.scale))
+        return lambda raw: raw  # its texts are fitted to the type
     return lambda raw: raw
 
 
@@ -420,8 +423,10 @@ def _bits(text: str | None, length: int) -> str | None:
 
 
 def _decimals(values: Sequence[bytes | None], scale: int) -> pa.Array:
+    if abs(scale) > _DECIMAL_DIGITS_MAX:
+        return pa.nulls(len(values), pa.decimal256(_DECIMAL_DIGITS_MAX, 0))
     found = [None if each is None else _unscaled(each, scale) for each in values]
-    return pa.array(found, pa.decimal256(76, scale))
+    return pa.array(found, pa.decimal256(_DECIMAL_DIGITS_MAX, scale))
 
 
 def _unscaled(value: bytes, scale: int) -> decimal.Decimal | None:
@@ -429,22 +434,24 @@ def _unscaled(value: bytes, scale: int) -> decimal.Decimal | None:
     return decimal.Decimal(number).scaleb(-scale, _DIGITS) if abs(number) < 10**76 else None
 
 
-def _variable_decimals(raw: pa.Array) -> pa.Array:
-    parts = [None if each is None else (each["scale"], _decoded(each["value"], "bytes")) for each in raw.to_pylist()]
-    numbers = [None if each is None or each[1] is None else _unscaled(each[1], each[0]) for each in parts]
-    scale = max([0, *(-int(each.as_tuple().exponent) for each in numbers if each is not None)])
-    try:
-        return pa.array(numbers, pa.decimal256(76, scale))
-    except pa.ArrowInvalid:  # some are too long with the digits of the others
-        return pa.array([None if each is None else str(each) for each in numbers], pa.string())
+def _variable_decimals(raw: pa.Array, declared: pa.DataType) -> pa.Array:
+    """Numbers of which each has a scale of its own, in the declared type or one that is cast to it.
+    The others do not matter to the text of one."""
+    numbers = [_scaled(each) if each is not None else None for each in raw.to_pylist()]
+    if pa.types.is_string(declared):
+        return pa.array([None if each is None else f"{each:f}" for each in numbers], declared)
+    kind = declared if pa.types.is_decimal(declared) else pa.decimal256(_DECIMAL_DIGITS_MAX, _DECIMAL_DIGITS)
+    return pa.array([None if each is None else exact_decimal(each, kind) for each in numbers], kind)
 
 
-def _number(text: str | None) -> decimal.Decimal | None:
-    try:
-        found = None if text is None else decimal.Decimal(text)
-    except decimal.InvalidOperation:
-        return None
-    return found if found is None or found.is_finite() else None
+def _scaled(parts: Mapping[str, Any]) -> decimal.Decimal | None:
+    scale, value = parts.get("scale"), _decoded(parts.get("value"), "bytes")
+    known = isinstance(scale, int) and abs(scale) <= _SCALE_MAX
+    return _unscaled(value, scale) if known and value is not None else None
+
+
+def _exact(text: str | None, declared: pa.DataType) -> decimal.Decimal | None:
+    return None if text is None else exact_decimal(text, declared)
 
 
 def _named_floats(raw: pa.Array) -> pa.Array:
@@ -460,10 +467,9 @@ def _fitted(column: pa.Array, declared: pa.DataType) -> pa.Array:
         return column
     types = pa.types
     if types.is_floating(column.type) and types.is_decimal(declared):
-        exact = [None if each is None or each != each else _number(repr(each)) for each in column.to_pylist()]
-        column = pa.array([None if each is None else str(each) for each in exact], pa.string())
+        column = pa.array([None if each is None else repr(each) for each in column.to_pylist()], pa.string())
     if types.is_string(column.type) and types.is_decimal(declared):
-        return _or_null(column, lambda part: pa.array([_number(each) for each in part.to_pylist()], declared))
+        return pa.array([_exact(each, declared) for each in column.to_pylist()], declared)
     if types.is_decimal(column.type) and types.is_string(declared):
         return pa.array([None if each is None else f"{each:f}" for each in column.to_pylist()], declared)
     return _or_null(column, lambda part: part.cast(declared))

@@ -11,6 +11,7 @@ import pyarrow.json as pj
 
 from framework.topology import Fields
 from spouts.codecs.codec import BulkCodec, Values, joined, joined_column
+from spouts.codecs.json_decimals import DecimalRewriter
 from spouts.codecs.json_reasons import reason_of
 
 #: Arrow's JSON reader works best on blocks of this size. Longer records get larger blocks.
@@ -34,6 +35,7 @@ class ArrowJsonCodec(BulkCodec):
         self._required = [each for each in declared if _demands(each)]
         self._floats = [field.name for field in schema if _holds_floats(field.type)]
         self._checked = [field.name for field in schema if not _is_plain(field.type)]
+        self._decimals = DecimalRewriter(schema)
         self._parse([b"{}"])
 
     def decode_together(self, values: Values) -> pa.RecordBatch:
@@ -75,6 +77,7 @@ class ArrowJsonCodec(BulkCodec):
         # cannot continue in the next value, because there is no comma between them.
         if not (pc.all(pc.starts_with(binary, "{")).as_py() and pc.all(pc.ends_with(binary, "}")).as_py()):
             raise ValueError("not a JSON object")
+        values = self._decimals.rewritten(values, binary)
         joined = b"\n".join(values)  # type: ignore[arg-type]
         lines = joined.count(b"\n") + 1
         longest = pc.max(pc.binary_length(binary)).as_py()
