@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +18,12 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Truths, Values, all_good, joined
 from spouts.codecs.debezium_columns import NAMED_FLOAT, ColumnReader, Described, SourceSettings, described, in_json
 from spouts.codecs.debezium_metadata import METADATA, SOURCE, TRANSACTION, columns_of, names_of
+from spouts.codecs.debezium_schema import BEGINNING, NOT_OF_A_CHANGE, columns_of_schema, prefix_of
 from spouts.codecs.json_reader import JsonReader
 from spouts.codecs.json_reasons import shortened
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-_PAYLOAD = b'},"payload":'
 #: Values whose form stands for that of the others.
 _SAMPLED = 8
 #: Operations whose record has no row: truncate, and a message of the source's own.
@@ -111,8 +111,8 @@ class DebeziumCodec(PerValueCodec):
     def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         batches: list[pa.RecordBatch] = []
         places: list[Numbers] = []
-        bad: list[BadRecord] = []
-        for part in self._parts(values):
+        parts, bad = self._parts(values)
+        for part in parts:
             batch, its_places, its_bad = self._read(part)
             batches.append(batch)
             places.append(its_places)
@@ -129,26 +129,27 @@ class DebeziumCodec(PerValueCodec):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _parts(self, values: pa.BinaryArray) -> Iterator[_Part]:
-        """The values, grouped by their schema."""
-        rest = np.arange(len(values))
-        while len(rest):
-            array = values if len(rest) == len(values) else values.take(pa.array(rest))
-            first = next((each for each in array if each.is_valid), None)
-            prefix = prefix_of(first.as_py()) if first is not None else b""
-            if not prefix:
-                found = pc.invert(pc.fill_null(pc.starts_with(array, b'{"schema":{'), False))
-                found = found.to_numpy(zero_copy_only=False)
-                if (first is not None and not found.any()) or (prefix is None and not found[0]):
-                    found = np.ones(len(rest), np.bool_)  # these cannot be told apart: read them as they are
-                columns: tuple[Described, ...] | None = None
-                part = array.filter(pa.array(found))
-            else:
-                found = pc.fill_null(pc.starts_with(array, prefix), True).to_numpy(zero_copy_only=False)
-                columns = columns_of_schema(prefix)
-                part = pc.binary_slice(array.filter(pa.array(found)), len(prefix), -1)
-            yield _Part(part, rest[found], columns)
-            rest = rest[~found]
+    def _parts(self, values: pa.BinaryArray) -> tuple[list[_Part], list[BadRecord]]:
+        """The values, grouped by how their schemas describe the columns, and those with a schema
+        that is none of a change record."""
+        bad: list[BadRecord] = []
+        columns: dict[str, dict[str, Described]] = {}
+        groups: dict[str, list[tuple[pa.BinaryArray, Numbers]]] = defaultdict(list)
+        for prefix, places in _by_prefix(values):
+            its_columns = columns_of_schema(prefix) if prefix else ()
+            if its_columns is None:
+                bad += [BadRecord(place, NOT_OF_A_CHANGE) for place in places.tolist()]
+                continue
+            wanted = {each["field"]: each for each in its_columns if each["field"] in self._columns.names}
+            form = json.dumps(wanted)
+            columns[form] = wanted
+            its = values if len(places) == len(values) else values.take(pa.array(places))
+            groups[form].append((pc.binary_slice(its, len(prefix), -1) if prefix else its, places))
+        parts = [
+            _Part(pa.concat_arrays([each for each, _ in its]), np.concatenate([each for _, each in its]), columns[form])
+            for form, its in groups.items()
+        ]
+        return parts, bad
 
     def _read(self, part: _Part) -> tuple[pa.RecordBatch, Numbers, list[BadRecord]]:
         """The rows of a part, the index of the value of each, and the bad values. Values that are
@@ -170,14 +171,13 @@ class DebeziumCodec(PerValueCodec):
         whole = joined([each for each, _ in found])
         return whole, np.concatenate([each for _, each in found]), reasons
 
-    def _form(self, columns: tuple[Described, ...] | None, samples: Sequence[bytes]) -> str:
+    def _form(self, columns: dict[str, Described], samples: Sequence[bytes]) -> str:
         """How the columns are written, as JSON: a mapping from a column to its description."""
         rows = [row for each in samples for row in _rows_of(each)]
-        of_schema = {each["field"]: each for each in columns or ()}
         found = {}
         for each in self._columns:
             value = next((row[each.name] for row in rows if row.get(each.name) not in (None, [])), None)
-            its = of_schema.get(each.name)
+            its = columns.get(each.name)
             if its is None:
                 its = described(each.type, value, self._settings)
             elif its["type"] in ("float", "double") and isinstance(value, str):
@@ -260,12 +260,12 @@ class DebeziumCodec(PerValueCodec):
 
 
 class _Part(NamedTuple):
-    """Values of one schema, their indices, and the columns as the schema describes them; None: the
+    """Values, their indices, and the columns as their schema describes them: none of them where the
     records have no schema."""
 
     values: pa.BinaryArray
     places: Numbers
-    columns: tuple[Described, ...] | None
+    columns: dict[str, Described]
 
 
 class _Reader(NamedTuple):
@@ -299,26 +299,20 @@ def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
     return _Reader(JsonReader(schema, schema), readers)
 
 
-def prefix_of(value: bytes) -> bytes | None:
-    """What stands before the payload of a record with a schema; nothing for one without; None if it
-    cannot be told."""
-    if not value.startswith(b'{"schema":{'):
-        return b""
-    end = value.find(_PAYLOAD)
-    prefix = value[: end + len(_PAYLOAD)]
-    return prefix if end > 0 and value.endswith(b"}") and columns_of_schema(prefix) is not None else None
-
-
-@functools.lru_cache(maxsize=256)
-def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
-    """The columns, as a record's schema describes them; None if this is no schema of a record."""
-    try:
-        schema = json.loads(prefix[: -len(_PAYLOAD)] + b"}}")["schema"]
-    except (ValueError, KeyError):
-        return None
-    parts = {each.get("field"): each for each in schema.get("fields") or ()}
-    row = parts.get("after") or parts.get("before") or {}
-    return tuple(row.get("fields") or ())
+def _by_prefix(values: pa.BinaryArray) -> Iterable[tuple[bytes, Numbers]]:
+    """The values, grouped by what stands before their payloads, in the order of the first of each:
+    it, and the indices. Values without a schema, and nulls, are one group."""
+    first = next((each for each in values if each.is_valid), None)
+    prefix = prefix_of(first.as_py()) if first is not None else b""
+    if prefix:
+        found = pc.fill_null(pc.and_(pc.starts_with(values, prefix), pc.ends_with(values, b"}")), False)
+    else:
+        found = pc.invert(pc.fill_null(pc.starts_with(values, BEGINNING), False))
+    same: Truths = found.to_numpy(zero_copy_only=False)
+    groups = {prefix: np.flatnonzero(same).tolist()} if same.any() else {}
+    for place in np.flatnonzero(~same).tolist():
+        groups.setdefault(prefix_of(values[place].as_py() or b""), []).append(place)
+    return [(each, np.sort(places)) for each, places in groups.items()]
 
 
 def _rows_of(value: bytes | None) -> list[dict[str, Any]]:
@@ -353,7 +347,10 @@ def _floats_as_text(value: bytes, names: Sequence[str]) -> bytes:
         for name in names:
             held = row.get(name)
             row[name] = [_number_as_text(each) for each in held] if isinstance(held, list) else _number_as_text(held)
-    return json.dumps(read).encode()
+    try:
+        return json.dumps(read).encode()
+    except RecursionError:
+        return value
 
 
 def _number_as_text(value: Any) -> Any:

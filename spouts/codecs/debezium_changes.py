@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from framework.errors import BadRecordError
+from framework.errors import BadRecordError, TopologyError
 from framework.topology.table_changes import DEFAULT, TableChanges
-from spouts.codecs.debezium import DebeziumCodec, columns_of_schema, prefix_of
+from spouts.codecs import raising_values
+from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_columns import Described, column_type
+from spouts.codecs.debezium_schema import BEGINNING, NOT_OF_A_CHANGE, PAYLOAD, columns_of_schema, prefix_of
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
 _METADATA = {f"_ratchet_{name}": name for name in _HELD}
 _OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE, _POSITION = _METADATA
-_PAYLOAD = b'},"payload":'
 
 
 class _Run(NamedTuple):
@@ -64,7 +65,10 @@ class DebeziumChanges:
                     "a change record without the schema of its table: set value.converter.schemas.enable=true in the "
                     "connector"
                 )
-            if not columns_of_schema(prefix):
+            columns = columns_of_schema(prefix)
+            if columns is None:
+                raise BadRecordError(NOT_OF_A_CHANGE)
+            if not columns:
                 _check_message(value)
                 continue
             by_schema[prefix, _key_names(key)].append(place)
@@ -79,7 +83,7 @@ class DebeziumChanges:
         self, prefix: bytes, key: tuple[str, ...], places: np.ndarray[Any, Any], values: pa.BinaryArray
     ) -> list[_Read]:
         codec, columns = _codec(prefix, self._unavailable)
-        rows, bad = codec.decode_good_array(values.take(pa.array(places)))
+        rows, bad = raising_values.decode_good(codec, values.take(pa.array(places)))
         if bad:
             raise BadRecordError(bad[0].reason)
         names = zip(*(rows.column(name).to_pylist() for name in (_DATABASE, _SCHEMA, _TABLE)), strict=True)
@@ -155,9 +159,9 @@ def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     described: Sequence[Described] = columns_of_schema(prefix) or ()
     try:
         columns = pa.schema([pa.field(each["field"], column_type(each), metadata=_default(each)) for each in described])
-    except ValueError as error:
+        return DebeziumCodec(columns, metadata=_METADATA, unavailable=unavailable), columns
+    except (ValueError, TopologyError) as error:
         raise BadRecordError(str(error)) from None
-    return DebeziumCodec(columns, metadata=_METADATA, unavailable=unavailable), columns
 
 
 def _default(column: Described) -> dict[bytes, bytes] | None:
@@ -186,8 +190,8 @@ def _key_names(key: bytes | None) -> tuple[str, ...]:
     """The columns of a record's key, with or without a schema; none without a key."""
     if key is None:
         return ()
-    end = key.find(_PAYLOAD)
-    if key.startswith(b'{"schema":{') and end > 0:
+    end = key.find(PAYLOAD)
+    if key.startswith(BEGINNING) and end > 0:
         return _names_in_schema(key[:end])
     try:
         read = json.loads(key)
@@ -203,5 +207,5 @@ def _names_in_schema(beginning: bytes) -> tuple[str, ...]:
     try:
         fields = json.loads(beginning + b"}}")["schema"].get("fields") or ()
         return tuple(str(each["field"]) for each in fields)
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise BadRecordError("the key of a change record has a schema that is none") from None

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from framework.errors import TopologyError
 from framework.topology.exact_decimals import exact_decimal
 from spouts.codecs.iso8601 import dates, moments, times_of_day
+from spouts.codecs.json_reasons import shortened
 
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 #: A column, as Kafka Connect describes it.
@@ -67,6 +68,8 @@ _PLAIN = {
 }
 #: The most digits after the point of a number with a scale of its own: those of PostgreSQL.
 _SCALE_MAX = 16_383
+#: What a conversion raises for values that another schema than theirs, or none, describes.
+_NOT_FITTING = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, pa.ArrowNotImplementedError)
 _NAMED = ("NaN", "Infinity", "-Infinity")
 _DIGITS = decimal.Context(prec=80)
 #: What Debezium writes for infinity in a timestamp, in microseconds, and what PostgreSQL stores.
@@ -185,13 +188,11 @@ def column_type(column: Described) -> pa.DataType:
     that no column holds."""
     kind, name = column["type"], column.get("name")
     if name == _DECIMAL:
-        parameters = column["parameters"]
-        scale, digits = int(parameters["scale"]), int(parameters.get("connect.decimal.precision", _DECIMAL_DIGITS))
-        digits = max(digits, scale, 1)
-        if scale > _DECIMAL_DIGITS_MAX:
-            raise ValueError(
-                f"{column.get('field', 'a column')}: a decimal of {scale} digits after the point, which no column holds"
-            )
+        try:
+            scale = _scale(column)
+            digits = max(_parameter(column, "connect.decimal.precision", _DECIMAL_DIGITS), scale, 1)
+        except ValueError as error:
+            raise ValueError(f"{column.get('field', 'a column')}: {error}") from None
         return (
             pa.decimal128(digits, scale)
             if digits <= _DECIMAL_DIGITS
@@ -216,6 +217,23 @@ def column_type(column: Described) -> pa.DataType:
     if kind not in _PLAIN:
         raise ValueError(f"{column.get('field', 'a column')}: a {kind}, which no column holds")
     return _PLAIN[kind]
+
+
+def _scale(column: Described) -> int:
+    """The digits after the point of a ``Decimal``. Raises ``ValueError``."""
+    scale = _parameter(column, "scale")
+    if abs(scale) > _DECIMAL_DIGITS_MAX:
+        raise ValueError(f"a decimal of {scale} digits after the point, which no column holds")
+    return scale
+
+
+def _parameter(column: Described, name: str, otherwise: int | None = None) -> int:
+    """A parameter that is a number. Raises ``ValueError`` for another, and where it is missing."""
+    value: Any = (column.get("parameters") or {}).get(name, otherwise)
+    try:
+        return int(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{column.get('name')} with the {name} {shortened(repr(value))}, which is no number") from None
 
 
 def in_json(column: Described) -> pa.DataType:
@@ -249,11 +267,21 @@ class ColumnReader:
         missing = self._unavailable.found(raw, self._column)
         if missing.any():
             raw = pc.if_else(pa.array(~missing), raw, pa.scalar(None, raw.type))
-        made = _fitted(self._convert(raw), self.declared)
+        made = self._made(raw)
         bad = made.is_null().to_numpy(zero_copy_only=False) & raw.is_valid().to_numpy(zero_copy_only=False)
         if pa.types.is_list(made.type):
             bad = bad | _bad_items(raw, made)
         return made, bad, missing
+
+    def _made(self, raw: pa.Array) -> pa.Array:
+        """The column in the declared type; null for each value that the conversion refuses."""
+        try:
+            return _fitted(self._convert(raw), self.declared)
+        except _NOT_FITTING:
+            if len(raw) < 2:
+                return pa.nulls(len(raw), self.declared)
+        middle = len(raw) // 2
+        return pa.concat_arrays([self._made(raw[:middle]), self._made(raw[middle:])])
 
 
 def _bad_items(raw: pa.Array, made: pa.Array) -> Truths:
@@ -304,7 +332,7 @@ def _converter(column: Described, declared: pa.DataType, settings: SourceSetting
     a value is none of it."""
     types, name, kind = pa.types, column.get("name"), column["type"]
     if name == _DECIMAL:
-        scale = int(column["parameters"]["scale"])
+        scale = _scale(column)
         return lambda raw: _decimals([_decoded(each, "bytes") for each in raw.to_pylist()], scale)
     if name == _VARIABLE_DECIMAL:
         return lambda raw: _variable_decimals(raw, declared)
@@ -350,7 +378,7 @@ def _struct_converter(column: Described, declared: pa.DataType, settings: Source
 def _text_converter(column: Described, declared: pa.DataType, settings: SourceSettings) -> Convert:
     types = pa.types
     if column.get("name") == _BITS and types.is_string(declared):
-        length = int((column.get("parameters") or {}).get("length", 0))
+        length = _parameter(column, "length", 0)
         return lambda raw: pa.array([_bits(each, length) for each in raw.to_pylist()], pa.string())
     if types.is_binary(declared) or types.is_fixed_size_binary(declared) or types.is_large_binary(declared):
         how = "bytes" if column["type"] == "bytes" else settings.binaries
@@ -417,19 +445,21 @@ def _binaries(raw: pa.Array, how: str) -> pa.Array:
 
 
 def _bits(text: str | None, length: int) -> str | None:
-    """Bits as text. The first byte has the last bits."""
+    """Bits as text. The first byte has the last bits. ``length``: the most bits of the column, 2^31
+    - 1 where it has no limit."""
     found = _decoded(text, "bytes")
-    return None if found is None else f"{int.from_bytes(found, 'little'):0{length}b}" if length else ""
+    if found is None or length <= 0:
+        return None if found is None else ""
+    return f"{int.from_bytes(found, 'little'):0{min(length, max(64, 8 * len(found)))}b}"
 
 
 def _decimals(values: Sequence[bytes | None], scale: int) -> pa.Array:
-    if abs(scale) > _DECIMAL_DIGITS_MAX:
-        return pa.nulls(len(values), pa.decimal256(_DECIMAL_DIGITS_MAX, 0))
     found = [None if each is None else _unscaled(each, scale) for each in values]
     return pa.array(found, pa.decimal256(_DECIMAL_DIGITS_MAX, scale))
 
 
 def _unscaled(value: bytes, scale: int) -> decimal.Decimal | None:
+    """None for more digits than a decimal column has."""
     number = int.from_bytes(value, "big", signed=True)
     return decimal.Decimal(number).scaleb(-scale, _DIGITS) if abs(number) < 10**76 else None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
 import pytest
 import structlog
 
@@ -26,7 +27,8 @@ from spouts import (
     TextCodec,
     TopicStream,
 )
-from spouts.codecs.bad_records import BadRecordShares
+from spouts.codecs.bad_records import BadRecord, BadRecordShares
+from spouts.codecs.codec import Values
 from spouts.kafka.consumer import record_chunk
 from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.topic_streams import checked_streams
@@ -356,6 +358,18 @@ class _Message:
     def key(self) -> bytes | None:
         return self._key
 
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return [("trace", self._key)]
+
 
 def test_messages_that_are_too_long_together_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_chunk, "PART_BYTES_MAX", 100)
@@ -374,3 +388,35 @@ def test_messages_that_are_too_long_together_are_decoded_in_parts(monkeypatch: p
     rows = [row for each in decoded if each.rows is not None for row in each.rows.to_pylist()]
     assert [row["number"] for row in rows] == [*range(20), None, None, 20]
     assert sum(len(each.chunk) for each in decoded if each.letters) == 1
+
+
+class _Raising(TextCodec):
+    """A codec with a mistake that few values show."""
+
+    def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        known = {b"a": "A", b"b": "B"}
+        return pa.record_batch([[known[each or b"a"] for each in values]], names=list(self.fields)), []
+
+
+@pytest.mark.parametrize("part", ["value", "key", "header"])
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_a_codec_that_raises_makes_bad_records_whichever_part_it_decodes(part: str, policy: str) -> None:
+    raising, text = _Raising("raising"), TextCodec("text")
+    streams = checked_streams(
+        None,
+        codec=raising if part == "value" else text,
+        key_codec=raising if part == "key" else None,
+        header_codecs={"trace": raising} if part == "header" else None,
+        metadata=(),
+        on_bad_record=policy,
+    )
+    sent = [b"a", b"z", b"b"] * 30
+    chunk = record_chunk.MessageChunk([_Message(at, each, each) for at, each in enumerate(sent)])  # type: ignore[arg-type]
+    if policy == "fail":
+        with pytest.raises(BadRecordError, match="offset 1: .*_Raising raised KeyError: b'z'"):
+            list(RecordDecoder(streams).decode(chunk, {}))
+        return
+    found = list(RecordDecoder(streams).decode(chunk, {}))
+    rows = [row for each in found if each.rows is not None for row in each.rows.to_pylist()]
+    assert [row["raising"] for row in rows] == ["A", "B"] * 30
+    assert sum(len(each.chunk) for each in found if each.letters) == 30

@@ -1,0 +1,58 @@
+"""The schema in a change record: the columns of the table, as Kafka Connect describes them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+from spouts.codecs.debezium_columns import Described
+
+#: With this, a record with a schema begins.
+BEGINNING = b'{"schema":{'
+#: With this, its payload begins.
+PAYLOAD = b'},"payload":'
+#: The reason for a value whose schema is another.
+NOT_OF_A_CHANGE = "a schema that is none of a change record"
+#: Rows, structs and arrays inside each other. PostgreSQL and MySQL need three.
+_DEPTH_MAX = 32
+
+
+def prefix_of(value: bytes) -> bytes:
+    """What stands before the payload of a record with a schema; nothing for any other value."""
+    end = value.find(PAYLOAD) if value.startswith(BEGINNING) and value.endswith(b"}") else -1
+    return value[: end + len(PAYLOAD)] if end > 0 else b""
+
+
+@functools.lru_cache(maxsize=256)
+def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
+    """The columns, as a record's schema describes them, each with a name of its own; None for the
+    schema of another record, or for none. Each description in them has a type, and what its type
+    needs: the others need not check that."""
+    try:
+        schema = json.loads(prefix[: -len(PAYLOAD)] + b"}}")["schema"]
+    except (ValueError, KeyError, RecursionError):
+        return None
+    parts = schema.get("fields") or []
+    if not isinstance(parts, list) or not all(isinstance(each, dict) for each in parts):
+        return None
+    rows = [each for name in ("after", "before") for each in parts if each.get("field") == name]
+    columns = (rows[0].get("fields") or []) if rows else []
+    return tuple(columns) if _are_columns(columns, 1) else None
+
+
+def _are_columns(found: Any, depth: int) -> bool:
+    if not isinstance(found, list) or not all(_is_described(each, depth) for each in found):
+        return False
+    names = [each.get("field") for each in found]
+    return all(isinstance(each, str) for each in names) and len({*names}) == len(names)
+
+
+def _is_described(found: Any, depth: int) -> bool:
+    if not isinstance(found, dict) or depth > _DEPTH_MAX or not isinstance(found.get("type"), str):
+        return False
+    if not isinstance(found.get("name", ""), str | None) or not isinstance(found.get("parameters", {}), dict | None):
+        return False
+    if found["type"] == "struct":
+        return _are_columns(found.get("fields"), depth + 1)
+    return found["type"] != "array" or _is_described(found.get("items"), depth + 1)
