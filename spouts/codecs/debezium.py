@@ -314,11 +314,11 @@ def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
     """The columns, as a record's schema describes them; None if this is no schema of a record."""
     try:
         schema = json.loads(prefix[: -len(_PAYLOAD)] + b"}}")["schema"]
-    except (ValueError, KeyError):
+        parts = {each.get("field"): each for each in schema.get("fields") or ()}
+        row = parts.get("after") or parts.get("before") or {}
+        return tuple(row.get("fields") or ())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    parts = {each.get("field"): each for each in schema.get("fields") or ()}
-    row = parts.get("after") or parts.get("before") or {}
-    return tuple(row.get("fields") or ())
 
 
 def _rows_of(value: bytes | None) -> list[dict[str, Any]]:

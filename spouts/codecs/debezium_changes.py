@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ class DebeziumChanges:
                     "a change record without the schema of its table: set value.converter.schemas.enable=true in the "
                     "connector"
                 )
-            if not columns_of_schema(prefix):
+            if not _described(prefix):
                 _check_message(value)
                 continue
             by_schema[prefix, _key_names(key)].append(place)
@@ -88,7 +88,7 @@ class DebeziumChanges:
         for row, (name, operation, server) in enumerate(zip(names, operations, servers, strict=True)):
             if operation == "m":
                 continue
-            if name[-1] is None:
+            if not name[-1]:
                 raise BadRecordError("a change record that does not name its table: it has no source.table")
             if not key and operation != "t":
                 raise BadRecordError(
@@ -149,14 +149,32 @@ def _any_codec() -> DebeziumCodec:
     return DebeziumCodec(pa.schema([("any", pa.string())]), metadata=())
 
 
+def _described(prefix: bytes) -> Sequence[Described]:
+    """The columns that a record's schema describes; none if it describes none."""
+    try:
+        found: Sequence[Described] = columns_of_schema(prefix) or ()
+        named = all(isinstance(each["field"], str) for each in found)
+    except (KeyError, TypeError, AttributeError):
+        named = False
+    if not named:
+        raise BadRecordError("a change record whose schema describes columns without names")
+    return found
+
+
 @functools.lru_cache(maxsize=1_024)
 def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     """A codec for the columns of a schema, and these."""
-    described: Sequence[Described] = columns_of_schema(prefix) or ()
+    described = _described(prefix)
+    for name, number in Counter(each["field"] for each in described).items():
+        if not name or number > 1 or name in _METADATA:
+            problem = "has no name" if not name else "is there twice" if number > 1 else "has a name of Ratchet's"
+            raise BadRecordError(f"a change record with a schema in which the column {name!r} {problem}")
     try:
         columns = pa.schema([pa.field(each["field"], column_type(each), metadata=_default(each)) for each in described])
     except ValueError as error:
         raise BadRecordError(str(error)) from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadRecordError(f"a change record with a schema that describes no column: {error!r}") from None
     return DebeziumCodec(columns, metadata=_METADATA, unavailable=unavailable), columns
 
 
