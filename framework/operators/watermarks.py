@@ -15,10 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from framework.durations import Duration
+
 #: The stream of tuples that arrive after their window has closed.
 LATE_STREAM = "late"
 #: The stream of changes in open windows.
 CHANGED_STREAM = "changed"
+#: How far the time of a record may be beyond the planning time of its transaction, where the user
+#: gives no ``max_ahead``.
+MAX_AHEAD: Duration = "1 day"
 #: Before every time.
 NEVER = -(1 << 62)
 #: After every time.

@@ -25,6 +25,7 @@ from framework.streams.plan import (
 )
 from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import (
     DEFAULT_STREAM,
     TOMBSTONE,
@@ -51,7 +52,7 @@ class Pipeline(TopologyMaker):
         self._reading: Reading | None = None
         self._sources: list[Read] = []
         self._placed: list[Placed] = []
-        self._watermarks: dict[tuple[Node, str, Duration], Placed] = {}
+        self._watermarks: dict[tuple[Node, str, Duration], tuple[WatermarkBounds, Placed]] = {}
         self._builder: TransactionalTopologyBuilder | None = None
         self._settings: dict[str, Any] = {}
 
@@ -190,9 +191,10 @@ class Pipeline(TopologyMaker):
         """The columns that name the partition of the source that a row is from."""
         return self._reading.partition if self._reading is not None else ()
 
-    def watermark(self, call: Call, name: str, above: Node, on: str, late: Duration) -> Placed:
-        """The watermark of these rows, which the steps share that ask for the same."""
-        key = (above, on, late)
+    def watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
+        """The watermark of these rows, which the steps share that ask for the same ``late``. Raises
+        ``TopologyError`` for steps that share it with other bounds."""
+        key = (above, on, bounds.late)
         if key not in self._watermarks:
             partition = self.partition
             if not set(partition) <= set(above.schema.names):
@@ -200,7 +202,7 @@ class Pipeline(TopologyMaker):
                     f"event time goes by partition: read_kafka(..., metadata={list(partition)!r}), and keep these columns"
                 )
             try:
-                bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, late)
+                bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, bounds)
             except ConfigError as error:
                 raise call.mistake(error) from None
             placed = Placed(
@@ -213,8 +215,14 @@ class Pipeline(TopologyMaker):
                 uses=(on, *partition),
                 takes_clock=True,
             )
-            self._watermarks[key] = self.place(placed)
-        return self._watermarks[key]
+            self._watermarks[key] = bounds, self.place(placed)
+        shared, watermark = self._watermarks[key]
+        if shared.micros() != bounds.micros():
+            raise call.mistake(
+                f"it shares the watermark of {watermark.call}, which has other options: give both the same max_ahead and "
+                "idle_after"
+            )
+        return watermark
 
     def _hidden_inputs(self, placed: Placed) -> list[Input]:
         inputs = []

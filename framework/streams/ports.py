@@ -17,6 +17,7 @@ from framework.errors import TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.streams.polars_frames import frame_of
 from framework.streams.stateless_steps import Columns
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import DEFAULT_STREAM, Bolt, Spout
 
 JoinHow = Literal["inner", "left", "right", "outer"]
@@ -98,7 +99,7 @@ class StatefulSteps(ABC):
     component, which its state follows."""
 
     @abstractmethod
-    def watermark(self, name: str, on: str, partition: Sequence[str], late: Duration) -> Bolt:
+    def watermark(self, name: str, on: str, partition: Sequence[str], bounds: WatermarkBounds) -> Bolt:
         """The committer that keeps the watermark."""
 
     @abstractmethod

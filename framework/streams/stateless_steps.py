@@ -15,13 +15,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from framework.durations import Duration
 from framework.errors import BadRecordError, InvariantViolation
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
 from framework.streams.polars_frames import frame_of
+from framework.streams.watermark_bounds import WatermarkBounds
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 #: A column of frames with tombstones, as ``framework.streams.tombstones`` says.
@@ -148,7 +148,7 @@ class Windows(Step):
 
     windows: EventWindows | Sessions
     on: str
-    late: Duration = 0
+    bounds: WatermarkBounds
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         if isinstance(self.windows, Sessions):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import polars as pl
 import pyarrow as pa
 
-from framework.durations import Duration, micros_above_0, micros_of
+from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
-from framework.operators.watermarks import LATE_STREAM
+from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
 from framework.streams.call_site import Call, called
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
@@ -44,6 +44,7 @@ from framework.streams.stateless_steps import (
 )
 from framework.streams.table import Grouped, NewestTable, Table, of_target
 from framework.streams.unknown_operator_hints import of_item, of_stream
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping, Grouping
 from framework.topology.fields import FieldType
 from framework.topology.groupings import (
@@ -381,12 +382,24 @@ class Stream:
 
     # --- tables -----------------------------------------------------------------------------------
 
-    def window(self, windows: EventWindows | Sessions, *, on: str, late: Duration = 0) -> Stream:
+    def window(
+        self,
+        windows: EventWindows | Sessions,
+        *,
+        on: str,
+        late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
+    ) -> Stream:
         """Put each row into the windows that its time ``on`` belongs to. They become columns,
         ``window_start`` and ``window_end``, and ``window_start`` becomes part of the key of a
         following ``group_by``: so late rows correct their window for ever. ``late``: for
         ``when_closed``, how far a row may be behind the newest one of its partition. Sessions are
-        known when they close: after ``group_by(...).agg(...)`` only ``when_closed`` follows."""
+        known when they close: after ``group_by(...).agg(...)`` only ``when_closed`` follows.
+
+        ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
+        its transaction is a bad record. ``idle_after``: a partition without rows for this long no
+        longer holds windows open; None: it always does."""
         call = called("window", windows, on=on)
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
@@ -396,12 +409,12 @@ class Stream:
         kind = self.schema.field(on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
-        _check_duration(call, "late", late)
+        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         taken = next((name for name in (WINDOW_START, WINDOW_END) if name in self.schema.names), None)
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
         schema = pa.schema([*self.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
-        return self._after(Windows(call=call, schema=schema, windows=windows, on=on, late=late))
+        return self._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
 
     def group_by(self, *columns: str, **named: Expression) -> Grouped:
         """Rows with equal values in these columns belong together. The window that they are in is
@@ -451,20 +464,24 @@ class Stream:
         on: str,
         name: str,
         late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
         parallelism: int = 1,
     ) -> Stream:
         """The first row of each key. A later one is dropped when its time ``on`` is less than
         ``within`` after that. ``late``: how far a row may be behind the newest one of its
-        partition; rows that are later are dropped. ``name``: the id, which the state follows."""
+        partition; rows that are later are dropped. ``max_ahead``, ``idle_after``: as of ``window``.
+        ``name``: the id, which the state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, within=within, on=on, name=name)
         check_names(call, [*keys, on], self.schema)
         _check_time(call, on, self.schema)
+        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         try:
             bolt = self._pipeline.stateful_steps(call).first_rows(name, keys, on, within)
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-        watermark = self._pipeline.watermark(call, name, self._node, on, late)
+        watermark = self._pipeline.watermark(call, name, self._node, on=on, bounds=bounds)
         return self._placed(
             call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
         )
@@ -479,6 +496,8 @@ class Stream:
         name: str,
         how: JoinHow = "inner",
         late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
         parallelism: int = 1,
     ) -> Stream:
         """With a stream, pairs of rows with the same key whose times are no further apart than
@@ -493,11 +512,12 @@ class Stream:
         ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
         stream and that of the other. ``how``: a row of an outer side that has found no other comes
         once, with nulls, when the watermark has passed the bound. ``late``: how far a row may be
-        behind the newest one of its partition; rows that are later are left out. A column that both
-        streams have is called ``<name>_right`` where it is the other's. ``name``: the id, which the
-        state follows."""
+        behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
+        ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
+        where it is the other's. ``name``: the id, which the state follows."""
         keys = (on,) if isinstance(on, str) else tuple(on)
         call = called("join", *keys, **({"within": within} if within is not None else {}), name=name)
+        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         table = other if isinstance(other, NewestTable) else None
         if table is not None:
             other = table.rows_of_join(call, keys, times)
@@ -538,8 +558,10 @@ class Stream:
         deletes: Node | None = None
         deletes_by = frozenset[str]()
         if table is not None and times is None:
-            if within is not None or late:
-                raise call.mistake("without times= there is no time to compare: leave within and late out")
+            if within is not None or bounds != WatermarkBounds():
+                raise call.mistake(
+                    "without times= there is no time to compare: leave within, late, max_ahead and idle_after out"
+                )
             table.check_tombstones()
             table_keys = [names[each] for each in table.tombstone_keys()]
             tombstones = self._pipeline.carries_tombstones(call, theirs._node, table_keys)
@@ -558,7 +580,7 @@ class Stream:
                     else committers.pairs(name, keys, own_times, within or 0, how)
                 ),
             )
-            watermark = self._pipeline.watermark(call, name, both, _EVENT_TIME, late)
+            watermark = self._pipeline.watermark(call, name, both, on=_EVENT_TIME, bounds=bounds)
         joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
         return joined._of(
             joined._component(
@@ -834,13 +856,6 @@ class Stream:
     def _of(self, node: Node) -> Stream:
         """The rows of another node of the same pipeline."""
         return Stream(self._pipeline, node)
-
-
-def _check_duration(call: Call, what: str, given: Duration) -> None:
-    try:
-        micros_of(given, what)
-    except ConfigError as error:
-        raise call.mistake(error) from None
 
 
 def _check_time(call: Call, name: str, schema: pa.Schema) -> None:

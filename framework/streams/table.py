@@ -200,7 +200,7 @@ class AggregatesTable(Table):
                 )
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-        watermark = pipeline.watermark(call, name, node, windows.on, windows.late)
+        watermark = pipeline.watermark(call, name, node, on=windows.on, bounds=windows.bounds)
         uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
         placed = self._stream._of(node)._component(
             call, bolt, name, FieldsGrouping(Fields(*key)), parallelism=parallelism, uses=uses, watermark=watermark

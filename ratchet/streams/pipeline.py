@@ -142,6 +142,7 @@ class Pipeline(StreamsPipeline):
         name: str = "mirror",
         named: Callable[[Sequence[str]], str] | None = None,
         unavailable: str = "__debezium_unavailable_value",
+        shared_tables: bool = False,
         **options: Any,
     ) -> None:
         """Keep a copy of another database, from the topics of its changes, which Debezium writes
@@ -152,14 +153,17 @@ class Pipeline(StreamsPipeline):
         * ``named``: a function from a table's database, schema and name to the name of its copy; by
           default the name alone.
         * ``unavailable``: the connector's ``unavailable.value.placeholder``.
+        * ``shared_tables``: several topics have the changes of one table. Otherwise, the first
+          topic that brings a table owns it, and a change from another topic is a bad record.
         * ``options``: as in ``read_kafka``."""
         call = called("mirror", *([topics] if topics is not None else []))
         if not isinstance(into, Database):
             raise call.mistake(f"into is {into!r}: give a database, such as postgres(dsn, schema='copy')")
         changes = self.read_kafka(
-            topics, pattern=pattern, value=Bytes("value"), metadata=["key"], name=f"{name}-changes", **options
+            topics, pattern=pattern, value=Bytes("value"), metadata=["key", "topic"], name=f"{name}-changes", **options
         )
-        copy = Mirror(into.table_of, DebeziumChanges(unavailable=unavailable), name=named)
+        reader = DebeziumChanges(unavailable=unavailable)
+        copy = Mirror(into.table_of, reader, name=named, shared_tables=shared_tables)
         changes.into(copy, name=name)
 
     def read(

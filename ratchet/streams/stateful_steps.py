@@ -10,6 +10,7 @@ from framework.durations import Duration
 from framework.errors import TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.streams.ports import JoinHow, StatefulSteps
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import Bolt
 from ratchet.streams.targets import Store
 from sinks import (
@@ -30,8 +31,15 @@ class StatefulStepsIn(StatefulSteps):
     def __init__(self, pipeline: str, state: Callable[[str], Store]) -> None:
         self._pipeline, self._state = pipeline, state
 
-    def watermark(self, name: str, on: str, partition: Sequence[str], late: Duration) -> Bolt:
-        return WatermarkCommitter(self._of(name), on, partition=partition, out_of_orderness=late)
+    def watermark(self, name: str, on: str, partition: Sequence[str], bounds: WatermarkBounds) -> Bolt:
+        return WatermarkCommitter(
+            self._of(name),
+            on,
+            partition=partition,
+            out_of_orderness=bounds.late,
+            max_ahead=bounds.max_ahead,
+            idle_after=bounds.idle_after,
+        )
 
     def windows(
         self,

@@ -15,7 +15,7 @@ from framework.durations import Duration, micros_of
 from framework.errors import BadRecordError, TopologyError
 from framework.operators.event_clock import EventClock
 from framework.operators.timestamps import check_times, times_of
-from framework.operators.watermarks import NEVER
+from framework.operators.watermarks import MAX_AHEAD, NEVER
 from framework.topology import (
     ArrowBolt,
     Combiner,
@@ -84,7 +84,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         out_of_orderness: Duration = 0,
         idle_after: Duration | None = None,
         advance_when_idle: bool = False,
-        max_ahead: Duration = "1 day",
+        max_ahead: Duration = MAX_AHEAD,
         unit: str = "s",
     ) -> None:
         if advance_when_idle and idle_after is None:

@@ -63,7 +63,7 @@ class MirrorSnapshot:
         #: The key and the columns of each table, as the last transaction left them.
         self.shapes = {
             name: (tuple(json.loads(key)), Fields.of({each: type_of(kind) for each, kind in json.loads(columns)}))
-            for name, _, key, columns, _ in catalog.rows(self.header.done)
+            for name, _, key, columns, *_ in catalog.rows(self.header.done)
         }
 
     def table(self, name: str) -> RowSnapshot:
@@ -124,7 +124,10 @@ class MirrorState(KeyedState):
         return self._catalog.location
 
     def prepare(self, topology_id: str) -> Header:
-        return self._catalog.prepare(topology_id)
+        header = self._catalog.prepare(topology_id)
+        if self._catalog.table_schema().statements:  # an older version of Ratchet has made it
+            self._catalog.apply_schema(topology_id)
+        return header
 
     def check(self, topology_id: str) -> Header | None:
         return self._catalog.check(topology_id)

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Bolt, Fields, Input
@@ -16,7 +17,16 @@ from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
 from framework.topology.table_changes import ChangeReader, TableChanges
 from sinks.rows.inspectable_mirror import MirrorState
-from sinks.rows.mirror_catalog import CATALOG, CATALOG_FIELDS, NAME, Catalog, Part
+from sinks.rows.mirror_catalog import (
+    CATALOG,
+    CATALOG_CHANGES,
+    CATALOG_FIELDS,
+    COLUMNS_MAX,
+    Catalog,
+    Part,
+    cannot_be_called,
+    is_reserved,
+)
 from sinks.rows.mirror_reference_model import ReferenceMirror
 from sinks.rows.reduction import DELETED, UNCHANGED, reduced
 from sinks.rows.sqlite import SqliteTable
@@ -25,18 +35,28 @@ from sinks.rows.transactional_table import RowTable
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 
-#: The fields of the records' keys and values.
-KEY, VALUE = "key", "value"
+#: The fields of the records' keys and values, and of the topics that they are from.
+KEY, VALUE, TOPIC = "key", "value", "topic"
 
 
-class Mirror(TableCommitter[RowTable, list[TableChanges]]):
+class _Told(NamedTuple):
+    """Changes, and the topic that they are from; None: it does not count."""
+
+    topic: str | None
+    changes: TableChanges
+
+
+class Mirror(TableCommitter[RowTable, list[_Told]]):
     """Keeps a copy of the tables of another database, exactly once: one table for each source
     table, in one sql_txn for all of them, so a reader sees all tables as of one transaction.
 
     ``into``: makes the table of a name, as in ``lambda name: PostgresTable(dsn, name,
     schema="mirror")``; all must be in one database. ``changes``: reads the records, such as
     ``spouts.DebeziumChanges()``. The input has the fields ``key`` and ``value``, as bytes, and
-    comes to one task.
+    comes to one task. If it has a field ``topic`` too, as text, the first topic that brings a table
+    owns it, and a change from another one is a bad record. ``shared_tables``: several topics have
+    the changes of one table, because the connector routes them so; then any topic may change any
+    table.
 
     A table is made when its first change comes, with the source's columns and primary key, under
     the name that ``name`` gives for its database, schema and name; by default the name alone. It
@@ -46,11 +66,12 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
     that the source drops stays, and rows keep their values in it. Rows are changed, deleted, and
     all removed (truncate) as in the source. A change that leaves out unchanged large values (TOAST)
     keeps those that the row has. Every other change of a schema ends the topology, with the
-    statement that would help.
+    statement that would help. A change is a bad record if its table cannot have the name or the
+    columns that it says, or more than 1,000 columns.
 
-    The table ``catalog`` has a row for each table: its source, key and columns, and the txid that
-    changed it last. ``on_bad_record``: as of an ``UpsertCommitter``. A change that is left out is
-    missing in the copy.
+    The table ``catalog`` has a row for each table: its source, key and columns, the txid that
+    changed it last, and the topic that owns it. ``on_bad_record``: as of an ``UpsertCommitter``. A
+    change that is left out is missing in the copy.
     """
 
     def __init__(
@@ -61,6 +82,7 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
         name: Callable[[Sequence[str]], str] | None = None,
         catalog: str = CATALOG,
         on_bad_record: OnBadRecord = "fail",
+        shared_tables: bool = False,
     ) -> None:
         made = into(catalog)
         if not isinstance(made, RowTable):
@@ -70,12 +92,13 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
             )
         super().__init__(made, None, on_bad_record)
         self._reader, self._named, self._component_id = changes, name or _last, ""
+        self._shared_tables, self._by_topic = shared_tables, False
         self._write_to(made, into)
 
     def _write_to(self, catalog: RowTable, into: Callable[[str], RowTable]) -> None:
         self.table, self._into = catalog, into
         self._state = MirrorState(catalog, into)
-        catalog.bind_changes(CATALOG_FIELDS, Changes((NAME,)))
+        catalog.bind_changes(CATALOG_FIELDS, CATALOG_CHANGES)
         catalog.members = Catalog(catalog, into)
 
     def states(self) -> Sequence[MirrorState]:
@@ -102,6 +125,8 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
         if parallelism != 1:
             raise TopologyError(f"committer {component_id!r} writes all tables in one sql_txn: give it parallelism 1")
         self._common_fields(component_id, inputs)
+        texts = [TOPIC in each.fields and each.fields.type_of(TOPIC) == pa.string() for each in inputs]
+        self._by_topic = all(texts) and not self._shared_tables
 
     def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
         source.require(component_id, (KEY, VALUE))
@@ -113,18 +138,52 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        found = list(self._reader.read(batch.column(KEY), batch.column(VALUE)))
+        found = [
+            _Told(topic, each)
+            for topic, its in self._of_topics(batch)
+            for each in self._reader.read(its.column(KEY), its.column(VALUE))
+        ]
         for each in found:
-            if each.rows is not None:
-                self._check(each)
+            self._check(each.changes)
         if found:
             self._batches.append(found)
 
+    def _of_topics(self, batch: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+        """The records of each topic, in their order."""
+        if not self._by_topic:
+            yield None, batch
+            return
+        topics = pc.unique(batch.column(TOPIC)).to_pylist()
+        if len(topics) == 1:
+            yield topics[0], batch
+            return
+        for each in topics:
+            column = batch.column(TOPIC)
+            yield each, batch.filter(pc.equal(column, each) if each is not None else column.is_null())
+
     def _check(self, changes: TableChanges) -> None:
         """Raise ``BadRecordError`` for a change that certainly cannot be written."""
-        rows = changes.rows
-        missing = [name for name in changes.key if rows is not None and name not in rows.column_names]
-        if rows is None or missing:
+        rows, name = changes.rows, self._named(changes.table)
+        if is_reserved(name, self.table.name):
+            raise BadRecordError(f"{self._shown(changes)} {cannot_be_called(name)}")
+        try:
+            table = self._into(name)
+            if rows is not None:
+                table.bind_changes(Fields.of_schema(rows.schema), Changes(changes.key))
+        except TopologyError as error:
+            raise BadRecordError(f"{self._shown(changes)}: {error}") from error
+        if rows is not None:
+            self._check_rows(changes, rows, table)
+
+    def _check_rows(self, changes: TableChanges, rows: pa.Table, table: RowTable) -> None:
+        if rows.num_columns > COLUMNS_MAX:
+            raise BadRecordError(
+                f"{self._shown(changes)} has {rows.num_columns:,} columns: the most is {COLUMNS_MAX:,}"
+            )
+        if len(set(changes.key)) != len(changes.key):
+            raise BadRecordError(f"{self._shown(changes)}: the record's key has a column twice")
+        missing = [name for name in changes.key if name not in rows.column_names]
+        if missing:
             raise BadRecordError(f"{self._shown(changes)}: the record's key has {missing[0]!r}, which is no column")
         for name in changes.key:
             if rows.column(name).null_count:
@@ -133,8 +192,6 @@ class Mirror(TableCommitter[RowTable, list[TableChanges]]):
                 raise BadRecordError(
                     f"{self._shown(changes)}: the key {name!r} is an array, which a copy cannot have as key"
                 )
-        table = self._into(self._named(changes.table))
-        table.bind_changes(Fields.of_schema(rows.schema), Changes(changes.key))
         for batch in rows.to_batches():
             table.check_rows(batch)
 
@@ -156,22 +213,23 @@ def _last(table: Sequence[str]) -> str:
 
 
 def _parts(
-    changes: Iterable[TableChanges], named: Callable[[Sequence[str]], str], into: Callable[[str], RowTable]
+    changes: Iterable[_Told], named: Callable[[Sequence[str]], str], into: Callable[[str], RowTable]
 ) -> Iterator[Part]:
-    by_table: dict[tuple[str, tuple[str, ...]], list[TableChanges]] = defaultdict(list)
-    for each in changes:
-        by_table[each.server, each.table].append(each)
-    for (server, table), its in by_table.items():
+    by_table: dict[tuple[str | None, str, tuple[str, ...]], list[TableChanges]] = defaultdict(list)
+    for topic, each in changes:
+        by_table[topic, each.server, each.table].append(each)
+    for (topic, server, table), its in by_table.items():
         name, shown = named(table), f"{'.'.join(table)} of {server}" if server else ".".join(table)
         for run in _runs(its):
             first, settings = run[0], Changes(run[0].key)
             if first.rows is None:
                 positions = first.positions.to_pylist() if first.positions is not None else []
-                yield Part(name, shown, first.key, None, None, emptied_at=positions[0] if positions else None)
+                emptied_at = positions[0] if positions else None
+                yield Part(name, shown, first.key, None, None, emptied_at=emptied_at, topic=topic)
                 continue
             location = into(name).location
             rounds = [storable(each, location) for each in reduced(_rows(run, settings), settings)]
-            yield Part(name, shown, first.key, first.rows.schema, rounds)
+            yield Part(name, shown, first.key, first.rows.schema, rounds, topic=topic)
 
 
 def _runs(changes: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:

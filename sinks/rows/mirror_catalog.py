@@ -9,24 +9,34 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from framework.errors import ConfigError
+from framework.errors import BadRecordError, ConfigError
 from framework.topology import Fields, TransactionAttempt
 from framework.topology.table_changes import DEFAULT
 from sinks.rows.reduction import DELETED, reduced
-from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes
+from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes, Column
 from sinks.rows.transactional_table import Members, RowTable
 
 #: The table with a row for each table of the copy.
 CATALOG = "ratchet_mirror"
 NAME, SOURCE, KEY, COLUMNS, CHANGED_IN = "table_name", "source_name", "key_columns", "columns", "changed_in"
-CATALOG_FIELDS = Fields.of(dict.fromkeys((NAME, SOURCE, KEY, COLUMNS), pa.string()) | {CHANGED_IN: pa.int64()})
+#: The topic that owns the table; null: the next one that changes it will.
+OWNER = "owner_topic"
+CATALOG_FIELDS = Fields.of(
+    dict.fromkeys((NAME, SOURCE, KEY, COLUMNS), pa.string()) | {CHANGED_IN: pa.int64(), OWNER: pa.string()}
+)
+#: A catalog that an older version has made gets the columns that it lacks.
+CATALOG_CHANGES = Changes((NAME,), on_new_column="add")
+#: A table has up to this many columns. MariaDB takes 1,017, and PostgreSQL 1,600; the rows from
+#: before have three more.
+COLUMNS_MAX = 1_000
 #: The names of the tables beside a table end so.
 _BESIDE = ("_before", "_deleted")
 
 
 class Part(NamedTuple):
     """Changes of a table with one set of columns. ``rounds``: as ``RowTable.change`` takes them;
-    None: all rows are removed, at the position ``emptied_at`` if that is known."""
+    None: all rows are removed, at the position ``emptied_at`` if that is known. ``topic``: where
+    the changes are from; None: it does not count."""
 
     name: str
     source: str
@@ -34,6 +44,7 @@ class Part(NamedTuple):
     columns: pa.Schema | None
     rounds: Sequence[pa.Table] | None
     emptied_at: int | None = None
+    topic: str | None = None
 
     @property
     def leaves_out(self) -> bool:
@@ -47,6 +58,7 @@ class _Entry(NamedTuple):
     source: str
     key: tuple[str, ...]
     columns: str
+    topic: str | None
 
 
 class Catalog(Members):
@@ -112,20 +124,28 @@ class Catalog(Members):
         known = dict(held)
         for each in parts:
             if (entry := known.get(each.name)) is not None and entry.source != each.source:
-                raise ConfigError(
+                raise BadRecordError(
                     f"{self._own.location}: tables {entry.source} and {each.source} would both be table {each.name!r}: give them "
                     "different names, Mirror(name=lambda table: '_'.join(table)), or each connector a mirror of its own in "
                     "another schema"
                 )
+            if entry is not None and None not in (entry.topic, each.topic) and entry.topic != each.topic:
+                raise BadRecordError(
+                    f"{self._own.location}: table {each.name!r} has its changes from topic {entry.topic!r}, and this one is from "
+                    f"topic {each.topic!r}; where several topics have the changes of one table, use shared_tables=True"
+                )
+            owner = entry.topic if entry is not None and entry.topic is not None else each.topic
             if each.columns is not None:
-                known[each.name] = _Entry(each.source, each.key, _shown(each.columns))
+                known[each.name] = _Entry(each.source, each.key, _shown(each.columns), owner)
+            elif entry is not None:
+                known[each.name] = entry._replace(topic=owner)
         return known
 
     def _entries(self, connection: Any, parts: Sequence[Part]) -> dict[str, _Entry]:
         names = list(dict.fromkeys(each.name for each in parts))
         marks = ", ".join("?" * len(names))
-        rows = self._own.rows_where(connection, [NAME, SOURCE, KEY, COLUMNS], f"{NAME} IN ({marks})", *names)
-        return {name: _Entry(source, tuple(json.loads(key)), columns) for name, source, key, columns in rows}
+        rows = self._own.rows_where(connection, [NAME, SOURCE, KEY, COLUMNS, OWNER], f"{NAME} IN ({marks})", *names)
+        return {name: _Entry(source, tuple(json.loads(key)), *more) for name, source, key, *more in rows}
 
     def _make(self, connection: Any, parts: Sequence[Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
@@ -134,32 +154,58 @@ class Catalog(Members):
         for each in parts:
             if each.columns is None:
                 continue
-            wanted, before = _Entry(each.source, each.key, _shown(each.columns)), held.get(each.name)
+            wanted, before = _Entry(each.source, each.key, _shown(each.columns), each.topic), held.get(each.name)
             table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
-            if before == wanted and table.keeps_all(connection):
+            if before is not None and before[:3] == wanted[:3] and table.keeps_all(connection):
                 continue
             if before is None:
                 names = self._own.rows_where(connection, [NAME], f"{NAME} IS NOT NULL")
                 self._check_name(each, {*held, *(name for (name,) in names)})
                 topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
-                table.claim(connection, f"{topology_id} ({self._own.name})")
+                self._claim(table, connection, f"{topology_id} ({self._own.name})")
             types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
             changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
             with table.named(_copy_of(each)):
+                _check_number(table.columns(connection), each)
                 table.make(connection, changed, attempt.txid)
             held[each.name] = wanted
         return known
+
+    def _claim(self, table: RowTable, connection: Any, owner: str) -> None:
+        """Raise ``BadRecordError`` for the name of a table with another owner."""
+        try:
+            table.claim(connection, owner)
+        except ConfigError as error:
+            raise BadRecordError(str(error)) from error
 
     def _check_name(self, part: Part, held: Collection[str]) -> None:
         name = part.name.casefold()  # some databases tell names apart by it, some do not
         others = {each.casefold() for each in held}
         beside = {f"{each}{end}" for each in (*others, name, self._own.name.casefold()) for end in _BESIDE}
         taken = name in others or name in beside or any(f"{name}{end}" in others for end in _BESIDE)
-        if taken or name == self._own.name.casefold() or name.startswith("_ratchet_"):
-            raise ConfigError(
-                f"{self._own.location}: table {part.source} cannot be called {part.name!r}, which is the name of another table, "
-                "or of one beside it: give it another name, with Mirror(name=...)"
-            )
+        if taken or is_reserved(part.name, self._own.name):
+            raise BadRecordError(f"{self._own.location}: table {part.source} {cannot_be_called(part.name)}")
+
+
+def is_reserved(name: str, catalog: str) -> bool:
+    """Whether a name is Ratchet's own in every copy. ``catalog``: the name of the catalog."""
+    own, folded = catalog.casefold(), name.casefold()
+    return folded in (own, *(f"{own}{end}" for end in _BESIDE)) or folded.startswith("_ratchet_")
+
+
+def cannot_be_called(name: str) -> str:
+    return (
+        f"cannot be called {name!r}, which is the name of another table, or of one beside it: give it another name, with "
+        "Mirror(name=...)"
+    )
+
+
+def _check_number(held: Sequence[Column], part: Part) -> None:
+    """Raise ``BadRecordError`` if the table would have too many columns. ``held``: those that it
+    has."""
+    names = {*(each.name for each in held), *(part.columns.names if part.columns is not None else ())}
+    if len(names) > COLUMNS_MAX:
+        raise BadRecordError(f"table {part.name!r} would have {len(names):,} columns: the most is {COLUMNS_MAX:,}")
 
 
 def _copy_of(part: Part) -> str:
@@ -179,6 +225,7 @@ def _entries(known: Mapping[str, _Entry], parts: Sequence[Part], txid: int) -> p
         KEY: [json.dumps(each.key) for each in entries],
         COLUMNS: [each.columns for each in entries],
         CHANGED_IN: [txid] * len(names),
+        OWNER: [each.topic for each in entries],
     }
     schema = CATALOG_FIELDS.schema()
     rows = pa.table({name: pa.array(values, CATALOG_FIELDS.type_of(name)) for name, values in columns.items()}, schema)

@@ -65,10 +65,7 @@ class DebeziumChanges:
                     "a change record without the schema of its table: set value.converter.schemas.enable=true in the "
                     "connector"
                 )
-            columns = columns_of_schema(prefix)
-            if columns is None:
-                raise BadRecordError(NOT_OF_A_CHANGE)
-            if not columns:
+            if not _described(prefix):
                 _check_message(value)
                 continue
             by_schema[prefix, _key_names(key)].append(place)
@@ -92,7 +89,7 @@ class DebeziumChanges:
         for row, (name, operation, server) in enumerate(zip(names, operations, servers, strict=True)):
             if operation == "m":
                 continue
-            if name[-1] is None:
+            if not name[-1]:
                 raise BadRecordError("a change record that does not name its table: it has no source.table")
             if not key and operation != "t":
                 raise BadRecordError(
@@ -153,10 +150,22 @@ def _any_codec() -> DebeziumCodec:
     return DebeziumCodec(pa.schema([("any", pa.string())]), metadata=())
 
 
+def _described(prefix: bytes) -> Sequence[Described]:
+    """The columns that a record's schema describes; none if it describes none."""
+    found = columns_of_schema(prefix)
+    if found is None:
+        raise BadRecordError(NOT_OF_A_CHANGE)
+    return found
+
+
 @functools.lru_cache(maxsize=1_024)
 def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     """A codec for the columns of a schema, and these."""
-    described: Sequence[Described] = columns_of_schema(prefix) or ()
+    described = _described(prefix)
+    for name in (each["field"] for each in described):
+        if not name or name in _METADATA:
+            problem = "has no name" if not name else "has a name of Ratchet's"
+            raise BadRecordError(f"a change record with a schema in which the column {name!r} {problem}")
     try:
         columns = pa.schema([pa.field(each["field"], column_type(each), metadata=_default(each)) for each in described])
         return DebeziumCodec(columns, metadata=_METADATA, unavailable=unavailable), columns

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
+from framework.durations import micros_of
 from framework.errors import ConfigError, TopologyError
 from framework.testing import crash, replay
 from ratchet import Json, Pipeline, Stream, collect, parquet, session, sqlite, sum_, tumbling
@@ -163,6 +164,56 @@ def test_repeats_are_dropped(faults: Any, tmp_path: Path) -> None:
     seen.append_into(parquet(tmp_path / "out"), name="out")
     found = [(row["shop"], row["cents"]) for row in shop.test(faults=faults, take=2)["out"]]
     assert sorted(found) == [("x", 1), ("x", 5), ("y", 3), ("y", 7)]
+
+
+def closed_of(shop: Pipeline, **bounds: Any) -> Stream:
+    windows = shop.read(ROWS[:3]).window(tumbling("5 min"), on="at", late="5 min", **bounds)
+    return windows.group_by("shop").agg(cents=sum_("cents")).when_closed(name="closed")
+
+
+def first_of(shop: Pipeline, **bounds: Any) -> Stream:
+    return shop.read(ROWS[:3]).deduplicate("shop", within="10 min", on="at", name="first", **bounds)
+
+
+def pairs_of(shop: Pipeline, **bounds: Any) -> Stream:
+    rows = shop.read(ROWS[:3])
+    paid = rows.filter("cents > 2").rename(cents="paid")
+    return rows.filter("cents < 3").join(paid, on="shop", times="at", within="1 h", name="pairs", **bounds)
+
+
+def bounds_of(made: Stream) -> list[tuple[Any, ...]]:
+    found = [each.bolt for each in made._pipeline._placed if isinstance(each.bolt, WatermarkCommitter)]
+    return [(each._max_ahead, each._idle_after) for each in found]
+
+
+@pytest.mark.parametrize("make", [closed_of, first_of, pairs_of])
+def test_the_bounds_of_a_step_are_those_of_its_watermark(make: Any, tmp_path: Path) -> None:
+    assert bounds_of(make(pipeline_in(tmp_path))) == [(micros_of("1 day", ""), None)]
+    made = make(pipeline_in(tmp_path), max_ahead="1 h", idle_after="30 s")
+    assert bounds_of(made) == [(micros_of("1 h", ""), micros_of("30 s", ""))]
+
+
+def test_a_row_further_ahead_than_a_step_allows_is_bad(tmp_path: Path) -> None:
+    ahead = {**ROWS[0], "at": datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=12)}
+    for max_ahead, found in (("1 day", 1), ("1 h", 0)):
+        shop = pipeline_in(tmp_path)
+        orders = shop.read_kafka(
+            "orders", value=Json(shop=str, cents=int, at=datetime.datetime), metadata=PLACE, on_bad_record="skip"
+        )
+        first = orders.deduplicate("shop", within="1 h", on="at", name="first", max_ahead=max_ahead)
+        first.append_into(parquet(tmp_path / "out"), name="out")
+        row = {**ahead, "topic": "orders", "partition": 0}
+        assert len(shop.test({"orders": [row]})["out"]) == found
+
+
+def test_steps_that_share_a_watermark_have_the_same_bounds(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    rows = shop.read(ROWS)
+    rows.deduplicate("shop", within="1 h", on="at", name="one", max_ahead="1 h", idle_after="60 s")
+    rows.deduplicate("cents", within="1 h", on="at", name="two", max_ahead="60 min", idle_after="1 min")
+    for other in ({"max_ahead": "2 h", "idle_after": "1 min"}, {"max_ahead": "1 h"}):
+        with pytest.raises(TopologyError, match=r"test_event_time.*two.*: it shares the watermark of .*name='one'"):
+            rows.deduplicate("cents", within="1 h", on="at", name="two", **other)  # type: ignore[arg-type]
 
 
 def test_event_time_has_the_outline_of_its_committers(tmp_path: Path) -> None:

@@ -225,6 +225,10 @@ MISTAKES: dict[str, Mistake] = {
     ).agg(count()),
     "window(tumbling('1 h'), on='cents'): column 'cents' is int64": lambda p, s: s.window(tumbling("1 h"), on="cents"),
     "late is '10': give a length of time": lambda p, s: _kept().window(tumbling("1 h"), on="at", late="10"),
+    "max_ahead is 'far': give a length of time": lambda p, s: _kept().window(tumbling("1 h"), on="at", max_ahead="far"),
+    "idle_after is -1: give a length of time": lambda p, s: _kept().deduplicate(
+        "order", within="1 h", on="at", name="d", idle_after=-1
+    ),
     "give at least one other stream": lambda p, s: s.merge(),
     "this stream has a column 'order', and the one that it is joined with has not": lambda p, s: s.join(
         s.rename(order="id"), on="order", times="at", within="1 h", name="j"

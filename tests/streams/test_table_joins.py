@@ -113,9 +113,13 @@ def test_a_table_that_has_no_row_of_a_moment_is_refused(tmp_path: Path) -> None:
         (
             lambda: read.latest_by("item"),
             {"times": None, "within": 5},
-            r"no time to compare: leave within and late out",
+            r"no time to compare: leave within, late, max_ahead and idle_after out",
         ),
-        (lambda: read.latest_by("item"), {"times": None, "late": 5}, r"no time to compare: leave within and late out"),
+        (
+            lambda: read.latest_by("item"),
+            {"times": None, "late": 5},
+            r"no time to compare: leave within, late, max_ahead and idle_after out",
+        ),
         (lambda: read.select("item").latest_by("item"), {"times": None}, r"the table has no column beside its key"),
         (lambda: read.group_by("item").agg(n=count()), {}, r"is a AggregatesTable: .* its latest_by\(...\) is a table"),
         (lambda: read.filter("n > 1"), {"times": None, "within": 5}, r"say how far apart the rows of a pair may be"),

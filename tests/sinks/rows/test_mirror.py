@@ -31,10 +31,12 @@ from tests.sinks.rows.test_kills import Killed, kill_at
 
 pytestmark = pytest.mark.rule("C41")
 FIELDS = Fields.of({"key": pa.binary(), "value": pa.binary()})
+OF_TOPICS = Fields.of({"key": pa.binary(), "value": pa.binary(), "topic": pa.string()})
 COLUMNS = {"id": INT, "name": TEXT}
 WIDER = {**COLUMNS, "note": TEXT}
 
 
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
 #: Where the log of the source begins: positions have more than 32 bits.
 BEGIN = 2**40
 
@@ -56,12 +58,29 @@ def in_log(lsn: int | None) -> int | None:
     return BEGIN + lsn if lsn is not None else None
 
 
+def with_column(name: str) -> Record:
+    return change_record("people", {**COLUMNS, name: TEXT}, "c", {"id": 1, "name": "a"})
+
+
+def edited(old: str, new: str) -> Record:
+    key, value = put("people", 1, "ann")
+    return key, (value or b"").replace(old.encode(), new.encode())
+
+
+def twice(record: Record) -> Record:
+    """The record, with the column ``name`` in the place of the column ``note``."""
+    return record[0], (record[1] or b"").replace(b'"field":"note"', b'"field":"name"')
+
+
 class Writer:
     """Commits batches as a driver and the task of a mirror do."""
 
-    def __init__(self, database: Database, **options: Any) -> None:
+    def __init__(self, database: Database, *, topic: str | None = None, **options: Any) -> None:
         self.mirror = Mirror(database.table, DebeziumChanges(), **options)
-        self.mirror.bind("mirror", [Input("spout", "default", FIELDS, ShuffleGrouping())], 1)
+        fields = FIELDS if topic is None else OF_TOPICS
+        self.mirror.bind("mirror", [Input("spout", "default", fields, ShuffleGrouping())], 1)
+        #: Where the next records are from; None: the input does not tell.
+        self.topic = topic
         self.table = self.mirror.table
         self.table.prepare("topology")
 
@@ -69,13 +88,23 @@ class Writer:
         self.mirror.prepare({}, None, None, attempt)  # type: ignore[arg-type]
         columns = [pa.array(each, pa.binary()) for each in zip(*records, strict=True)]
         if columns:
-            self.mirror.execute_arrow(pa.RecordBatch.from_arrays(columns, names=list(FIELDS)))
+            batch = pa.RecordBatch.from_arrays(columns, names=list(FIELDS))
+            if self.topic is not None:
+                batch = batch.append_column("topic", pa.array([self.topic] * batch.num_rows))
+            self.mirror.execute_arrow(batch)
 
     def begin(self, txid: int, records: Sequence[Record], attempt: int = 1) -> Any:
         header = opened(self.table, txid, attempt)
         self.fill(granted(header), records)
         self.mirror.finish_batch()
         return header
+
+    def refuse(self, txid: int, records: Sequence[Record]) -> None:
+        """Fill an attempt, and raise what its commit raises."""
+        held = self.table.read_header().open
+        header = opened(self.table, txid, held.attempt_id + 1 if held is not None else 1)
+        self.fill(granted(header), records)
+        self.mirror.finish_batch()
 
     def commit(self, txid: int, records: Sequence[Record], attempt: int = 1) -> None:
         header = self.begin(txid, records, attempt)
@@ -533,14 +562,16 @@ def test_tables_of_one_name_on_two_servers_are_told_apart(tmp_path: Any) -> None
     database = SqliteDatabase(tmp_path / "copy.db")
     writer = Writer(database)
     writer.commit(1, [change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, server="eu")])
-    with pytest.raises(ConfigError, match=r"people of eu and shop\.public\.people of us would both be table 'people'"):
+    with pytest.raises(
+        BadRecordError, match=r"people of eu and shop\.public\.people of us would both be table 'people'"
+    ):
         writer.begin(2, [change_record("people", COLUMNS, "c", {"id": 1, "name": "b"}, server="us")])
     assert rows(database) == [(1, "a")]
 
 
 def test_a_table_has_one_mirror_or_committer(database: Database) -> None:
     Writer(database).commit(1, [put("people", 1, "ann")])
-    with pytest.raises(ConfigError, match=r"people'.*belongs to topology 'topology \(ratchet_mirror\)'"):
+    with pytest.raises(BadRecordError, match=r"people'.*belongs to topology 'topology \(ratchet_mirror\)'"):
         Writer(database, catalog="other").begin(1, [put("people", 1, "b")])
     fields = Fields.of({"id": pa.int64(), "name": pa.string()})
     for name in ("people", "taken"):
@@ -551,7 +582,7 @@ def test_a_table_has_one_mirror_or_committer(database: Database) -> None:
             break
         with pytest.raises(ConfigError, match=r"belongs to topology 'topology \(ratchet_mirror\)'"):
             committer.table.prepare("topology")
-    with pytest.raises(ConfigError, match="taken'.*belongs to topology 'topology'"):
+    with pytest.raises(BadRecordError, match="taken'.*belongs to topology 'topology'"):
         Writer(database).begin(2, [put("taken", 1, "b")])
 
 
@@ -574,30 +605,128 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
             "n: a decimal of 500 digits after the point",
         ),
         ((b"1", change_record("people", COLUMNS, "c", {"id": 1})[1]), "the key of a change record is no JSON object"),
+        (put("ratchet_mirror", 1), "shop.public.ratchet_mirror cannot be called 'ratchet_mirror'"),
+        (truncate("ratchet_mirror_before"), "cannot be called 'ratchet_mirror_before'"),
+        (put("_Ratchet_headers", 1), "cannot be called '_Ratchet_headers'"),
+        (put("sqlite_master", 1), "'sqlite_master' is reserved by SQLite"),
+        (truncate("sqlite_master"), "'sqlite_master' is reserved by SQLite"),
+        (put("a\0b", 1), "is no name in SQL"),
+        (put("", 1), "does not name its table"),
+        (with_column("a\0"), "is no name in SQL"),
+        (with_column("_ratchet_txid"), "'_ratchet_txid' is a column of Ratchet's"),
+        (with_column("_ratchet_op"), "the column '_ratchet_op' has a name of Ratchet's"),
+        (with_column("Name"), "'name' and 'Name' are the same column in SQLite"),
+        (with_column(""), "the column '' has no name"),
+        (edited('"field":"name"', '"field":7'), "a schema that is none of a change record"),
+        (edited('"field":"name"', '"name":"x"'), "a schema that is none of a change record"),
+        (edited('"field":"after"', '"field":[]'), "without the schema of its table"),
+        (edited('"type":"string"', '"kind":"string"'), "a schema that is none of a change record"),
+        (edited('"type":"string"', f'"type":"bytes","name":"{DECIMAL}"'), "scale"),
+        (twice(put("people", 1, "ann", note="x")), "a schema that is none of a change record"),
+        (
+            change_record("people", {"id": INT, **{f"c{n}": TEXT for n in range(1_000)}}, "c", {"id": 1}),
+            "shop.public.people has 1,001 columns: the most is 1,000",
+        ),
+        (
+            (b'{"schema":{"fields":[{"field":"id"},{"field":"id"}]},"payload":{"id":1}}', put("people", 1)[1]),
+            "the record's key has a column twice",
+        ),
     ):
         with pytest.raises(BadRecordError, match=message):
             writer.fill(attempt, [record])
     writer.commit(1, [put("people", 1, "ann")])
     for record, message in (
-        (change_record("people", COLUMNS, "c", {"id": 1}, schema="other"), "would both be table 'people'"),
-        (put("people_before", 1), "cannot be called 'people_before'"),
-        (put("People", 1), "cannot be called 'People', which is the name of another table"),
         (
             change_record("people", {"id": INT, "name": INT}, "c", {"id": 1, "name": 1}),
             "column 'name' of the source is",
         ),
-        (put("ratchet_mirror", 1), "cannot be called 'ratchet_mirror'"),
-        (put("ratchet_mirror_before", 1), "cannot be called 'ratchet_mirror_before'"),
         (change_record("people", COLUMNS, "c", {"id": 1, "name": "a"}, key=["id", "name"]), "PRIMARY KEY"),
     ):
-        header = opened(writer.table, 2, writer.table.read_header().open.attempt_id + 1)  # type: ignore[union-attr]
-        writer.fill(granted(header), [record])
         with pytest.raises(ConfigError, match=message):
-            writer.mirror.finish_batch()
+            writer.refuse(2, [record])
+    wide = {"id": INT, **{f"c{n}": TEXT for n in range(998)}}
+    for record, message in (
+        (change_record("people", COLUMNS, "c", {"id": 1}, schema="other"), "would both be table 'people'"),
+        (put("people_before", 1), "cannot be called 'people_before'"),
+        (put("People", 1), "cannot be called 'People', which is the name of another table"),
+        (change_record("people", {**wide, "more": TEXT}, "c", {"id": 1}), "would have 1,001 columns"),
+    ):
+        with pytest.raises(BadRecordError, match=message):
+            writer.refuse(2, [record])
     with pytest.raises(TopologyError, match="give a function from a name to a table"):
         Mirror(lambda name: name, DebeziumChanges())  # type: ignore[arg-type,return-value]
     with pytest.raises(TopologyError, match="give it parallelism 1"):
         writer.mirror.bind("mirror", [Input("spout", "default", FIELDS, ShuffleGrouping())], 2)
+
+
+@pytest.mark.parametrize("change", [put("people", 1, "evil"), delete("people", 1), truncate("people")])
+def test_only_the_topic_that_brought_a_table_changes_it(database: Database, change: Record) -> None:
+    writer = Writer(database, topic="shop.people")
+    writer.commit(1, [put("people", 1, "ann"), put("things", 1, "pen")])
+    found = database.rows("ratchet_mirror", "table_name, owner_topic")
+    assert found == [("people", "shop.people"), ("things", "shop.people")]
+    writer.topic = "evil"
+    with pytest.raises(BadRecordError, match=r"has its changes from topic 'shop.people'.* from topic 'evil'"):
+        writer.refuse(2, [change])
+    assert rows(database) == [(1, "ann")]
+    writer.topic = "shop.people"
+    writer.commit(2, [put("people", 1, "bo")], 2)
+    assert rows(database) == [(1, "bo")]
+
+
+def test_two_topics_that_bring_one_table_in_a_batch_are_told_apart(tmp_path: Any) -> None:
+    writer = Writer(SqliteDatabase(tmp_path / "copy.db"), topic="one")
+    header = opened(writer.table, 1, 1)
+    writer.mirror.prepare({}, None, None, granted(header))  # type: ignore[arg-type]
+    records = [put("people", 1, "a"), put("people", 2, "b"), put("things", 1, "c")]
+    columns = [pa.array(each, pa.binary()) for each in zip(*records, strict=True)]
+    batch = pa.RecordBatch.from_arrays([*columns, pa.array(["one", "two", "two"])], names=list(OF_TOPICS))
+    writer.mirror.execute_arrow(batch)
+    with pytest.raises(BadRecordError, match=r"from topic 'one', and this one is from topic 'two'"):
+        writer.mirror.finish_batch()
+
+
+def test_topics_may_share_tables(database: Database) -> None:
+    writer = Writer(database, topic="one", shared_tables=True)
+    writer.commit(1, [put("people", 1, "ann")])
+    writer.topic = "two"
+    writer.commit(2, [put("people", 2, "bo")])
+    assert rows(database) == [(1, "ann"), (2, "bo")]
+    assert database.rows("ratchet_mirror", "owner_topic") == [(None,)]
+
+
+def test_a_catalog_without_owners_gets_them(database: Database) -> None:
+    Writer(database).commit(1, [put("people", 1, "ann")])
+    for table in ("ratchet_mirror", "ratchet_mirror_before"):
+        database.run(f"ALTER TABLE {table} DROP COLUMN owner_topic")
+    mirror = Mirror(database.table, DebeziumChanges())
+    (state,) = mirror.states()
+    with state.held_rows() as held:
+        assert list(held.shapes) == ["people"]
+    state.prepare("topology")
+    writer = Writer(database, topic="one")
+    writer.commit(2, [put("people", 2, "bo")])
+    assert database.rows("ratchet_mirror", "owner_topic") == [("one",)]
+    writer.topic = "two"
+    with pytest.raises(BadRecordError, match="from topic 'two'"):
+        writer.refuse(3, [put("people", 3, "evil")])
+
+
+@pytest.mark.parametrize("take", [1, 2, 100])
+def test_a_pipeline_leaves_out_what_one_topic_says_of_the_table_of_another(tmp_path: Any, take: int) -> None:
+    copy = Pipeline("copy")
+    copy.mirror(["shop.people", "evil"], into=sqlite(tmp_path / "copy.db"), on_bad_record="skip")
+    good = [put("people", 1, "ann"), put("people", 2, "bo"), put("people", 2, "bob")]
+    bad = [put("people", 1, "evil"), delete("people", 1), truncate("people"), put("people_before", 1)]
+    bad += [put("ratchet_mirror", 1), with_column("Name"), put("evil", 1, "own")]
+
+    def told(topic: str, records: list[Record]) -> list[dict[str, Any]]:
+        return [{"key": key, "value": value, "topic": topic} for key, value in records]
+
+    given = [*told("shop.people", good[:2]), *told("evil", bad), *told("shop.people", good[2:])]
+    found = copy.test({"mirror-changes": given}, take=take)["mirror"]
+    named = [(each["table"], json.loads(each["row"])["name"]) for each in found]
+    assert sorted(named) == [("evil", "own"), ("people", "ann"), ("people", "bob")]
 
 
 def test_tables_may_have_other_names(tmp_path: Any) -> None:
