@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import pickle
+import re
 import stat
 import subprocess
 import sys
@@ -30,7 +33,7 @@ from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.resident_task import StayingTask
 from framework.execution.tasks import PlannedTopology
 from integration import SparkCluster
-from integration.spark_cluster import descendants
+from integration.spark_cluster import SparkMaster, descendants
 from spouts import MemoryTransactionalSpout
 from tests.kit.waiting import wait_for
 
@@ -151,9 +154,76 @@ def test_a_cluster_that_others_reach_is_refused_without_a_secret(master: str) ->
     assert settings(master, **{"spark.authenticate": "false"}) == {}
 
 
+NEAR = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "spark://localhost:1,[::1]:2"])
-def test_a_cluster_on_the_loopback_address_may_do_without(master: str) -> None:
-    assert settings(master) == {"spark.authenticate": "false"}
+def test_with_a_cluster_on_the_loopback_address_and_no_secret_the_driver_listens_there(master: str) -> None:
+    assert settings(master) == {"spark.authenticate": "false", **NEAR}
+    assert settings(master, **{"spark.authenticate": "false"}) == NEAR
+    conf = spark_context._conf("x", {"spark.master": master})
+    assert NEAR.items() <= dict(conf.getAll()).items()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1", "::", "a.example"])
+@pytest.mark.parametrize("key", sorted(NEAR))
+def test_a_driver_that_others_reach_is_refused_without_a_secret(key: str, address: str) -> None:
+    master = "spark://127.0.0.1:7077"
+    with pytest.raises(ConfigError, match=rf"{key} = {address} is used without authentication"):
+        settings(master, **{key: address})
+    assert settings(master, **{key: "::1"})["spark.authenticate"] == "false"
+    assert settings(master, **{key: address, "spark.authenticate.secret": "s"})["spark.authenticate"] == "true"
+
+
+@pytest.mark.integration
+def test_the_ports_of_a_driver_without_a_secret_are_on_the_loopback_address(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import sys
+        from framework.execution.spark.spark_context import start_context
+        context = start_context("x", {"spark.master": sys.argv[1]})
+        print(context.getConf().get("spark.driver.port"), flush=True)
+        sys.stdin.read()
+        """)
+    master = SparkMaster(tmp_path, secret=None)
+    master.start()
+    command = [sys.executable, "-c", code, f"spark://{master.address}"]
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        listening = _listening(process.pid)
+        assert f"127.0.0.1:{port}" in listening
+        assert [each for each in listening if not each.startswith("127.0.0.1:")] == []
+    finally:
+        process.communicate(timeout=120)
+        master.stop()
+
+
+def _listening(pid: int) -> list[str]:
+    """The addresses on which the processes below this one listen."""
+    inodes = set()
+    for each in descendants(pid):
+        for entry in Path(f"/proc/{each}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(entry)))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                host, port = columns[1].split(":")
+                found.append(f"{_host(host)}:{int(port, 16)}")
+    return found
+
+
+def _host(digits: str) -> str:
+    """An address as the kernel writes it: words in the order of this machine."""
+    words = [bytes.fromhex(digits[start : start + 8])[::-1] for start in range(0, len(digits), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:

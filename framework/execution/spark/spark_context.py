@@ -78,6 +78,9 @@ _FIXED = {
     "spark.speculation": "false",
     "spark.scheduler.mode": "FAIR",
 }
+#: The addresses at which executors reach the driver, and on which it listens. By default Spark
+#: takes an address that the whole network can reach.
+_DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 
 #: The name prefix of folders that only this user may read.
@@ -311,10 +314,13 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
     otherwise. ``spark.authenticate = false`` is such a choice.
 
     Raises ``ConfigError`` for a standalone cluster that other hosts can reach, if its secret is not
-    given. Without a secret, a cluster on this host's loopback address is used as it is."""
+    given. A cluster on this host's loopback address may do without a secret: then the driver
+    listens there too."""
     master = chosen["spark.master"]
+    here = master.startswith("spark://") and all(map(_is_loopback, master.removeprefix("spark://").split(",")))
+    near = dict.fromkeys(_DRIVER_ADDRESSES, "127.0.0.1") if here else {}
     if chosen.get("spark.authenticate", "true").lower() != "true":
-        return {}
+        return near
     on = {"spark.authenticate": "true"}
     if master.startswith("local-cluster"):
         return {**on, "spark.authenticate.secret": secrets.token_hex(32)}
@@ -322,17 +328,20 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
         return on  # Spark draws a secret
     if not master.startswith("spark://") or "spark.authenticate.secret" in chosen:
         return {**on, "spark.network.crypto.enabled": "true"}
-    if all(map(_is_loopback, master.removeprefix("spark://").split(","))):
-        return {"spark.authenticate": "false"}
+    far = [f"{key} = {chosen[key]}" for key in near if key in chosen and not _is_loopback(chosen[key])]
+    if here and not far:
+        return {"spark.authenticate": "false", **near}
     raise ConfigError(
-        f"{master} is used without authentication, so whoever reaches the ports of the driver or of an executor can run "
-        "code there: set spark.authenticate.secret to the secret of the cluster (and spark.authenticate = true for its master "
+        f"{', '.join([master, *far])} is used without authentication, so whoever reaches the ports of the driver or of an "
+        "executor can run code there: set spark.authenticate.secret to the secret of the cluster (and spark.authenticate = true for its master "
         "and workers), or set spark.authenticate = false here to do without"
     )
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+    """Whether a host, optionally with a port, is of this host's loopback interface."""
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", address)
+    host = (found.group(1) if found else address).strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
