@@ -7,6 +7,7 @@ import ipaddress
 import os
 import pickle
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import cloudpickle
 import pytest
+from pyspark import SparkConf
 
 from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.core.plan import CorePlan
@@ -97,7 +99,7 @@ class Secretive(BaseBatchBolt):
 
 
 def secretive() -> ExecutionPlan:
-    spout = MemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
+    spout = MemoryTransactionalSpout({0: [["here"]]}, Fields(word=str), 1)
     builder = TransactionalTopologyBuilder("secretive", "spout", spout)
     bolt = Secretive()
     bolt.given = CANARY  # type: ignore[attr-defined]
@@ -233,8 +235,15 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         from framework.execution.spark.spark_context import start_context
         with_secret = {"spark.master": "local-cluster[1,1,512]", "spark.executor.memory": "512m",
                        "spark.hadoop.fs.s3a.secret.key": "canary-s3", "spark.executorEnv.DB_PASS": "canary-env",
-                       "spark.hadoop.fs.s3a.encryption.key": "canary-key"}
+                       "spark.hadoop.fs.s3a.encryption.key": "canary-key", "spark.redis.auth": "canary-redis",
+                       "spark.jars.repositories": "https://u:canary-repository@127.0.0.1:1/maven",
+                       "spark.mongodb.read.connection.uri": "mongodb://u:canary-mongo@host/x",
+                       "spark.sql.catalog.c.uri": "jdbc:postgresql://host/x?user=u&password=canary-catalog",
+                       "spark.hadoop.fs.gs.auth.service.account.json": "canary-account",
+                       "spark.x y": "a=b: #!\\é\\n\U0001f600 z"}
         context = start_context("x", with_secret)
+        for key in ("spark.x y", "spark.sql.catalog.c.uri"):
+            assert context._jvm.java.lang.System.getProperty(key) == with_secret[key], key
         assert context._jsc.sc().conf().get("spark.hadoop.fs.s3a.secret.key") == "canary-s3"
         assert context.parallelize([1, 2], 1).sum() == 3
         print(context.getConf().get("spark.authenticate.secret"), flush=True)
@@ -249,10 +258,38 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         assert len(secret) == 64
         lines = [_command_line(pid) for pid in descendants(process.pid)]
         assert len(lines) > 2 and any("CoarseGrainedExecutorBackend" in line for line in lines)
-        for each in ("canary-s3", "canary-env", "canary-key", secret, KEY_VARIABLE):
+        for each in ("canary", secret, KEY_VARIABLE):
             assert not any(each in line for line in lines), each
     finally:
         process.communicate(timeout=120)
+
+
+def test_the_properties_file_is_for_this_user_alone_and_short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--verbose pyspark-shell")
+    with spark_context._submitted_from_file({"spark.a": "canary"}):
+        *_, name, verbose, shell = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
+        assert (verbose, shell) == ("--verbose", "pyspark-shell")
+        assert "canary" in Path(name).read_text() and stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+    assert not Path(name).exists() and os.environ["PYSPARK_SUBMIT_ARGS"] == "--verbose pyspark-shell"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--properties-file mine pyspark-shell")
+    with spark_context._submitted_from_file({"spark.a": "canary"}):
+        assert os.environ["PYSPARK_SUBMIT_ARGS"] == "--properties-file mine pyspark-shell"
+
+
+@pytest.mark.parametrize(
+    "options, warned",
+    [("-Xss4m -XX:+UseSerialGC -Dx=y", 0), ("-Djavax.net.ssl.keyStorePassword=canary", 1), ("-Dx=y://a:canary@z", 1)],
+)
+def test_a_secret_in_java_options_is_warned_of(options: str, warned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(spark_context._log, "warning", lambda event, **fields: said.append({"event": event, **fields}))
+    for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        spark_context._warn_of_java_options(
+            SparkConf(loadDefaults=False).set(key, options).set("spark.redis.auth", options)
+        )
+        assert [each["setting"] for each in said] == [key] * warned
+        assert "canary" not in repr(said)
+        said.clear()
 
 
 def _command_line(pid: int) -> str:
