@@ -50,16 +50,24 @@ def resolved_address(what: str, value: str, ends: str) -> str:
 another way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
     """  # noqa: W505 - doctest lines are not wrapped
     address: str = resolved(what, value)
+    check_address(what, address, ends)
+    return address
+
+
+def check_address(what: str, address: str, ends: str) -> None:
+    """Raise ``ConfigError`` for an address that ``resolved_address`` refuses. It may still contain
+    ``${NAME}``."""
     scheme, found, rest = address.partition("://")
     authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
     path = rest[len(authority) :].partition("?")[0]
-    hosts = (authority.partition("@")[2] if "@" in authority else authority).partition("?")[0].split(",")
-    if found and (("@" in path and scheme != "unix") or not all(map(_HOST.fullmatch, hosts))):
+    behind = rest.partition("@")[2] if "@" in authority else rest
+    hosts = re.split(r"[/?#]", behind, maxsplit=1)[0].split(",")
+    odd_query = any("@" in each.partition("=")[0] for each in behind.partition("?")[2].split("&"))
+    if found and (("@" in path and scheme != "unix") or odd_query or not all(map(_HOST.fullmatch, hosts))):
         raise ConfigError(
             f"{what} does not parse: is there a sign in its user or password that must be written in another way? Write %2F for "
             "/, %3F for ?, %23 for #, %40 for @, %3A for :"
         )
-    return address
 
 
 def shown_host(host: str) -> str:

@@ -10,12 +10,13 @@ Source: Confluent Schema Registry, API reference: error codes. The client is con
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from framework.config import resolved, without_password
+from framework.config import check_address, resolved, without_password
 from framework.errors import ConfigError, RatchetError, RetryableError
 
 #: An answer is at most this large. The registry keeps a schema in one record, by default of 1 MB.
@@ -61,6 +62,23 @@ def new_schema(text: str, kind: str, references: Sequence[tuple[str, str, int]] 
     from confluent_kafka.schema_registry import Schema, SchemaReference
 
     return Schema(text, kind, [SchemaReference(*each) for each in references])
+
+
+def check_urls(what: str, setting: str) -> None:
+    """Raise ``ConfigError`` if the setting, which separates several addresses by commas, has one
+    that is no address of a Schema Registry, without showing it."""
+    for each in setting.split(","):
+        _check(what, each.strip(), "https?|mock")
+
+
+def _check(what: str, address: str, schemes: str) -> None:
+    check_address(what, address, "/?#")
+    user = address.rpartition("@")[0]
+    if not re.match(f"({schemes})://", address) or re.search(r"[?#\s]", address) or not user.isascii():
+        raise ConfigError(
+            f"{what} does not parse: it begins with http:// or https:// and has no query; in a user and a password, write %2C "
+            "for a comma, %20 for a space, and the bytes of other letters in the same way"
+        )
 
 
 class RegistryClient:
