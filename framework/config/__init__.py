@@ -12,7 +12,6 @@ from framework.config.environment_references import (
     resolved,
     resolved_address,
     shown_host,
-    without_password,
 )
 from framework.config.kafka import KAFKA_PREFIX
 from framework.config.secret_redaction import HIDDEN, is_secret, is_spark_secret, revealed, shown_value
@@ -35,6 +34,5 @@ __all__ = [
     "revealed",
     "shown_host",
     "shown_value",
-    "without_password",
     "zookeeper_address",
 ]

@@ -9,9 +9,8 @@ from typing import Any
 from framework.config.secret_redaction import HIDDEN
 from framework.errors import ConfigError
 
-#: Parts of an address: a host, optionally with a port; and the user, up to the next address.
+#: A part of an address: a host, optionally with a port.
 _HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
-_USER = re.compile(r"://(?:(?!,https?://)\S)*@")
 #: A name, an IPv6 address, the folder of a socket.
 _PLAIN_HOST = re.compile(r"[\w.-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?|/[\w./-]*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -78,12 +77,3 @@ def shown_host(host: str) -> str:
     ('a.example,::1', '(hidden)')
     """
     return host if all(map(_PLAIN_HOST.fullmatch, host.split(","))) else HIDDEN
-
-
-def without_password(address: str) -> str:
-    """An address, or several separated by commas, without passwords, for messages.
-
-    >>> without_password("http://me:secret@one:8081,http://two:8081")
-    'http://***@one:8081,http://two:8081'
-    """
-    return _USER.sub("://***@", address)
