@@ -202,6 +202,9 @@ def test_a_configuration_does_not_print_the_settings_of_others() -> None:
 def test_what_is_shown_of_a_configuration_hides_whatever_may_be_a_secret() -> None:
     secrets = {
         "kafka.sasl.password": "canary-1",
+        "kafka.sasl.oauthbearer.extensions": "key=canary-12",
+        "kafka.sasl.kerberos.kinit.cmd": "echo canary-13 | kinit me",
+        "tracing.otlp.endpoint": "https://traces.example/v1?apikey=canary-14",
         "kafka.schema.registry.url": "https://ann:canary-2@registry.example",
         "spark.hadoop.fs.s3a.access.key": "canary-3",
         "spark.driver.extraJavaOptions": "-Dpassword=canary-4",
