@@ -28,7 +28,7 @@ class _SparkProcess(Server):
     kind = "spark"
     main = ""
 
-    def __init__(self, folder: Path, port: int | None = None, *, secret: str, guarded: bool = True) -> None:
+    def __init__(self, folder: Path, port: int | None = None, *, secret: str | None, guarded: bool = True) -> None:
         super().__init__(folder, port, guarded=guarded, where=EMBEDDED)
         self.page_port = free_port()
         self._secret = secret
@@ -50,7 +50,9 @@ class _SparkProcess(Server):
         ]
         properties = self.write("spark.conf", "")
         properties.chmod(0o600)
-        properties.write_text(f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n", encoding="utf-8")
+        if self._secret is not None:
+            settings = f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n"
+            properties.write_text(settings, encoding="utf-8")
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
         where += ["--properties-file", str(properties)]
         return [*environment, str(home / "bin" / "spark-class"), self.main, *where, *arguments]
@@ -80,9 +82,9 @@ class SparkMaster(_SparkProcess):
         return self.command()
 
     @property
-    def secret(self) -> str:
+    def secret(self) -> str | None:
         """The secret with which the processes of the cluster and its drivers authenticate each
-        other.
+        other; None if they do not.
         """
         return self._secret
 
@@ -144,7 +146,7 @@ class SparkCluster:
     @property
     def settings(self) -> dict[str, str]:
         """``spark.master`` and ``spark.authenticate.secret``."""
-        return {"spark.master": self.address, "spark.authenticate.secret": self.master.secret}
+        return {"spark.master": self.address, "spark.authenticate.secret": self.master.secret or ""}
 
     @property
     def all(self) -> list[Server]:

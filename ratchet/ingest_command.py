@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 import typer
@@ -24,7 +24,7 @@ import typer
 from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.run import main as run
-from framework.config import Config
+from framework.config import Config, check_address, is_secret
 from framework.errors import ConfigError, TopologyError, escaped
 from framework.execution.executor_name import SPARK
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
@@ -32,6 +32,7 @@ from framework.transactions.source_preview import first_rows
 from ratchet.kafka_connect_translation import PASSWORD, REGISTRY_PASSWORD, Connector, read_connector
 from spouts import BytesCodec, OpaqueKafkaTransactionalSpout
 from spouts.codecs.json_arrow_schema import schema_of_sample
+from spouts.codecs.registry_client import check_urls
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -39,6 +40,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 SAMPLE = 1_000
 #: Characters that no topic name contains: a name with one is a pattern.
 _PATTERN = re.compile(r"[^a-zA-Z0-9._-]")
+#: The user and the password of an address that ``check_address`` takes.
+_USER = re.compile(r"(://[^:@/,]*:)([^@/]*)@")
+_REFERENCES = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\})*")
 _FILES = ("parquet", "delta")
 _PLACES = {
     "postgresql": "postgres",
@@ -239,7 +243,7 @@ def main(
             raise ConfigError(f"--field is for --codec json: {job.codec.value} says itself which fields there are")
         text = _notes(connector, job) + program(job)
         if eject and file is not None:
-            file.write_text(text, encoding="utf-8")
+            _write(file, text, private="@" in f"{job.into}{job.registry}")
             typer.echo(f"{file} is written: ratchet run {file.stem}:pipeline", err=True)
             return
         typer.echo(text, err=as_json, nl=False)
@@ -249,6 +253,16 @@ def main(
             typer.echo("\n--yes runs this pipeline; --eject FILE writes it", err=True)
             return
     _run(job, text, config, overrides, until_caught_up=until_caught_up, executor=executor, as_json=as_json)
+
+
+def _write(file: Path, text: str, *, private: bool) -> None:
+    """``private``: only this user can read the file. An existing file becomes private first."""
+    if private and file.is_file():
+        file.chmod(0o600)
+    with open(
+        file, "w", encoding="utf-8", opener=lambda name, how: os.open(name, how, 0o600 if private else 0o666)
+    ) as out:
+        out.write(text)
 
 
 def _job(connector: Connector | None, **given: Any) -> Job:
@@ -294,10 +308,22 @@ def _notes(connector: Connector | None, job: Job) -> str:
 
 def check(job: Job) -> None:
     """Raise ``ConfigError`` for options that contradict each other."""
-    place = _PLACES.get(urlsplit(job.into).scheme)
+    scheme = job.into.partition(":")[0]
+    place = _PLACES.get(scheme)
     if place is None:
         known = "postgresql://..., mysql://..., sqlite:PATH, parquet:FOLDER, delta:FOLDER"
-        raise ConfigError(f"--into {_without_password(job.into)}: write one of {known}")
+        raise ConfigError(f"--into {scheme + ':... ' if scheme.isalnum() else ''}is unknown: write one of {known}")
+    if place in _FILES:
+        _check_folder(job.into)
+    elif place != "sqlite":
+        check_address("--into", job.into, "/" if place == "postgres" else "/?#")
+        _check_query(job.into)
+    if job.registry is not None:
+        check_urls("--registry", job.registry)
+    if len(set(_passwords(job.registry or ""))) > 1:
+        raise ConfigError(
+            "--registry: the addresses have several passwords: write each as ${NAME} from the environment"
+        )
     if place in _FILES and job.mode is not Mode.APPEND:
         raise ConfigError(f"--mode {job.mode.value} changes rows, and {place} takes new ones only: use a database")
     if (job.codec is Codec.DEBEZIUM) != (job.mode is Mode.MIRROR):
@@ -328,9 +354,23 @@ def check(job: Job) -> None:
         )
 
 
+def _check_folder(address: str) -> None:
+    """The clients of object stores take their keys from elsewhere."""
+    if re.search(r"://[^/@]*:.*@", address):
+        raise ConfigError("--into: a folder takes no password: give it to the object store's client in the environment")
+    _check_query(address)
+
+
+def _check_query(address: str) -> None:
+    """Raise ``ConfigError`` for a password among the options of an address."""
+    for name, value in parse_qsl(address.partition("?")[2], keep_blank_values=True):
+        if is_secret(name) and not _REFERENCES.fullmatch(value):
+            raise ConfigError(f"--into: write the value of {name!r} as ${{NAME}} from the environment")
+
+
 def program(job: Job) -> str:
     """The pipeline as Python."""
-    imports = {"Pipeline", _PLACES[urlsplit(job.into).scheme]}
+    imports = {"Pipeline", _PLACES[job.into.partition(":")[0]]}
     others: list[str] = []
     place = _place(job, imports)
     lines = [f"pipeline = Pipeline({job.name!r})"]
@@ -382,16 +422,16 @@ def _place(job: Job, imports: set[str]) -> str:
     return f"{place}({address!r})" if job.mode is Mode.MIRROR else f"{place}({address!r}, {job.table!r})"
 
 
-def _without_password(url: str, variable: str = PASSWORD) -> str:
+def _without_password(address: str, variable: str = PASSWORD) -> str:
     """The address with the password replaced by the name of a variable."""
-    password = _password(url)
-    return url if password is None else url.replace(f":{password}@", f":${{{variable}}}@", 1)
+    return _USER.sub(
+        lambda found: found[0] if _REFERENCES.fullmatch(found[2]) else f"{found[1]}${{{variable}}}@", address
+    )
 
 
-def _password(url: str) -> str | None:
-    """The password in an address; None if there is none, or only a variable's name."""
-    password = urlsplit(url).password
-    return None if password is None or password.startswith("${") else password
+def _passwords(address: str) -> list[str]:
+    """The passwords in an address, or in several: those that are more than a variable's name."""
+    return [found[2] for found in _USER.finditer(address) if not _REFERENCES.fullmatch(found[2])]
 
 
 def _value(job: Job, imports: set[str], others: list[str]) -> str:
@@ -487,7 +527,7 @@ def _sampled(job: Job, settings: Config) -> list[bytes]:
 def _run(job: Job, text: str, config: Path | None, overrides: list[str] | None, **options: Any) -> None:
     """Run the pipeline as ``ratchet run`` runs a user's module."""
     for variable, address in ((PASSWORD, job.into), (REGISTRY_PASSWORD, job.registry)):
-        if address is not None and (password := _password(address)) is not None:
+        for password in _passwords(address or ""):
             os.environ[variable] = password
     with tempfile.TemporaryDirectory(prefix="ratchet-ingest-") as folder:
         module = "ratchet_" + re.sub(r"\W+", "_", job.name)

@@ -38,7 +38,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.clients.redis_errors import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
-from framework.config import resolved_address
+from framework.config import resolved_address, shown_host
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -164,9 +164,8 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         except ValueError as error:
             shown = error if "@" not in self._url else "check its form, redis://user:password@host:6379/0"
             raise ConfigError(f"{_ADDRESS} does not parse: {shown}") from None
-        self._where = (
-            f"{found.get('host') or found.get('path') or 'localhost'}:{found.get('port', 6379)}/{found.get('db', 0)}"
-        )
+        host = shown_host(str(found.get("host") or found.get("path") or "localhost"))
+        self._where = f"{host}:{found.get('port', 6379)}/{found.get('db', 0)}"
         if not _NAME.fullmatch(name):
             raise TopologyError(
                 f"the name {name!r} of a RedisBackend is not usable: letters, digits, '_', '.', ':' and '-'"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework import Config
-from framework.config import HIDDEN, resolved_address
+from framework.config import HIDDEN, resolved_address, shown_host
 from framework.coordination.zookeeper import ZooKeeperStore
 from framework.errors import ConfigError
 
@@ -202,6 +202,9 @@ def test_a_configuration_does_not_print_the_settings_of_others() -> None:
 def test_what_is_shown_of_a_configuration_hides_whatever_may_be_a_secret() -> None:
     secrets = {
         "kafka.sasl.password": "canary-1",
+        "kafka.sasl.oauthbearer.extensions": "key=canary-12",
+        "kafka.sasl.kerberos.kinit.cmd": "echo canary-13 | kinit me",
+        "tracing.otlp.endpoint": "https://traces.example/v1?apikey=canary-14",
         "kafka.schema.registry.url": "https://ann:canary-2@registry.example",
         "spark.hadoop.fs.s3a.access.key": "canary-3",
         "spark.driver.extraJavaOptions": "-Dpassword=canary-4",
@@ -238,6 +241,7 @@ def test_the_address_of_the_page_is_one_that_a_browser_takes() -> None:
         ("postgresql://u:p%2F%40@one:1,two:2/db?target_session_attrs=any", "/"),
         ("postgresql://[::1]:5432/db?options=-c%20a@b", "/"),
         ("host=one password='a/b@c'", "/"),
+        ("postgresql://u:p@one?application_name=a@b", "/"),
         ("rediss://u:p@host:6379/0?ssl_cert_reqs=none", "/?#"),
         ("redis://[::1]:6379/0?client_name=a@b", "/?#"),
         ("unix://:p@/run/redis@home.sock?db=1", "/?#"),
@@ -245,3 +249,22 @@ def test_the_address_of_the_page_is_one_that_a_browser_takes() -> None:
 )
 def test_every_form_of_an_address_is_taken_as_it_is(address: str, ends: str) -> None:
     assert resolved_address("the address", address, ends) == address
+
+
+@pytest.mark.parametrize("ends", ["/", "/?#"])
+@pytest.mark.parametrize("user", ["alice@srv:hunter2", "alice:hun@ter2", "alice:hun@ter2:3", "@:hunter2"])
+def test_an_at_sign_in_a_user_or_password_is_refused(user: str, ends: str) -> None:
+    """libpq ends both at the first one, and would take the rest for the host."""
+    with pytest.raises(ConfigError, match="does not parse: .* %40 for @") as refused:
+        resolved_address("the address", f"postgresql://{user}@srv.postgres.example/x", ends)
+    assert "ter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["a-b.example", "10.0.0.1", "::1", "fe80::1%eth0", "/var/run/postgresql", "a,b", ""])
+def test_a_host_is_shown(host: str) -> None:
+    assert shown_host(host) == host
+
+
+@pytest.mark.parametrize("host", ["srv:hunter2@srv", "hunter2@srv", "a,u:hunter2", "a b", "hun?ter2"])
+def test_what_is_no_host_is_not_shown(host: str) -> None:
+    assert shown_host(host) == HIDDEN

@@ -7,7 +7,12 @@ names. ``app.*`` is the user's own and reaches components through ``conf``.
 """
 
 from framework.config.config import Config
-from framework.config.environment_references import resolved, resolved_address, without_password
+from framework.config.environment_references import (
+    check_address,
+    resolved,
+    resolved_address,
+    shown_host,
+)
 from framework.config.kafka import KAFKA_PREFIX
 from framework.config.secret_redaction import HIDDEN, is_secret, is_spark_secret, revealed, shown_value
 from framework.config.toml import flatten, read_override
@@ -18,6 +23,7 @@ __all__ = [
     "KAFKA_PREFIX",
     "Config",
     "ZooKeeperAddress",
+    "check_address",
     "checked_zookeeper_root",
     "flatten",
     "is_secret",
@@ -26,7 +32,7 @@ __all__ = [
     "resolved",
     "resolved_address",
     "revealed",
+    "shown_host",
     "shown_value",
-    "without_password",
     "zookeeper_address",
 ]

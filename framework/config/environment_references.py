@@ -6,11 +6,13 @@ import os
 import re
 from typing import Any
 
+from framework.config.secret_redaction import HIDDEN
 from framework.errors import ConfigError
 
-#: Parts of an address: a host, optionally with a port; and the user, up to the next address.
-_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
-_USER = re.compile(r"://(?:(?!,https?://)\S)*@")
+#: A part of an address: a host, optionally with a port.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
+#: A name, an IPv6 address, the folder of a socket.
+_PLAIN_HOST = re.compile(r"[\w.-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?|/[\w./-]*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -34,34 +36,44 @@ def resolved(key: str, value: Any) -> Any:
 def resolved_address(what: str, value: str, ends: str) -> str:
     """``resolved``, for an address. Raises ``ConfigError`` if a character in its password ends the
     password too early, because then a part of the password would be read as a host, a port or a
-    path, and shown. ``what`` names the address in messages; ``ends``: the characters that end a
-    password.
+    path, and shown. Nor may the user or the password contain @, because libpq ends them at the
+    first @, and others at the last. ``what`` names the address in messages; ``ends``: the characters
+    that end a password.
 
     >>> resolved_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
     'redis://:a%2Fb@host:6379/0'
     >>> resolved_address("the address", "redis://:a/b@host:6379/0", "/?#")
     Traceback (most recent call last):
     ...
-    framework.errors.ConfigError: the address does not parse: is there a sign in its password that must be written in another \
-way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
+    framework.errors.ConfigError: the address does not parse: is there a sign in its user or password that must be written in \
+another way? Write %2F for /, %3F for ?, %23 for #, %40 for @, %3A for :
     """  # noqa: W505 - doctest lines are not wrapped
     address: str = resolved(what, value)
-    scheme, found, rest = address.partition("://")
-    authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
-    path = rest[len(authority) :].partition("?")[0]
-    hosts = authority.rpartition("@")[2].partition("?")[0].split(",")
-    if found and (("@" in path and scheme != "unix") or not all(map(_HOST.fullmatch, hosts))):
-        raise ConfigError(
-            f"{what} does not parse: is there a sign in its password that must be written in another way? Write %2F for /, %3F "
-            "for ?, %23 for #, %40 for @, %3A for :"
-        )
+    check_address(what, address, ends)
     return address
 
 
-def without_password(address: str) -> str:
-    """An address, or several separated by commas, without passwords, for messages.
+def check_address(what: str, address: str, ends: str) -> None:
+    """Raise ``ConfigError`` for an address that ``resolved_address`` refuses. It may still contain
+    ``${NAME}``."""
+    scheme, found, rest = address.partition("://")
+    authority = re.split(f"[{re.escape(ends)}]", rest, maxsplit=1)[0]
+    path = rest[len(authority) :].partition("?")[0]
+    behind = rest.partition("@")[2] if "@" in authority else rest
+    hosts = re.split(r"[/?#]", behind, maxsplit=1)[0].split(",")
+    odd_query = any("@" in each.partition("=")[0] for each in behind.partition("?")[2].split("&"))
+    if found and (("@" in path and scheme != "unix") or odd_query or not all(map(_HOST.fullmatch, hosts))):
+        raise ConfigError(
+            f"{what} does not parse: is there a sign in its user or password that must be written in another way? Write %2F for "
+            "/, %3F for ?, %23 for #, %40 for @, %3A for :"
+        )
 
-    >>> without_password("http://me:secret@one:8081,http://two:8081")
-    'http://***@one:8081,http://two:8081'
+
+def shown_host(host: str) -> str:
+    """The host of an address, or several separated by commas, for messages: hidden if it does not
+    look like a host.
+
+    >>> shown_host("a.example,::1"), shown_host("a.example:secret@b.example")
+    ('a.example,::1', '(hidden)')
     """
-    return _USER.sub("://***@", address)
+    return host if all(map(_PLAIN_HOST.fullmatch, host.split(","))) else HIDDEN

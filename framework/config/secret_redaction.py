@@ -11,15 +11,15 @@ from pydantic import SecretStr
 #: A setting with such a name may hold a secret, however the name is written: ``PGPASSWORD``,
 #: ``keyPassword``, ``STRIPE_API_KEY``.
 _SECRET = re.compile(
-    r"passw|passphrase|(^|[._])pass$|secret|jaas|token|credential|oauthbearer\.config|user\.info|key\.pem|"
+    r"passw|passphrase|(^|[._])pass$|secret|jaas|token|credential|oauthbearer\.(config|extensions)|kinit\.cmd|user\.info|key\.pem|"
     r"(private|account|access|api|encryption|signing|shared)[._-]?key",
     re.IGNORECASE,
 )
 #: Replaces a value that may be a secret.
 HIDDEN = "(hidden)"
-#: In a value: a URL with a password, or a password among other settings. In a key of Spark: the
-#: keys that Spark itself hides, and keys of object stores.
-_CREDENTIALS = re.compile(r":[^@\s]*@|passw|secret|token", re.IGNORECASE)
+#: In a value: a URL with a password or with a query, or a password among other settings. In
+#: a key of Spark: the keys that Spark itself hides, and keys of object stores.
+_CREDENTIALS = re.compile(r":[^@\s]*@|://[^\s?]*\?|passw|secret|token", re.IGNORECASE)
 _SPARK_SECRET = re.compile(r"sas\b|env\.|key$", re.IGNORECASE)
 _SPARK_HIDDEN = re.compile(r"auth|javaoptions", re.IGNORECASE)
 #: A table whose keys are those of somebody else.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from framework.config import resolved_address
+from framework.config import resolved_address, shown_host
 from framework.errors import ConfigError
 
 try:
@@ -75,7 +75,7 @@ class Address:
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}/{self.database}"
+        return f"{shown_host(self.host)}:{self.port}/{self.database}"
 
 
 def address_of(dsn: str) -> Address:

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from framework.config import resolved_address
+from framework.config import resolved_address, shown_host
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -259,7 +259,7 @@ class PostgresTableBase(SqlTableBase):
     @property
     def location(self) -> str:
         found = self._address
-        where = f"{found.get('host', 'localhost')}:{found.get('port', 5432)}/{found.get('dbname', '')}"
+        where = f"{shown_host(str(found.get('host', 'localhost')))}:{found.get('port', 5432)}/{found.get('dbname', '')}"
         table = f"{self._schema}.{self._table}" if self._schema is not None else self._table
         return f"table {table!r} of PostgreSQL at {where}"
 

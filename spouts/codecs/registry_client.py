@@ -10,12 +10,13 @@ Source: Confluent Schema Registry, API reference: error codes. The client is con
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from framework.config import resolved, without_password
+from framework.config import HIDDEN, check_address, is_secret, resolved, shown_host
 from framework.errors import ConfigError, RatchetError, RetryableError
 
 #: An answer is at most this large. The registry keeps a schema in one record, by default of 1 MB.
@@ -29,6 +30,8 @@ _NOT_FOUND = {40401, 40402, 40403}
 #: What is shown of a message; the reason for which a schema is refused names fields and versions.
 _MESSAGE_CHARACTERS_MAX, _REFUSAL_CHARACTERS_MAX = 200, 600
 _UNKNOWN_CODE = -1
+#: Shorter secrets are not replaced in messages.
+_SECRET_CHARACTERS_MIN = 4
 #: The clients of this process, by their settings. Each caches the schemas it has seen.
 _clients: dict[str, Any] = {}
 _clients_lock = threading.Lock()
@@ -63,6 +66,42 @@ def new_schema(text: str, kind: str, references: Sequence[tuple[str, str, int]] 
     return Schema(text, kind, [SchemaReference(*each) for each in references])
 
 
+def check_urls(what: str, setting: str) -> None:
+    """Raise ``ConfigError`` if the setting, which separates several addresses by commas, has one
+    that is no address of a Schema Registry, without showing it."""
+    for each in setting.split(","):
+        _check(what, each.strip(), "https?|mock")
+
+
+def _check(what: str, address: str, schemes: str) -> None:
+    check_address(what, address, "/?#")
+    user = address.rpartition("@")[0]
+    if not re.match(f"({schemes})://", address) or re.search(r"[?#\s]", address) or not user.isascii():
+        raise ConfigError(
+            f"{what} does not parse: it begins with http:// or https:// and has no query; in a user and a password, write %2C "
+            "for a comma, %20 for a space, and the bytes of other letters in the same way"
+        )
+
+
+def _shown(address: str) -> str:
+    """Scheme, host and port of an address, for messages."""
+    scheme, _, rest = address.strip().partition("://")
+    server = re.split("[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    port = re.search(r":\d*$|$", server)
+    return f"{scheme}://{shown_host(server[: port.start()])}{port.group()}" if port else f"{scheme}://{HIDDEN}"
+
+
+def _secrets(settings: Mapping[str, Any]) -> list[str]:
+    """The secrets in the settings, in each form in which a message could contain them; the longest
+    first. Of three characters or fewer they could not be told from other text."""
+    found = {str(value) for name, value in settings.items() if is_secret(name)}
+    found |= {each.partition(":")[2] for name, each in settings.items() if name.endswith("user.info")}
+    for name in ("url", "proxy"):
+        found |= set(re.findall(r"://[^:@/]*:([^@/]*)@", str(settings.get(name, ""))))
+    found |= {form(each) for each in found for form in (unquote, quote, lambda text: repr(text)[1:-1])}
+    return sorted((each for each in found if len(each) >= _SECRET_CHARACTERS_MIN), key=len, reverse=True)
+
+
 class RegistryClient:
     """Asks the Schema Registry that ``settings`` name. All with the same settings share one
     connection pool. ``${NAME}`` in a setting stands for an environment variable of the process that
@@ -74,7 +113,12 @@ class RegistryClient:
         self._form = form
         if not self._settings.get("url"):
             raise ConfigError("a Schema Registry needs a url")
-        self.where = without_password(str(self._settings["url"]))
+        url, proxy = str(self._settings["url"]), self._settings.get("proxy")
+        check_urls("the url of the Schema Registry", url)
+        if proxy is not None:
+            _check("the proxy of the Schema Registry", str(proxy), "https?|socks5h?")
+        self.where = ",".join(map(_shown, url.split(",")))
+        self._secrets = _secrets(self._settings)
         self.key = repr([form, *sorted(self._settings.items(), key=lambda each: each[0])])
 
     def schema(self, schema_id: int) -> Any:
@@ -197,17 +241,26 @@ class RegistryClient:
                 )
             if status in (409, 422) and error.error_code != _UNKNOWN_CODE:
                 return RefusedSchemaError(self._refused(what, str(error.error_message)))
-            said = f"status {status}, {str(error.error_message)[:_MESSAGE_CHARACTERS_MAX]!r}"
+            said = f"status {status}, {self._without_secrets(error.error_message)[:_MESSAGE_CHARACTERS_MAX]!r}"
             if status == 429 or status >= 500:
                 return RetryableError(f"the Schema Registry at {self.where}, {what}: {said}")
             return NotARegistryError(self._is_no_registry(what, said))
         if isinstance(error, OSError) or type(error).__module__.split(".")[0].startswith("httpx"):
-            return RetryableError(f"the Schema Registry at {self.where} does not answer: {error}")
-        reason = f"{type(error).__name__}: {str(error)[:_MESSAGE_CHARACTERS_MAX]!r}"
+            return RetryableError(
+                f"the Schema Registry at {self.where} does not answer: {self._without_secrets(error)}"
+            )
+        reason = f"{type(error).__name__}: {self._without_secrets(error)[:_MESSAGE_CHARACTERS_MAX]!r}"
         return NotARegistryError(self._is_no_registry(what, reason))
 
+    def _without_secrets(self, said: object) -> str:
+        """What the client or a server has said, without the secrets of the settings."""
+        text = str(said)
+        for each in self._secrets:
+            text = text.replace(each, HIDDEN)
+        return text
+
     def _refused(self, what: str, reason: str) -> str:
-        reason = " ".join(reason.split())[:_REFUSAL_CHARACTERS_MAX]
+        reason = " ".join(self._without_secrets(reason).split())[:_REFUSAL_CHARACTERS_MAX]
         return (
             f"the Schema Registry at {self.where} refuses {what}: {reason}; change the schema so that it is compatible (a new "
             "field needs a default), or write under another subject"
@@ -228,7 +281,7 @@ class RegistryClient:
                 try:
                     client = SchemaRegistryClient({"timeout": _BYTES_TIMEOUT_S, **self._settings})
                 except (ValueError, TypeError, KeyError, OSError) as error:
-                    raise ConfigError(f"Schema Registry settings: {error}") from None
+                    raise ConfigError(f"Schema Registry settings: {self._without_secrets(error)}") from None
                 _bound(client)
                 _clients[self.key] = client
             return _clients[self.key]

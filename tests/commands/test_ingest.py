@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,58 @@ def test_a_password_does_not_get_into_the_program() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"into": "ftp://host"}, "--into ftp://host: write one of postgresql://"),
+        ({"into": "postgresql://db/x?user=u&password=hunter2"}, "--into: write the value of 'password' as ${NAME}"),
+        ({"into": "mysql://u@db/x?PASSWORD=hunter2"}, "--into: write the value of 'PASSWORD' as ${NAME}"),
+        ({"into": "postgresql://u:hun/ter2@db/x"}, "--into does not parse"),
+        ({"into": "postgresql://u@hunter2:x@db/x"}, "--into does not parse"),
+        ({"into": "mysql://u:12?hunter2@db/x"}, "--into does not parse"),
+        ({"into": "delta:s3://K:hunter2@b/x"}, "--into: a folder takes no password"),
+        ({"into": "parquet:s3://K:hun/ter2@b/x"}, "--into: a folder takes no password"),
+        ({"into": "delta:s3://b/x?secret_key=hunter2"}, "--into: write the value of 'secret_key' as ${NAME}"),
+        ({"into": "oracle:u/hunter2@db"}, "--into oracle:... is unknown"),
+        ({"into": "u:hunter2@db"}, "--into u:... is unknown"),
+        ({"registry": "http://u:hun/ter2@one"}, "--registry does not parse"),
+        ({"registry": "http://one,http://u:hun/ter2@two"}, "--registry does not parse"),
+        ({"registry": "http://a:1@one,http://b:hunter2@two"}, "--registry: the addresses have several passwords"),
+        ({"registry": "http://one?apikey=hunter2"}, "--registry does not parse"),
+        ({"registry": "http://u:12,hunter2@one"}, "--registry does not parse"),
+    ],
+)
+def test_a_password_in_an_unexpected_place_is_refused_and_not_shown(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(job(codec=Codec.AVRO, **{"registry": "http://host", **options}))
+    assert message in str(refused.value) and "ter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("into", "shown"),
+    [
+        ("postgresql://u:12?hunter2@db/x", f"postgresql://u:${{{PASSWORD}}}@db/x"),
+        ("postgresql://u:${A}hunter2@db/x", f"postgresql://u:${{{PASSWORD}}}@db/x"),
+        ("postgresql://u:${A}@db/x?sslpassword=${B}", "postgresql://u:${A}@db/x?sslpassword=${B}"),
+        ("mariadb://u:hunter2@db/x", f"mysql://u:${{{PASSWORD}}}@db/x"),
+        ("delta:abfss://container@account.example/x", "abfss://container@account.example/x"),
+    ],
+)
+def test_an_address_is_written_without_its_password(into: str, shown: str) -> None:
+    check(job(into=into))
+    assert f"({shown!r}, " in program(job(into=into)) or f"({shown!r})" in program(job(into=into))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_file_with_the_name_of_a_user_is_for_this_user_alone(tmp_path: Path, before: bool) -> None:
+    file = tmp_path / "job.py"
+    if before:
+        file.touch(0o644)
+    command = ["orders", str(file), "--into", "postgresql://ann:s3cret@host/shop", "--codec", "text", "--eject"]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert "s3cret" not in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"into": "ftp://host"}, "--into ftp:... is unknown: write one of postgresql://"),
         ({"into": "delta:x", "mode": Mode.UPSERT, "key": ["id"]}, "delta takes new ones only"),
         ({"mode": Mode.UPSERT}, "--mode upsert needs --key"),
         ({"key": ["id"]}, "--key is for --mode upsert"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import pickle
+import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -14,6 +18,7 @@ from typing import Any, cast
 
 import cloudpickle
 import pytest
+from pyspark import SparkConf
 
 from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.core.plan import CorePlan
@@ -30,7 +35,7 @@ from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.resident_task import StayingTask
 from framework.execution.tasks import PlannedTopology
 from integration import SparkCluster
-from integration.spark_cluster import descendants
+from integration.spark_cluster import SparkMaster, descendants
 from spouts import MemoryTransactionalSpout
 from tests.kit.waiting import wait_for
 
@@ -94,7 +99,7 @@ class Secretive(BaseBatchBolt):
 
 
 def secretive() -> ExecutionPlan:
-    spout = MemoryTransactionalSpout({0: [["a"]]}, Fields(word=str), 1)
+    spout = MemoryTransactionalSpout({0: [["here"]]}, Fields(word=str), 1)
     builder = TransactionalTopologyBuilder("secretive", "spout", spout)
     bolt = Secretive()
     bolt.given = CANARY  # type: ignore[attr-defined]
@@ -151,9 +156,76 @@ def test_a_cluster_that_others_reach_is_refused_without_a_secret(master: str) ->
     assert settings(master, **{"spark.authenticate": "false"}) == {}
 
 
+NEAR = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "spark://localhost:1,[::1]:2"])
-def test_a_cluster_on_the_loopback_address_may_do_without(master: str) -> None:
-    assert settings(master) == {"spark.authenticate": "false"}
+def test_with_a_cluster_on_the_loopback_address_and_no_secret_the_driver_listens_there(master: str) -> None:
+    assert settings(master) == {"spark.authenticate": "false", **NEAR}
+    assert settings(master, **{"spark.authenticate": "false"}) == NEAR
+    conf = spark_context._conf("x", {"spark.master": master})
+    assert NEAR.items() <= dict(conf.getAll()).items()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1", "::", "a.example"])
+@pytest.mark.parametrize("key", sorted(NEAR))
+def test_a_driver_that_others_reach_is_refused_without_a_secret(key: str, address: str) -> None:
+    master = "spark://127.0.0.1:7077"
+    with pytest.raises(ConfigError, match=rf"{key} = {address} is used without authentication"):
+        settings(master, **{key: address})
+    assert settings(master, **{key: "::1"})["spark.authenticate"] == "false"
+    assert settings(master, **{key: address, "spark.authenticate.secret": "s"})["spark.authenticate"] == "true"
+
+
+@pytest.mark.integration
+def test_the_ports_of_a_driver_without_a_secret_are_on_the_loopback_address(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import sys
+        from framework.execution.spark.spark_context import start_context
+        context = start_context("x", {"spark.master": sys.argv[1]})
+        print(context.getConf().get("spark.driver.port"), flush=True)
+        sys.stdin.read()
+        """)
+    master = SparkMaster(tmp_path, secret=None)
+    master.start()
+    command = [sys.executable, "-c", code, f"spark://{master.address}"]
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        listening = _listening(process.pid)
+        assert f"127.0.0.1:{port}" in listening
+        assert [each for each in listening if not each.startswith("127.0.0.1:")] == []
+    finally:
+        process.communicate(timeout=120)
+        master.stop()
+
+
+def _listening(pid: int) -> list[str]:
+    """The addresses on which the processes below this one listen."""
+    inodes = set()
+    for each in descendants(pid):
+        for entry in Path(f"/proc/{each}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(entry)))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                host, port = columns[1].split(":")
+                found.append(f"{_host(host)}:{int(port, 16)}")
+    return found
+
+
+def _host(digits: str) -> str:
+    """An address as the kernel writes it: words in the order of this machine."""
+    words = [bytes.fromhex(digits[start : start + 8])[::-1] for start in range(0, len(digits), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
@@ -163,8 +235,15 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         from framework.execution.spark.spark_context import start_context
         with_secret = {"spark.master": "local-cluster[1,1,512]", "spark.executor.memory": "512m",
                        "spark.hadoop.fs.s3a.secret.key": "canary-s3", "spark.executorEnv.DB_PASS": "canary-env",
-                       "spark.hadoop.fs.s3a.encryption.key": "canary-key"}
+                       "spark.hadoop.fs.s3a.encryption.key": "canary-key", "spark.redis.auth": "canary-redis",
+                       "spark.jars.repositories": "https://u:canary-repository@127.0.0.1:1/maven",
+                       "spark.mongodb.read.connection.uri": "mongodb://u:canary-mongo@host/x",
+                       "spark.sql.catalog.c.uri": "jdbc:postgresql://host/x?user=u&password=canary-catalog",
+                       "spark.hadoop.fs.gs.auth.service.account.json": "canary-account",
+                       "spark.x y": "a=b: #!\\é\\n\U0001f600 z"}
         context = start_context("x", with_secret)
+        for key in ("spark.x y", "spark.sql.catalog.c.uri"):
+            assert context._jvm.java.lang.System.getProperty(key) == with_secret[key], key
         assert context._jsc.sc().conf().get("spark.hadoop.fs.s3a.secret.key") == "canary-s3"
         assert context.parallelize([1, 2], 1).sum() == 3
         print(context.getConf().get("spark.authenticate.secret"), flush=True)
@@ -179,10 +258,38 @@ def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         assert len(secret) == 64
         lines = [_command_line(pid) for pid in descendants(process.pid)]
         assert len(lines) > 2 and any("CoarseGrainedExecutorBackend" in line for line in lines)
-        for each in ("canary-s3", "canary-env", "canary-key", secret, KEY_VARIABLE):
+        for each in ("canary", secret, KEY_VARIABLE):
             assert not any(each in line for line in lines), each
     finally:
         process.communicate(timeout=120)
+
+
+def test_the_properties_file_is_for_this_user_alone_and_short_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--verbose pyspark-shell")
+    with spark_context._submitted_from_file({"spark.a": "canary"}):
+        *_, name, verbose, shell = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
+        assert (verbose, shell) == ("--verbose", "pyspark-shell")
+        assert "canary" in Path(name).read_text() and stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+    assert not Path(name).exists() and os.environ["PYSPARK_SUBMIT_ARGS"] == "--verbose pyspark-shell"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--properties-file mine pyspark-shell")
+    with spark_context._submitted_from_file({"spark.a": "canary"}):
+        assert os.environ["PYSPARK_SUBMIT_ARGS"] == "--properties-file mine pyspark-shell"
+
+
+@pytest.mark.parametrize(
+    "options, warned",
+    [("-Xss4m -XX:+UseSerialGC -Dx=y", 0), ("-Djavax.net.ssl.keyStorePassword=canary", 1), ("-Dx=y://a:canary@z", 1)],
+)
+def test_a_secret_in_java_options_is_warned_of(options: str, warned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(spark_context._log, "warning", lambda event, **fields: said.append({"event": event, **fields}))
+    for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        spark_context._warn_of_java_options(
+            SparkConf(loadDefaults=False).set(key, options).set("spark.redis.auth", options)
+        )
+        assert [each["setting"] for each in said] == [key] * warned
+        assert "canary" not in repr(said)
+        said.clear()
 
 
 def _command_line(pid: int) -> str:

@@ -15,6 +15,7 @@ import ipaddress
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -30,7 +31,7 @@ from weakref import WeakSet
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
-from framework.config import is_spark_secret
+from framework.config import HIDDEN, is_secret, is_spark_secret, shown_value
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
@@ -78,6 +79,9 @@ _FIXED = {
     "spark.speculation": "false",
     "spark.scheduler.mode": "FAIR",
 }
+#: The addresses at which executors reach the driver, and on which it listens. By default Spark
+#: takes an address that the whole network can reach.
+_DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 
 #: The name prefix of folders that only this user may read.
@@ -88,6 +92,12 @@ _SOCKET_FOLDER_MAX = 64
 #: The environment variable by which ``spark-submit`` passes the port of its JVM to a Python
 #: program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+#: The environment variable with further arguments of ``spark-submit``.
+_SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+#: The settings that become arguments of the JVM anyway, and those that say what it is.
+_ON_COMMAND_LINE = re.compile(
+    r"spark\.(master|app\.name|submit\.deployMode|driver\.(memory\w*|defaultJavaOptions|extra\w+))"
+)
 
 
 class Spark:
@@ -173,6 +183,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     if active is not None:
         return _with_code(_with_key(_checked(active)))
     conf = _conf(app_name, settings)
+    _warn_of_java_options(conf)
     try:
         with _own_interrupts():
             context = SparkContext(conf=conf, gateway=_gateway(settings, conf))
@@ -253,15 +264,61 @@ def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
 
 
 def _launch(conf: SparkConf) -> Any:
-    """Start the JVM. Secret settings are passed later: every user of the host can read its command
-    line."""
+    """Start the JVM. Every user of the host can read its command line, so that has only what a JVM
+    must know before it reads a file. Secret settings are passed later."""
     global _output
     _output = SparkOutput()
-    shown = SparkConf(loadDefaults=False)
+    shown, others = SparkConf(loadDefaults=False), {}
     for key, value in conf.getAll():
-        if not is_spark_secret(key):
+        if _ON_COMMAND_LINE.fullmatch(key):
             shown.set(key, value)
-    return launch_gateway(shown, _output.popen_arguments())
+        elif not is_spark_secret(key):
+            others[key] = value
+    with _submitted_from_file(others):
+        return launch_gateway(shown, _output.popen_arguments())
+
+
+@contextmanager
+def _submitted_from_file(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let ``spark-submit`` read settings from a file that only this user can read. Their names do
+    not tell all secrets: an address may contain one. If the user's own arguments name a file, that
+    file is read instead."""
+    before = os.environ.get(_SUBMIT_ARGUMENTS)
+    if before is not None and "--properties-file" in before:
+        yield
+        return
+    lines = [f"{_property(key)}={_property(value)}\n" for key, value in settings.items()]
+    file = _private_folder(tempfile.gettempdir()) / "submit.properties"
+    file.touch(mode=0o600)
+    file.write_text("".join(lines), encoding="ascii")
+    arguments = f"--load-spark-defaults --properties-file {shlex.quote(str(file))}"
+    os.environ[_SUBMIT_ARGUMENTS] = f"{arguments} {before or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        os.environ.pop(_SUBMIT_ARGUMENTS)
+        if before is not None:
+            os.environ[_SUBMIT_ARGUMENTS] = before
+        file.unlink()
+
+
+def _property(text: str) -> str:
+    """A key or value of a Java properties file, with an escape for each character that could be a
+    sign."""
+    encoded = text.encode("utf-16-be")
+    units = [int.from_bytes(encoded[start : start + 2], "big") for start in range(0, len(encoded), 2)]
+    return "".join(chr(each) if each < 128 and chr(each).isalnum() else f"\\u{each:04x}" for each in units)
+
+
+def _warn_of_java_options(conf: SparkConf) -> None:
+    """Warn of Java options that seem to contain a secret: they are on a command line."""
+    for key, value in conf.getAll():
+        if key.endswith("JavaOptions") and (is_secret(value) or shown_value("", value) == HIDDEN):
+            _log.warning(
+                "spark.secret_on_command_line",
+                setting=key,
+                advice="every user of the host can read the options of a JVM: write the secret into a file that the option names",
+            )
 
 
 def _launch_into(launching: Future[Any], conf: SparkConf) -> None:
@@ -311,10 +368,13 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
     otherwise. ``spark.authenticate = false`` is such a choice.
 
     Raises ``ConfigError`` for a standalone cluster that other hosts can reach, if its secret is not
-    given. Without a secret, a cluster on this host's loopback address is used as it is."""
+    given. A cluster on this host's loopback address may do without a secret: then the driver
+    listens there too."""
     master = chosen["spark.master"]
+    here = master.startswith("spark://") and all(map(_is_loopback, master.removeprefix("spark://").split(",")))
+    near = dict.fromkeys(_DRIVER_ADDRESSES, "127.0.0.1") if here else {}
     if chosen.get("spark.authenticate", "true").lower() != "true":
-        return {}
+        return near
     on = {"spark.authenticate": "true"}
     if master.startswith("local-cluster"):
         return {**on, "spark.authenticate.secret": secrets.token_hex(32)}
@@ -322,17 +382,20 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
         return on  # Spark draws a secret
     if not master.startswith("spark://") or "spark.authenticate.secret" in chosen:
         return {**on, "spark.network.crypto.enabled": "true"}
-    if all(map(_is_loopback, master.removeprefix("spark://").split(","))):
-        return {"spark.authenticate": "false"}
+    far = [f"{key} = {chosen[key]}" for key in near if key in chosen and not _is_loopback(chosen[key])]
+    if here and not far:
+        return {"spark.authenticate": "false", **near}
     raise ConfigError(
-        f"{master} is used without authentication, so whoever reaches the ports of the driver or of an executor can run "
-        "code there: set spark.authenticate.secret to the secret of the cluster (and spark.authenticate = true for its master "
-        "and workers), or set spark.authenticate = false here to do without"
+        f"{', '.join([master, *far])} is used without authentication, so whoever reaches the ports of the driver or of an "
+        "executor can run code there: set spark.authenticate.secret to the secret of the cluster (and "
+        "spark.authenticate = true for its master and workers), or set spark.authenticate = false here to do without"
     )
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+    """Whether a host, optionally with a port, is of this host's loopback interface."""
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", address)
+    host = (found.group(1) if found else address).strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

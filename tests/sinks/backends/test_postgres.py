@@ -215,6 +215,15 @@ def test_no_part_of_a_password_is_taken_for_a_port_or_a_database_and_shown(
     assert "s3cr" not in str(refused.value)
 
 
+def test_a_location_shows_only_what_looks_like_a_host() -> None:
+    with pytest.raises(ConfigError, match="%40 for @"):
+        PostgresBackend("postgresql://alice@srv:hunter2@srv.postgres.example/x", "words")
+    backend = PostgresBackend("host=srv:hunter2@srv.example dbname=x", "words", KEY, VALUE)
+    assert backend.location == "table 'words' of PostgreSQL at (hidden):5432/x"
+    backend = PostgresBackend("host=one,two dbname=x", "words", KEY, VALUE)
+    assert backend.location == "table 'words' of PostgreSQL at one,two:5432/x"
+
+
 def test_an_address_takes_secrets_from_the_environment(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

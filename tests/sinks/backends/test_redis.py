@@ -157,6 +157,7 @@ def test_names_are_allow_listed_and_addresses_checked(redis_server: RedisServer)
         "redis://u:12/s3cret@host/0",
         "redis://:s3cr#et@host/0",
         "redis://:s3cr?et@host/0",
+        "redis://u@s3cret:x@host/0",
     ],
 )
 def test_no_part_of_a_password_is_taken_for_a_port_and_shown(address: str) -> None:

@@ -188,6 +188,63 @@ def test_credentials_do_not_follow_a_redirection(status: int) -> None:
             assert asked and not asked_there
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"url": "http://me:my hunter2@127.0.0.1:1"},
+        {"url": "http://me:hunter2\u2100@127.0.0.1:1"},
+        {"url": "http://me:hun/ter2@127.0.0.1:1"},
+        {"url": "http://me:hun,ter2@127.0.0.1:1"},
+        {"url": "http://me:1,hunter2@127.0.0.1:1"},
+        {"url": "http://me@srv:hunter2@127.0.0.1:1"},
+        {"url": "http://127.0.0.1:1?apikey=hunter2"},
+        {"url": "http://127.0.0.1:1#hunter2"},
+        {"url": "ftp://me:hunter2@127.0.0.1:1"},
+        {"url": "hunter2@127.0.0.1:1"},
+        {"url": "http://127.0.0.1:1", "proxy": "u:hunter2@127.0.0.1:2"},
+        {"url": "http://127.0.0.1:1", "proxy": "http://u:hun/ter2@127.0.0.1:2"},
+        {"url": "http://127.0.0.1:1", "proxy": "http://u:hunter2\u2100@127.0.0.1:2"},
+    ],
+)
+def test_an_address_that_ends_in_its_password_is_refused_without_it(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="does not parse") as refused:
+        registry_client.RegistryClient(settings)
+    assert "ter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://me:hunter2@one:8081/api, https://two", "http://one:8081,https://two"),
+        ("http://me:hun%2Fter2@[::1]:8081/api", "http://[::1]:8081"),
+        ("http://one", "http://one"),
+    ],
+)
+def test_messages_show_scheme_host_and_port(url: str, shown: str) -> None:
+    assert registry_client.RegistryClient({"url": url}).where == shown
+
+
+def test_what_the_client_says_is_shown_without_secrets() -> None:
+    settings = {
+        "url": "http://me:first%2Fhunter2@one",
+        "proxy": "http://u:second-hunter2@two",
+        "basic.auth.user.info": "u:third:hunter2",
+        "ssl.key.password": "fourth-hunter2",
+        "bearer.auth.token": "a\nfifth-hunter2",
+    }
+    client = registry_client.RegistryClient(settings)
+    said = [*settings.values(), "first/hunter2", "third:hunter2", repr(settings)]
+    for error in (OSError(" ".join(said)), ValueError(" ".join(said))):
+        assert "hunter2" not in str(client._error(error, "a schema"))
+    assert "hunter2" not in client._refused("a schema", " ".join(said))
+
+
+def test_settings_that_the_client_refuses_are_shown_without_secrets() -> None:
+    client = registry_client.RegistryClient({"url": "http://one", "basic.auth.user.info": "u:hunter2", "hunter2": "x"})
+    with pytest.raises(ConfigError, match=r"Schema Registry settings: .*\(hidden\)"):
+        client.subjects(1)
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_registry_that_refuses_the_credentials_is_named_without_them(status: int) -> None:
     with answering(lambda request, _: send(request, *document(status, status * 100))) as (url, asked):
