@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.errors import is_panic
 from spouts.codecs.avro_arrow_schema import plain_type
 from spouts.codecs.avro_resolution import default_of, written_field
 from spouts.codecs.avro_schema import AvroType
@@ -99,8 +100,8 @@ class BulkAvro:
         try:
             table = polars.read_avro(stream).to_arrow().combine_chunks()
         except BaseException as error:
-            # On a damaged value Rust panics, which is not an Exception. The caller finds the value.
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            # On a damaged value polars panics. The caller finds the value.
+            if isinstance(error, Exception) or is_panic(error):
                 return None
             raise
         if table.num_rows != len(present) or not self._fits(table, present, body):
