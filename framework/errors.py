@@ -72,6 +72,12 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust, such as polars, has panicked. Each library has a class of its own
+    for that, which cannot be imported, and is no ``Exception``."""
+    return type(error).__name__ == "PanicException"
+
+
 class RatchetError(Exception):
     """Root of every error that Ratchet raises on purpose."""
 

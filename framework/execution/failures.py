@@ -23,6 +23,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
     UnknownFieldError,
+    is_panic,
     reason_of,
 )
 
@@ -31,6 +32,11 @@ from framework.errors import (
 USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 #: Errors that a retry cannot repair.
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation, UnknownFieldError)
+
+
+def is_users_error(error: BaseException | None) -> bool:
+    """Whether an error is one of user code: of ``USER_ERRORS``, or a panic of a library."""
+    return isinstance(error, USER_ERRORS) or (error is not None and is_panic(error))
 
 
 class FailureKind(Enum):

@@ -12,6 +12,8 @@ import pyarrow as pa
 from framework.errors import BadRecordError, TopologyError
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
+from framework.streams.multiplied_rows import FEW, check_bytes
+from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
 from framework.streams.stateless_steps import MARK, Columns, Step
 from framework.topology.arrow_columns import column_of
 
@@ -33,11 +35,11 @@ class FunctionFilter(Step):
         return (self.function,)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        kept = [bool(self.function(row)) for row in frame.iter_rows(named=True)]
+        kept = [bool(self.function(row)) for row in dicts_of(self.call, frame)]
         return frame.filter(pl.Series(kept, dtype=pl.Boolean))
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
-        rows = zip(frame.drop(MARK).iter_rows(named=True), frame.get_column(MARK), strict=True)
+        rows = zip(dicts_of(self.call, frame.drop(MARK)), frame.get_column(MARK), strict=True)
         kept = [is_tombstone is True or bool(self.function(row)) for row, is_tombstone in rows]
         return frame.filter(pl.Series(kept, dtype=pl.Boolean))
 
@@ -108,25 +110,32 @@ class FunctionMap(RemakingStep):
             raise self.call.mistake(f"it returned {given!r}, which is no list of rows: return a list, or yield rows")
         return given
 
+    def _made_of(self, given: Any) -> list[tuple[Any, ...]]:
+        """The values of the rows that the function made of one."""
+        made = [values_of(self.call, self.schema, each) for each in self._rows_in(given)]
+        if len(made) > FEW:
+            check_bytes(self.call, made)
+        return made
+
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         rows: list[tuple[Any, ...]] = []
-        for given in self.calls.results(frame.iter_rows(named=True)):
-            rows += [values_of(self.call, self.schema, each) for each in self._rows_in(given)]
+        for given in self.calls.results(dicts_of(self.call, frame)):
+            rows += self._made_of(given)
         return frame_of_values(self.call, self.schema, rows)
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
         marks, given = frame.get_column(MARK).to_list(), frame.drop(MARK)
         live = given.filter(~frame.get_column(MARK).fill_null(False))
-        results = iter(self.calls.results(live.iter_rows(named=True)))
+        results = iter(self.calls.results(dicts_of(self.call, live)))
         places = [(name, self.schema.names.index(name)) for name in sorted(checked)]
         rows: list[tuple[Any, ...]] = []
         made_marks: list[bool | None] = []
-        for row, mark in zip(given.iter_rows(named=True), marks, strict=True):
+        for row, mark in zip(dicts_of(self.call, given), marks, strict=True):
             if mark:
                 made = [self._passed(row, known)]
             else:
                 result = next(results)
-                made = [values_of(self.call, self.schema, each) for each in self._rows_in(result)]
+                made = self._made_of(result)
                 changed = [
                     name for name, place in places if mark is None and any(each[place] != row[name] for each in made)
                 ]
@@ -155,8 +164,9 @@ class BatchMap(RemakingStep):
     def _given(self, frame: pl.DataFrame) -> Any:
         if self.kind == "polars":
             return frame
-        table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-        return table if self.kind == "arrow" else table.to_pandas()
+        with refusing(self.call, *UNREPRESENTABLE):
+            table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+            return table if self.kind == "arrow" else table.to_pandas()
 
     def _fitting(self, returned: Any) -> pa.Table:
         table = self._table(returned)
@@ -190,7 +200,7 @@ class BatchMap(RemakingStep):
             mark = run.get_column(MARK)[0] if run.height else None
             given = run.drop(MARK)
             if mark:
-                rows = [self._passed(row, known) for row in given.iter_rows(named=True)]
+                rows = [self._passed(row, known) for row in dicts_of(self.call, given)]
                 its = frame_of_values(self.call, self.schema, rows)
             else:
                 its = self.apply(given)

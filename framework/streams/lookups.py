@@ -18,6 +18,7 @@ import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
 from framework.streams.function_steps import CallingStep, frame_of_values, values_of
+from framework.streams.polars_frames import UNREPRESENTABLE, refusing
 from framework.streams.stateless_steps import Columns
 from framework.topology.bolts import LookupCounts
 
@@ -56,9 +57,12 @@ class Lookup(CallingStep):
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         names = list(self.on)
-        keys = frame.select(names).drop_nulls().unique(maintain_order=True)
-        answers = frame_of_values(self.call, self.answers, self._answers(keys.rows()))
-        return frame.join(keys.hstack(answers), on=names, how="left", maintain_order="left")
+        with refusing(self.call, *UNREPRESENTABLE):
+            keys = frame.select(names).drop_nulls().unique(maintain_order=True)
+            rows = keys.rows()
+        answers = frame_of_values(self.call, self.answers, self._answers(rows))
+        with refusing(self.call):
+            return frame.join(keys.hstack(answers), on=names, how="left", maintain_order="left")
 
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - set(self.answers.names)) | set(self.on)

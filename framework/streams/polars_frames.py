@@ -6,12 +6,42 @@ type, and the type of a computed column is the plain one: ``string``, not ``larg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from framework.errors import BadRecordError, is_panic
+from framework.streams.call_site import Call
+
+#: The errors by which polars and Arrow refuse a value, and those of a value that Python cannot
+#: represent, such as a time after the year 9999.
+_REFUSALS = (pl.exceptions.PolarsError, pa.ArrowInvalid, pa.lib.ArrowCapacityError)
+UNREPRESENTABLE = (ValueError, OverflowError)
 _LEVEL = pl.CompatLevel.oldest()
+
+
+@contextmanager
+def refusing(call: Call | None = None, *more: type[Exception]) -> Iterator[None]:
+    """Raises ``BadRecordError`` where polars refuses a value, or panics over it, and for the errors
+    ``more``. Functions of the user must not run inside."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, BadRecordError) or not (isinstance(error, (*_REFUSALS, *more)) or is_panic(error)):
+            raise
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadRecordError(f"{call}: {said}" if call is not None else said) from error
+
+
+def dicts_of(call: Call, frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows, for a function of the user. Raises ``BadRecordError`` for a value that Python
+    cannot represent."""
+    with refusing(call, *UNREPRESENTABLE):
+        yield from frame.iter_rows(named=True)
 
 
 def frame_of(batch: pa.RecordBatch) -> pl.DataFrame:

@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 
 from framework.durations import Duration
-from framework.errors import TopologyError
+from framework.errors import BadRecordError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
-from framework.streams.polars_frames import frame_of
+from framework.streams.polars_frames import frame_of, refusing
 from framework.streams.stateless_steps import Columns
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import DEFAULT_STREAM, Bolt, Spout
@@ -74,8 +74,9 @@ class EarlyFilter:
         """Whether any component takes each row; None: all may be taken. A value that the condition
         refuses is found again where the steps run, which tell whose it is."""
         try:
-            found = frame_of(batch).select(self.condition.alias("kept")).get_column("kept")
-        except pl.exceptions.PolarsError:
+            with refusing():
+                found = frame_of(batch).select(self.condition.alias("kept")).get_column("kept")
+        except BadRecordError:
             return None
         kept: npt.NDArray[np.bool_] = found.to_numpy()
         return kept

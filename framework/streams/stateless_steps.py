@@ -15,12 +15,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from framework.errors import BadRecordError, InvariantViolation
+from framework.errors import InvariantViolation
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
-from framework.streams.polars_frames import frame_of
+from framework.streams.multiplied_rows import parts_of
+from framework.streams.polars_frames import frame_of, refusing
 from framework.streams.watermark_bounds import WatermarkBounds
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -47,6 +48,11 @@ class Step(ABC):
     def functions(self) -> Sequence[Callable[..., Any]]:
         """The functions of the user that the step calls."""
         return ()
+
+    def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        """The rows in parts that the step is applied to one by one, in order, so that it makes few
+        bytes at a time. Raises ``BadRecordError`` for a row that it makes too many of."""
+        return (frame,)
 
     @abstractmethod
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame: ...
@@ -126,8 +132,13 @@ class Compute(Step):
 class Explode(Step):
     column: str
 
+    def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        with refusing(self.call):
+            items = frame.get_column(self.column).list.len().fill_null(0).to_numpy()
+            return parts_of(self.call, frame.drop(self.column), frame, items, f"item of {self.column!r}")
+
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.filter(pl.col(self.column).list.len() > 0).explode(self.column)
+        return _computed(self.call, lambda: frame.filter(pl.col(self.column).list.len() > 0).explode(self.column))
 
     def needs(self, wanted: Columns) -> Columns:
         return wanted | {self.column}
@@ -137,8 +148,12 @@ class Explode(Step):
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
         items, is_tombstone = pl.col(self.column), pl.col(MARK).fill_null(False)
-        frame = frame.with_columns(pl.when(~is_tombstone).then(items))
-        return frame.filter((items.list.len() > 0) | is_tombstone).explode(self.column)
+
+        def exploded() -> pl.DataFrame:
+            live = frame.with_columns(pl.when(~is_tombstone).then(items))
+            return live.filter((items.list.len() > 0) | is_tombstone).explode(self.column)
+
+        return _computed(self.call, exploded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,11 +165,22 @@ class Windows(Step):
     on: str
     bounds: WatermarkBounds
 
+    def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        if isinstance(self.windows, Sessions):
+            return (frame,)
+        with refusing(self.call):
+            each = np.full(frame.height, -(-self.windows.length // self.windows.step))
+            return parts_of(self.call, frame, frame, each, "window")
+
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         if isinstance(self.windows, Sessions):
             raise InvariantViolation("a session is known when it closes")
+        with refusing(self.call):
+            return self._assigned(frame, self.windows)
+
+    def _assigned(self, frame: pl.DataFrame, windows: EventWindows) -> pl.DataFrame:
         column = frame.get_column(self.on).to_arrow()
-        rows, starts, ends = self.windows.assign(times_of(column, self.on, "s"))
+        rows, starts, ends = windows.assign(times_of(column, self.on, "s"))
         order = np.argsort(rows, kind="stable")
         made = {WINDOW_START: starts[order], WINDOW_END: ends[order]}
         return frame[rows[order]].with_columns(
@@ -171,10 +197,8 @@ class Windows(Step):
 
 def _computed(call: Call, compute: Callable[[], pl.DataFrame]) -> pl.DataFrame:
     """Raises ``BadRecordError`` for a value that an expression refuses."""
-    try:
+    with refusing(call):
         return compute()
-    except (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError) as error:
-        raise BadRecordError(f"{call}: {str(error).strip().splitlines()[0]}") from error
 
 
 def applied(steps: Iterable[Step], batch: pa.RecordBatch) -> pl.DataFrame:

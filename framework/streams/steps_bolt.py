@@ -17,7 +17,7 @@ from framework.errors import TopologyError
 from framework.streams.function_calls import check_alive
 from framework.streams.function_checks import unsent
 from framework.streams.lookups import Lookup
-from framework.streams.polars_frames import batches_of, frame_of
+from framework.streams.polars_frames import batches_of, frame_of, refusing
 from framework.streams.stateless_steps import Columns, Step
 from framework.streams.tombstones import chosen, for_table, marked
 from framework.topology import (
@@ -101,22 +101,36 @@ class StepsBolt(ArrowBolt):
         if batch.num_rows:
             outer = check_alive.set(getattr(self._collector, "check_alive", check_alive.get()))
             try:
-                frame, root = frame_of(batch), self._root
-                self._run(root, marked(frame, tables=True, others=root.to_others) if self._tables else frame)
+                root = self._root
+                with refusing():
+                    frame = frame_of(batch)
+                    if self._tables:
+                        frame = marked(frame, tables=True, others=root.to_others)
+                self._run(root, frame)
             finally:
                 check_alive.reset(outer)
         return None
 
     def _run(self, branch: Branch, frame: pl.DataFrame) -> None:
-        if branch.step is not None and self._tables:
-            frame = chosen(frame, tables=branch.to_tables, others=branch.to_others)
-            frame = branch.step.carry(frame, branch.known, branch.checked)
-        elif branch.step is not None:
-            frame = branch.step.apply(frame)
+        step = branch.step
+        if step is None:
+            self._pass_on(branch, frame)
+            return
+        if self._tables:
+            with refusing(step.call):
+                frame = chosen(frame, tables=branch.to_tables, others=branch.to_others)
+        for part in step.parts(frame):
+            made = step.carry(part, branch.known, branch.checked) if self._tables else step.apply(part)
+            self._pass_on(branch, made)
+
+    def _pass_on(self, branch: Branch, frame: pl.DataFrame) -> None:
+        """Emit the rows after a step, and run the steps below it."""
         if not frame.height or self._collector is None:
             return
         for stream in branch.streams:
-            for batch in batches_of(self._rows_of(stream, frame), self._outputs[stream]):
+            with refusing(branch.step.call if branch.step is not None else None):
+                batches = batches_of(self._rows_of(stream, frame), self._outputs[stream])
+            for batch in batches:
                 self._collector.emit_arrow(batch, stream)
         for each in branch.below:
             self._run(each, frame)

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.errors import is_panic
 from spouts.codecs.avro_arrow_schema import plain_type
 from spouts.codecs.avro_resolution import default_of, written_field
 from spouts.codecs.avro_schema import AvroType
-from spouts.codecs.raising_values import is_panic
 
 _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
 #: Promotions for which an Arrow cast gives the same result as Avro's resolution.
@@ -100,7 +100,7 @@ class BulkAvro:
         try:
             table = polars.read_avro(stream).to_arrow().combine_chunks()
         except BaseException as error:
-            # On a damaged value Rust panics, which is not an Exception. The caller finds the value.
+            # On a damaged value polars panics. The caller finds the value.
             if isinstance(error, Exception) or is_panic(error):
                 return None
             raise

@@ -12,19 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from framework.errors import RatchetError
+from framework.errors import RatchetError, is_panic
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, Truths, UndecodableValueError, Values, joined
 
 #: From this many values on, the values that raise are searched by halving; below, one by one.
 _HALVED_FROM = 16
-#: The name of what a Rust library raises where it panics. It is no ``Exception``.
-_PANIC = "PanicException"
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether a Rust library panicked."""
-    return type(error).__name__ == _PANIC
 
 
 def is_about_values(error: BaseException) -> bool:

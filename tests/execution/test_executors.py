@@ -187,9 +187,13 @@ def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tm
     assert state.get("total") is None
 
 
+class PanicException(BaseException):
+    """As every library in Rust has one."""
+
+
 @pytest.mark.behaviour("1.5")
-@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
-def test_user_code_that_calls_exit_or_was_cancelled_fails_like_any_other(
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, PanicException])
+def test_user_code_that_calls_exit_was_cancelled_or_panics_fails_like_any_other(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     builder, _ = global_count(tmp_path / "x.db")

@@ -1,0 +1,142 @@
+"""A value that a step cannot take: its record is bad, and the run goes on, in bounded memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from framework.errors import BadRecordError
+from framework.streams.call_site import Call
+from framework.streams.multiplied_rows import PART_BYTES
+from framework.streams.ports import EarlyFilter
+from framework.streams.stateless_steps import Explode
+from framework.streams.steps_bolt import Branch, StepsBolt
+from framework.transactions import MemoryStore
+from ratchet import Fields, OpaqueMemoryTransactionalSpout, Pipeline, Stream, hopping, sqlite
+from tests.kit.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.rule("C51")
+
+#: In ms: after the last year that Python and polars can show.
+FAR = 1 << 53
+ENDED = 253_402_300_800_000
+CALL = Call("explode('tags')", "shop.py:1")
+#: 10,000 copies of its text are 400 MB.
+LARGE, ITEMS = "x" * 40_000, 10_000
+
+
+def kept(stream: Callable[[Stream], Stream], rows: list[list[Any]], fields: Fields, folder: Path) -> list[int]:
+    """The values of ``n`` that the pipeline writes of these records."""
+    pipeline = Pipeline("p")
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, fields, 100, on_bad_record="skip")
+    stream(pipeline.spout(spout)).select("n").append_into(sqlite(folder / "p.db", "out"), name="out")
+    pipeline.run({"topology.max.attempts": 1}, MemoryStore(), "local", timeout_s=PATIENCE_S)
+    with sqlite3.connect(folder / "p.db") as connection:
+        return [n for (n,) in connection.execute("SELECT n FROM out ORDER BY n")]
+
+
+def _at(stream: Stream) -> Stream:
+    return stream.with_columns(at=pl.from_epoch("ms", "ms").dt.replace_time_zone("UTC"))
+
+
+STEPS: dict[str, Callable[[Stream], Stream]] = {
+    "a panic in a column": lambda s: s.with_columns(day=pl.from_epoch("ms", "ms").dt.strftime("%Y")).filter(
+        "day <> 'x'"
+    ),
+    "a panic in a filter": lambda s: s.filter(pl.from_epoch("ms", "ms").dt.strftime("%Y") != "x"),
+    "a time for a filter": lambda s: _at(s).filter(lambda row: row["at"].year > 1),
+    "a time for map": lambda s: _at(s).map(lambda row: row["n"], n=int),
+    "a time for flat_map": lambda s: _at(s).flat_map(lambda row: [row["n"]], n=int),
+    "a time for lookup": lambda s: _at(s).lookup(lambda at: at.year, on="at", year=int).filter("year > 1"),
+    "a time for windows": lambda s: _at(s).window(hopping("2 h", "1 h"), on="at").filter("window_start < window_end"),
+}
+
+
+@pytest.mark.parametrize("value", [FAR, ENDED])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_record_whose_time_no_step_can_show_is_left_out(name: str, value: int, tmp_path: Path) -> None:
+    if name.startswith("a panic"):
+        value = FAR
+    rows = [[1, 1], [2, 2], [3, value], [4, 4]]
+    found = kept(STEPS[name], rows, Fields(n=int, ms=int), tmp_path)
+    assert sorted(set(found)) == [1, 2, 4]
+
+
+def test_an_early_filter_that_panics_leaves_out_nothing() -> None:
+    condition = pl.from_epoch("ms", "ms").dt.strftime("%Y") == "1970"
+    batch = pa.RecordBatch.from_pydict({"ms": [1, FAR]})
+    assert EarlyFilter(("ms",), condition).kept(batch) is None
+    assert EarlyFilter(("ms",), condition).kept(batch.slice(0, 1)) == np.array([True])
+
+
+# --- rows that become many ------------------------------------------------------------------------
+
+TAGS = Fields(n=int, text=str, tags=pa.list_(pa.int64()), at=pa.timestamp("us", "UTC"))
+MANY: dict[str, Callable[[Stream], Stream]] = {
+    "explode": lambda s: s.explode("tags").filter("text <> ''"),
+    "flat_map": lambda s: s.flat_map(lambda row: [{**row, "tags": None} for _ in row["tags"]], **dict(_types())),
+    "window": lambda s: s.window(hopping("1 d", "5 s"), on="at").filter("text <> ''"),
+}
+
+
+def _types() -> list[tuple[str, Any]]:
+    return [("n", int), ("text", str), ("tags", pa.list_(pa.int64())), ("at", pa.timestamp("us", "UTC"))]
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_record_that_would_become_too_large_is_left_out(name: str, tmp_path: Path) -> None:
+    few, many = [1, 2], list(range(ITEMS))
+    rows = [[1, "a", few, 0], [2, LARGE, many, 0], [3, "b", few, 0]]
+    assert sorted(set(kept(MANY[name], rows, TAGS, tmp_path))) == [1, 3]
+
+
+def exploded(frame: pl.DataFrame) -> list[pa.RecordBatch]:
+    """The batches that ``explode`` emits of a frame."""
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("tags", pa.int64())])
+    step = Explode(call=CALL, schema=schema, column="tags")
+    emitted: list[pa.RecordBatch] = []
+
+    class Collector:
+        def emit_arrow(self, batch: pa.RecordBatch, stream: str) -> None:
+            emitted.append(batch)
+
+    bolt = StepsBolt(Branch(None, [], [Branch(step, ["default"], [])]), {"default": schema})
+    bolt.prepare({}, None, Collector(), None)  # type: ignore[arg-type]
+    bolt.execute_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks().to_batches()[0])
+    return emitted
+
+
+def test_explode_emits_large_rows_in_parts_and_in_order() -> None:
+    rows = [(n, "x" * 10_000, list(range(n % 7 * 50))) for n in range(100)]
+    found = exploded(pl.DataFrame(rows, schema=["n", "text", "tags"], orient="row"))
+    assert len(found) > 5
+    assert max(each.nbytes for each in found) < 1.5 * PART_BYTES
+    expected = [(n, tag) for n, _, tags in rows for tag in tags]
+    assert [
+        pair for each in found for pair in zip(each["n"].to_pylist(), each["tags"].to_pylist(), strict=True)
+    ] == expected
+
+
+@pytest.mark.parametrize("nested", ["list", "struct", "struct of lists", "bytes", "array"])
+def test_the_bytes_of_every_type_count(nested: str) -> None:
+    value: Any = {
+        "list": list(range(5_000)),
+        "struct": {"a": LARGE, "b": 1},
+        "struct of lists": {"a": [LARGE, None], "b": None},
+        "bytes": LARGE.encode(),
+        "array": [0] * 5_000,
+    }[nested]
+    of = pl.Array(pl.Int64, 5_000) if nested == "array" else None
+    column = pl.Series([value, None, value], dtype=of)
+    frame = pl.DataFrame({"text": column, "tags": [[1], [1, 2], list(range(ITEMS))]})
+    step = Explode(call=CALL, schema=pa.schema([]), column="tags")
+    with pytest.raises(BadRecordError, match=r"explode\('tags'\): 10,000 rows .* 'tags'"):
+        step.parts(frame)
+    assert [each.height for each in step.parts(frame[:2])] == [2]
