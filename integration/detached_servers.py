@@ -88,7 +88,7 @@ def _kept_secret(folder: Path, spark: SparkCluster) -> Path:
     """Write the cluster's secret into a file for this user alone; return its path."""
     file = folder / "spark.secret"
     file.touch(mode=0o600)
-    file.write_text(spark.master.secret, encoding="ascii")
+    file.write_text(spark.master.secret or "", encoding="ascii")
     return file
 
 

@@ -476,8 +476,9 @@ def _variable_decimals(raw: pa.Array, declared: pa.DataType) -> pa.Array:
 
 def _scaled(parts: Mapping[str, Any]) -> decimal.Decimal | None:
     scale, value = parts.get("scale"), _decoded(parts.get("value"), "bytes")
-    known = isinstance(scale, int) and abs(scale) <= _SCALE_MAX
-    return _unscaled(value, scale) if known and value is not None else None
+    if not isinstance(scale, int) or abs(scale) > _SCALE_MAX or value is None:
+        return None
+    return _unscaled(value, scale)
 
 
 def _exact(text: str | None, declared: pa.DataType) -> decimal.Decimal | None:
