@@ -28,7 +28,7 @@ class _SparkProcess(Server):
     kind = "spark"
     main = ""
 
-    def __init__(self, folder: Path, port: int | None = None, *, secret: str | None, guarded: bool = True) -> None:
+    def __init__(self, folder: Path, port: int | None = None, *, secret: str, guarded: bool = True) -> None:
         super().__init__(folder, port, guarded=guarded, where=EMBEDDED)
         self.page_port = free_port()
         self._secret = secret
@@ -50,7 +50,7 @@ class _SparkProcess(Server):
         ]
         properties = self.write("spark.conf", "")
         properties.chmod(0o600)
-        if self._secret is not None:
+        if self._secret:
             settings = f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n"
             properties.write_text(settings, encoding="utf-8")
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
@@ -82,9 +82,9 @@ class SparkMaster(_SparkProcess):
         return self.command()
 
     @property
-    def secret(self) -> str | None:
+    def secret(self) -> str:
         """The secret with which the processes of the cluster and its drivers authenticate each
-        other; None if they do not.
+        other; empty if they do not.
         """
         return self._secret
 
@@ -146,7 +146,7 @@ class SparkCluster:
     @property
     def settings(self) -> dict[str, str]:
         """``spark.master`` and ``spark.authenticate.secret``."""
-        return {"spark.master": self.address, "spark.authenticate.secret": self.master.secret or ""}
+        return {"spark.master": self.address, "spark.authenticate.secret": self.master.secret}
 
     @property
     def all(self) -> list[Server]:

@@ -186,7 +186,7 @@ def test_the_ports_of_a_driver_without_a_secret_are_on_the_loopback_address(tmp_
         print(context.getConf().get("spark.driver.port"), flush=True)
         sys.stdin.read()
         """)
-    master = SparkMaster(tmp_path, secret=None)
+    master = SparkMaster(tmp_path, secret="")
     master.start()
     command = [sys.executable, "-c", code, f"spark://{master.address}"]
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
