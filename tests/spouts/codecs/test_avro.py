@@ -365,7 +365,7 @@ class TestRegistry:
 
     def test_a_password_in_the_address_is_not_shown(self) -> None:
         codec = RegistryAvroCodec({"url": "http://me:s3cret@127.0.0.1:1", "max.retries": 0}, schema=SMALL)
-        with pytest.raises(RetryableError, match=r"http://\*\*\*@127.0.0.1:1") as away:
+        with pytest.raises(RetryableError, match=r"http://127.0.0.1:1 ") as away:
             codec.decode(framed(1, b"x"))
         assert "s3cret" not in f"{codec!r} {away.value}"
 
