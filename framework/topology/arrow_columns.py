@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.topology.exact_decimals import checked_decimals, decimals_of_text, holds_decimals
+from framework.topology.exact_decimals import checked_decimals, decimals_of_text
 
 Check = Callable[[Any], bool]
 _NONE = type(None)
@@ -45,7 +45,7 @@ def column_of(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array |
     ...
     ValueError: 2.5 is not exactly a value of int64
     """
-    if declared is not None and holds_decimals(declared):
+    if declared is not None:
         values = checked_decimals(values, declared)
     made = pa.array(values, type=declared)
     if declared is None:

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import decimal
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.topology.canonical_form import form_of
+from framework.topology.canonical_form import Form, form_of
+
+Check = Callable[[Any], Any]
 
 #: Texts that Arrow reads itself: at most 37 digits after the point, so that the power of ten
 #: between them and any type is in its table.
 _PLAIN = r"^[+-]?[0-9]+(\.[0-9]{1,37})?$"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,18})?")
 _SHOWN = 60
+
+
+@lru_cache(maxsize=256)
+def _form_of(precision: int, scale: int) -> Form:
+    return form_of(pa.decimal256(precision, scale))
 
 
 def exact_decimal(number: decimal.Decimal | str, declared: pa.DataType) -> decimal.Decimal | None:
@@ -37,7 +44,7 @@ def exact_decimal(number: decimal.Decimal | str, declared: pa.DataType) -> decim
             return None
         number = decimal.Decimal(number)
     try:
-        made: decimal.Decimal = form_of(declared)(number)
+        made: decimal.Decimal = _form_of(declared.precision, declared.scale)(number)
     except ValueError:
         return None
     return made
@@ -60,48 +67,74 @@ def decimals_of_text(texts: pa.Array, declared: pa.DataType) -> pa.Array:
     return pc.replace_with_mask(plain, others, pa.array(found, declared))
 
 
-@lru_cache(maxsize=1024)
 def holds_decimals(declared: pa.DataType) -> bool:
     """Whether values of a type are decimals, or contain some."""
-    if pa.types.is_dictionary(declared):
-        return holds_decimals(declared.value_type)
-    if pa.types.is_nested(declared):
-        return any(holds_decimals(declared.field(number).type) for number in range(declared.num_fields))
-    return bool(pa.types.is_decimal(declared))
-
-
-@lru_cache(maxsize=256)
-def _unit(scale: int) -> decimal.Decimal:
-    return decimal.Decimal(1).scaleb(-scale)
+    return _check_of(declared) is not None
 
 
 def checked_decimals(values: Sequence[Any], declared: pa.DataType) -> Sequence[Any]:
-    """The values, in a form that Arrow can store. ``declared``: their type, for which
-    ``holds_decimals``. Raises ``ValueError`` for a number that it does not hold exactly."""
-    return [_checked(each, declared) for each in values]
+    """The values, in a form that Arrow can store. ``declared``: their type. Raises ``ValueError``
+    for a number that it does not hold exactly."""
+    check = _check_of(declared)
+    return values if check is None else [None if each is None else check(each) for each in values]
 
 
-def _checked(value: Any, declared: pa.DataType) -> Any:
+@lru_cache(maxsize=1024)
+def _check_of(declared: pa.DataType) -> Check | None:
+    """A function from a value of a type to the form that Arrow can store; None for a type without
+    decimals."""
     types = pa.types
-    if value is None or not holds_decimals(declared):
-        return value
     if types.is_dictionary(declared):
-        return _checked(value, declared.value_type)
+        return _check_of(declared.value_type)
     if types.is_decimal(declared):
-        if not isinstance(value, decimal.Decimal) or value.same_quantum(_unit(declared.scale)):
-            return value
-        made = exact_decimal(value, declared)
-        if made is None:
-            raise ValueError(f"{repr(value)[:_SHOWN]} is not exactly a value of {declared}")
-        return made
+        return partial(_checked_number, declared, decimal.Decimal(1).scaleb(-declared.scale))
+    if not types.is_nested(declared):
+        return None
     if types.is_map(declared):
-        pairs = value.items() if isinstance(value, Mapping) else value
-        return [(_checked(key, declared.key_type), _checked(item, declared.item_type)) for key, item in pairs]
+        inside = [_check_of(declared.key_type), _check_of(declared.item_type)]
+    else:
+        inside = [_check_of(declared.field(number).type) for number in range(declared.num_fields)]
+    if not any(inside):
+        return None
+    checks = [_optional(each) if each is not None else _unchanged for each in inside]
+    if types.is_map(declared):
+        return partial(_checked_pairs, *checks)
     if types.is_struct(declared):
-        if isinstance(value, Mapping):
-            kinds = {each.name: each.type for each in declared}
-            return {name: _checked(item, kinds[name]) if name in kinds else item for name, item in value.items()}
-        if value and all(isinstance(each, tuple) and len(each) == 2 for each in value):
-            return _checked(dict(value), declared)
-        return tuple(_checked(item, field.type) for item, field in zip(value, declared, strict=False))
-    return [_checked(item, declared.field(0).type) for item in value] if declared.num_fields == 1 else value
+        return partial(_checked_struct, dict(zip([each.name for each in declared], checks, strict=True)))
+    return partial(_checked_items, checks[0]) if len(checks) == 1 else _unchanged
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _checked_number(declared: pa.DataType, unit: decimal.Decimal, value: Any) -> Any:
+    """``unit``: a number with the scale of the type."""
+    if not isinstance(value, decimal.Decimal) or value.same_quantum(unit):
+        return value
+    made = exact_decimal(value, declared)
+    if made is None:
+        raise ValueError(f"{repr(value)[:_SHOWN]} is not exactly a value of {declared}")
+    return made
+
+
+def _checked_items(check: Check, value: Any) -> Any:
+    return [check(each) for each in value]
+
+
+def _checked_pairs(key: Check, item: Check, value: Any) -> Any:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return [(key(each), item(its)) for each, its in pairs]
+
+
+def _checked_struct(checks: Mapping[str, Check], value: Any) -> Any:
+    """Of a mapping, of pairs, or of values in the order of the fields."""
+    if isinstance(value, Mapping):
+        return {name: checks.get(name, _unchanged)(its) for name, its in value.items()}
+    if value and all(isinstance(each, tuple) and len(each) == 2 for each in value):
+        return _checked_struct(checks, dict(value))
+    return tuple(check(its) for its, check in zip(value, checks.values(), strict=False))

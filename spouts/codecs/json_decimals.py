@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,8 +66,8 @@ class _Number(float):
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)}: given twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{next(name for name, number in counts.items() if number > 1)}: given twice")
     return found
 
 
