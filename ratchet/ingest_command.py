@@ -24,7 +24,7 @@ import typer
 from framework.commands.exit_status import exit_codes
 from framework.commands.options import AsJson, ConfigFile, Overrides
 from framework.commands.run import main as run
-from framework.config import Config, check_address, is_secret
+from framework.config import Config, check_address, is_reference, is_secret, passwords_in, with_password_variable
 from framework.errors import ConfigError, TopologyError, escaped
 from framework.execution.executor_name import SPARK
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
@@ -40,9 +40,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 SAMPLE = 1_000
 #: Characters that no topic name contains: a name with one is a pattern.
 _PATTERN = re.compile(r"[^a-zA-Z0-9._-]")
-#: The user and the password of an address that ``check_address`` takes.
-_USER = re.compile(r"(://[^:@/,]*:)([^@/]*)@")
-_REFERENCES = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\})*")
 _FILES = ("parquet", "delta")
 _PLACES = {
     "postgresql": "postgres",
@@ -320,7 +317,7 @@ def check(job: Job) -> None:
         _check_query(job.into)
     if job.registry is not None:
         check_urls("--registry", job.registry)
-    if len(set(_passwords(job.registry or ""))) > 1:
+    if len(set(passwords_in(job.registry or ""))) > 1:
         raise ConfigError(
             "--registry: the addresses have several passwords: write each as ${NAME} from the environment"
         )
@@ -364,7 +361,7 @@ def _check_folder(address: str) -> None:
 def _check_query(address: str) -> None:
     """Raise ``ConfigError`` for a password among the options of an address."""
     for name, value in parse_qsl(address.partition("?")[2], keep_blank_values=True):
-        if is_secret(name) and not _REFERENCES.fullmatch(value):
+        if is_secret(name) and not is_reference(value):
             raise ConfigError(f"--into: write the value of {name!r} as ${{NAME}} from the environment")
 
 
@@ -416,22 +413,10 @@ def _place(job: Job, imports: set[str]) -> str:
     place = _PLACES[scheme]
     if place in _FILES:
         return f"{place}({rest!r})"
-    address = re.sub(r"^//(?=/)", "", rest) if place == "sqlite" else _without_password(job.into)
+    address = re.sub(r"^//(?=/)", "", rest) if place == "sqlite" else with_password_variable(job.into, PASSWORD)
     if place == "mysql":
         address = re.sub(r"^mariadb:", "mysql:", address)
     return f"{place}({address!r})" if job.mode is Mode.MIRROR else f"{place}({address!r}, {job.table!r})"
-
-
-def _without_password(address: str, variable: str = PASSWORD) -> str:
-    """The address with the password replaced by the name of a variable."""
-    return _USER.sub(
-        lambda found: found[0] if _REFERENCES.fullmatch(found[2]) else f"{found[1]}${{{variable}}}@", address
-    )
-
-
-def _passwords(address: str) -> list[str]:
-    """The passwords in an address, or in several: those that are more than a variable's name."""
-    return [found[2] for found in _USER.finditer(address) if not _REFERENCES.fullmatch(found[2])]
 
 
 def _value(job: Job, imports: set[str], others: list[str]) -> str:
@@ -442,7 +427,7 @@ def _value(job: Job, imports: set[str], others: list[str]) -> str:
     if job.codec is not Codec.JSON or job.columns is None:
         kind = {Codec.AVRO: "RegistryAvro", Codec.PROTOBUF: "RegistryProtobuf"}.get(job.codec, "RegistryJson")
         imports.add(kind)
-        return f"{kind}({job.subject!r}, {_without_password(job.registry or '', REGISTRY_PASSWORD)!r})"
+        return f"{kind}({job.subject!r}, {with_password_variable(job.registry or '', REGISTRY_PASSWORD)!r})"
     imports.add("Json")
     if all(_is_argument(each.name) and each.type in _KEYWORDS for each in job.columns):
         names = {each.name: _KEYWORDS[each.type] for each in job.columns}
@@ -527,7 +512,7 @@ def _sampled(job: Job, settings: Config) -> list[bytes]:
 def _run(job: Job, text: str, config: Path | None, overrides: list[str] | None, **options: Any) -> None:
     """Run the pipeline as ``ratchet run`` runs a user's module."""
     for variable, address in ((PASSWORD, job.into), (REGISTRY_PASSWORD, job.registry)):
-        for password in _passwords(address or ""):
+        for password in passwords_in(address or ""):
             os.environ[variable] = password
     with tempfile.TemporaryDirectory(prefix="ratchet-ingest-") as folder:
         module = "ratchet_" + re.sub(r"\W+", "_", job.name)

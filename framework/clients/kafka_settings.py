@@ -134,9 +134,11 @@ class KafkaSettings:
     """A checked set of client settings. Prints without secrets. Pickled with its secrets."""
 
     def __init__(self, bootstrap_servers: str | None, settings: Mapping[str, Any] | None) -> None:
-        kind = type(bootstrap_servers).__name__
-        if kind not in ("str", "NoneType"):
-            raise ConfigError(f"bootstrap_servers is a {kind}: give one text, such as 'kafka1:9092,kafka2:9092'")
+        given: object = bootstrap_servers
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(
+                f"bootstrap_servers is a {type(given).__name__}: give one text, such as 'kafka1:9092,kafka2:9092'"
+            )
         if bootstrap_servers is not None and not bootstrap_servers.strip():
             raise ConfigError("bootstrap_servers is missing: give host:port of one or more brokers")
         self._bootstrap_servers = bootstrap_servers

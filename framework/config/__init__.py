@@ -9,9 +9,12 @@ names. ``app.*`` is the user's own and reaches components through ``conf``.
 from framework.config.config import Config
 from framework.config.environment_references import (
     check_address,
+    is_reference,
+    passwords_in,
     resolved,
     resolved_address,
     shown_host,
+    with_password_variable,
 )
 from framework.config.kafka import KAFKA_PREFIX
 from framework.config.secret_redaction import HIDDEN, is_secret, is_spark_secret, revealed, shown_value
@@ -26,13 +29,16 @@ __all__ = [
     "check_address",
     "checked_zookeeper_root",
     "flatten",
+    "is_reference",
     "is_secret",
     "is_spark_secret",
+    "passwords_in",
     "read_override",
     "resolved",
     "resolved_address",
     "revealed",
     "shown_host",
     "shown_value",
+    "with_password_variable",
     "zookeeper_address",
 ]

@@ -14,6 +14,9 @@ _HOST = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 #: A name, an IPv6 address, the folder of a socket.
 _PLAIN_HOST = re.compile(r"[\w.-]*|\[?[0-9A-Fa-f:.]+(%\w+)?\]?|/[\w./-]*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCES = re.compile(rf"({_REFERENCE.pattern})*")
+#: The user and the password in an address.
+_PASSWORD = re.compile(r"(://[^:@/]*:)([^@/]*)@")
 
 
 def resolved(key: str, value: Any) -> Any:
@@ -67,6 +70,33 @@ def check_address(what: str, address: str, ends: str) -> None:
             f"{what} does not parse: is there a sign in its user or password that must be written in another way? Write %2F for "
             "/, %3F for ?, %23 for #, %40 for @, %3A for :"
         )
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value consists of ``${NAME}``, and tells no secret.
+
+    >>> is_reference("${NAME}"), is_reference("${NAME}a")
+    (True, False)
+    """
+    return _REFERENCES.fullmatch(value) is not None
+
+
+def passwords_in(address: str) -> list[str]:
+    """The passwords in an address, or in several: those that are no references.
+
+    >>> passwords_in("http://me:secret@one:8081,http://you:${NAME}@two:8081")
+    ['secret']
+    """
+    return [found[2] for found in _PASSWORD.finditer(address) if not is_reference(found[2])]
+
+
+def with_password_variable(address: str, variable: str) -> str:
+    """An address, or several, with a reference to a variable in place of each password.
+
+    >>> with_password_variable("http://me:secret@one:8081", "NAME")
+    'http://me:${NAME}@one:8081'
+    """
+    return _PASSWORD.sub(lambda found: found[0] if is_reference(found[2]) else f"{found[1]}${{{variable}}}@", address)
 
 
 def shown_host(host: str) -> str:

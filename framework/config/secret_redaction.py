@@ -22,8 +22,8 @@ HIDDEN = "(hidden)"
 _CREDENTIALS = re.compile(r":[^@\s]*@|://[^\s?]*\?|passw|secret|token", re.IGNORECASE)
 _SPARK_SECRET = re.compile(r"sas\b|env\.|key$", re.IGNORECASE)
 _SPARK_HIDDEN = re.compile(r"auth|javaoptions", re.IGNORECASE)
-#: A table whose keys are those of somebody else.
-_OTHERS = "topology.state.provider.config"
+#: The table whose keys are those of the provider of a state.
+PROVIDER_CONFIG = "topology.state.provider.config"
 
 
 def is_secret(key: str) -> bool:
@@ -65,10 +65,10 @@ def shown_value(key: str, value: Any) -> str:
 
 
 def shown_mistake(key: str, value: Any) -> str:
-    """What a message about a refused setting adds about its value; empty if the value may contain a
-    secret."""
+    """The end of a message about a refused setting, with its value; empty if the value may contain
+    a secret."""
     text = repr(value)
-    hidden = hides(key) or key.startswith(_OTHERS) or isinstance(value, Mapping) or _CREDENTIALS.search(text)
+    hidden = hides(key) or key.startswith(PROVIDER_CONFIG) or isinstance(value, Mapping) or _CREDENTIALS.search(text)
     return "" if hidden else f", not {text}"
 
 

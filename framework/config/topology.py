@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from framework.config.secret_redaction import is_secret
+from framework.config.secret_redaction import PROVIDER_CONFIG, is_secret
 from framework.config.section import Section
 from framework.durations import seconds_of
 from framework.errors import ConfigError
@@ -17,7 +17,6 @@ from framework.errors import ConfigError
 #: core topology.
 TRANSACTIONS_PENDING_MAX = 1_000
 TUPLES_PENDING = 10_000
-PROVIDER_CONFIG = "topology.state.provider.config"
 
 
 class TopologyConfig(Section):

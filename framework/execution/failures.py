@@ -34,9 +34,9 @@ USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation, UnknownFieldError)
 
 
-def is_users_error(error: BaseException | None) -> bool:
+def is_users_error(error: BaseException) -> bool:
     """Whether an error is one of user code: of ``USER_ERRORS``, or a panic of a library."""
-    return isinstance(error, USER_ERRORS) or (error is not None and is_panic(error))
+    return isinstance(error, USER_ERRORS) or is_panic(error)
 
 
 class FailureKind(Enum):

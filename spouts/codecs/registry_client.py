@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from framework.config import HIDDEN, check_address, is_secret, resolved, shown_host
+from framework.config import HIDDEN, check_address, is_secret, passwords_in, resolved, shown_host
 from framework.errors import ConfigError, RatchetError, RetryableError
 
 #: An answer is at most this large. The registry keeps a schema in one record, by default of 1 MB.
@@ -97,7 +97,7 @@ def _secrets(settings: Mapping[str, Any]) -> list[str]:
     found = {str(value) for name, value in settings.items() if is_secret(name)}
     found |= {each.partition(":")[2] for name, each in settings.items() if name.endswith("user.info")}
     for name in ("url", "proxy"):
-        found |= set(re.findall(r"://[^:@/]*:([^@/]*)@", str(settings.get(name, ""))))
+        found |= set(passwords_in(str(settings.get(name, ""))))
     found |= {form(each) for each in found for form in (unquote, quote, lambda text: repr(text)[1:-1])}
     return sorted((each for each in found if len(each) >= _SECRET_CHARACTERS_MIN), key=len, reverse=True)
 
@@ -253,7 +253,7 @@ class RegistryClient:
         return NotARegistryError(self._is_no_registry(what, reason))
 
     def _without_secrets(self, said: object) -> str:
-        """What the client or a server has said, without the secrets of the settings."""
+        """A text of the client or of a server, without the secrets of the settings."""
         text = str(said)
         for each in self._secrets:
             text = text.replace(each, HIDDEN)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import ipaddress
 import os
 import re
 import secrets
@@ -36,6 +35,7 @@ from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.jvm_output import SparkOutput
+from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import INHERITED, get_logger
 
 _log = get_logger()
@@ -394,12 +394,7 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
 
 def _is_loopback(address: str) -> bool:
     """Whether a host, optionally with a port, is of this host's loopback interface."""
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", address)
-    host = (found.group(1) if found else address).strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(address.strip("[]")) or is_loopback(host_of(address))
 
 
 def _private_folders(given: str | None) -> str:
