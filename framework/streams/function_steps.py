@@ -12,8 +12,8 @@ import pyarrow as pa
 from framework.errors import BadRecordError, TopologyError
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
-from framework.streams.multiplied_rows import FEW, check_bytes
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
+from framework.streams.row_growth_limits import FEW, check_bytes
 from framework.streams.stateless_steps import MARK, Columns, Step
 from framework.topology.arrow_columns import column_of
 

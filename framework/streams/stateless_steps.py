@@ -20,8 +20,8 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
-from framework.streams.multiplied_rows import parts_of
 from framework.streams.polars_frames import frame_of, refusing
+from framework.streams.row_growth_limits import parts_of
 from framework.streams.watermark_bounds import WatermarkBounds
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -88,7 +88,8 @@ class Filter(Step):
     condition: pl.Expr
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return _computed(self.call, lambda: frame.filter(self.condition))
+        with refusing(self.call):
+            return frame.filter(self.condition)
 
     def needs(self, wanted: Columns) -> Columns:
         return wanted | set(self.condition.meta.root_names())
@@ -97,7 +98,8 @@ class Filter(Step):
         if self.needs(frozenset()) <= known:
             return self.apply(frame)
         passes = self.condition | pl.col(MARK).fill_null(False)
-        return _computed(self.call, lambda: frame.filter(passes))
+        with refusing(self.call):
+            return frame.filter(passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +112,11 @@ class Compute(Step):
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         named = [expression.alias(name) for name, expression in self.columns.items()]
+        with refusing(self.call):
+            made = frame.with_columns(named)
         if self.keeps:
-            return _computed(self.call, lambda: frame.with_columns(named))
+            return made
         # Where all columns are literals, select alone would give one row.
-        made = _computed(self.call, lambda: frame.with_columns(named))
         return made.select([*self.columns, *([MARK] if MARK in frame.columns else [])])
 
     def needs(self, wanted: Columns) -> Columns:
@@ -138,7 +141,8 @@ class Explode(Step):
             return parts_of(self.call, frame.drop(self.column), frame, items, f"item of {self.column!r}")
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return _computed(self.call, lambda: frame.filter(pl.col(self.column).list.len() > 0).explode(self.column))
+        with refusing(self.call):
+            return frame.filter(pl.col(self.column).list.len() > 0).explode(self.column)
 
     def needs(self, wanted: Columns) -> Columns:
         return wanted | {self.column}
@@ -148,12 +152,9 @@ class Explode(Step):
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
         items, is_tombstone = pl.col(self.column), pl.col(MARK).fill_null(False)
-
-        def exploded() -> pl.DataFrame:
+        with refusing(self.call):
             live = frame.with_columns(pl.when(~is_tombstone).then(items))
             return live.filter((items.list.len() > 0) | is_tombstone).explode(self.column)
-
-        return _computed(self.call, exploded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +170,8 @@ class Windows(Step):
         if isinstance(self.windows, Sessions):
             return (frame,)
         with refusing(self.call):
-            each = np.full(frame.height, -(-self.windows.length // self.windows.step))
-            return parts_of(self.call, frame, frame, each, "window")
+            windows = np.full(frame.height, -(-self.windows.length // self.windows.step))
+            return parts_of(self.call, frame, frame, windows, "window")
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         if isinstance(self.windows, Sessions):
@@ -193,12 +194,6 @@ class Windows(Step):
     def known(self, known: Columns, above: pa.Schema) -> Columns:
         """None: a tombstone has no time."""
         return frozenset()
-
-
-def _computed(call: Call, compute: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """Raises ``BadRecordError`` for a value that an expression refuses."""
-    with refusing(call):
-        return compute()
 
 
 def applied(steps: Iterable[Step], batch: pa.RecordBatch) -> pl.DataFrame:

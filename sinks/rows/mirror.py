@@ -153,12 +153,12 @@ class Mirror(TableCommitter[RowTable, list[_Told]]):
         if not self._by_topic:
             yield None, batch
             return
-        topics = pc.unique(batch.column(TOPIC)).to_pylist()
+        column = batch.column(TOPIC)
+        topics = pc.unique(column).to_pylist()
         if len(topics) == 1:
             yield topics[0], batch
             return
         for each in topics:
-            column = batch.column(TOPIC)
             yield each, batch.filter(pc.equal(column, each) if each is not None else column.is_null())
 
     def _check(self, changes: TableChanges) -> None:

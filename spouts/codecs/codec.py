@@ -21,7 +21,7 @@ from spouts.codecs.bad_records import BadRecord
 Values = Sequence[bytes | None]
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 #: From this many values on, bad values are searched by halving; below, one by one.
-_HALVED_FROM = 16
+HALVED_FROM = 16
 
 
 class UndecodableValueError(Exception):
@@ -121,7 +121,7 @@ class BulkCodec(Codec):
                 return []
             except (ValueError, pa.ArrowException) as error:
                 return [BadRecord(begin, self.reason(error))]
-        size = len(values) // 2 if len(values) >= _HALVED_FROM else 1
+        size = len(values) // 2 if len(values) >= HALVED_FROM else 1
         bad: list[BadRecord] = []
         for position in range(0, len(values), size):
             if bad and only_first:

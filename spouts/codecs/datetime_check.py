@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from framework.topology.python_datetime_range import outside_python
-from spouts.codecs import raising_values
+from spouts.codecs import codec_error_isolation
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 
@@ -15,7 +15,7 @@ from spouts.codecs.codec import Codec, UndecodableValueError, Values
 def decoded(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
     """The rows. Raises ``UndecodableValueError`` for the first bad value."""
     try:
-        batch = raising_values.decode(codec, raw)
+        batch = codec_error_isolation.decode(codec, raw)
     except UndecodableValueError as error:
         if error.index:
             decoded(codec, raw[: error.index])  # raises for an earlier one
@@ -29,7 +29,7 @@ def decoded(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
 
 def decoded_good(codec: Codec, raw: Values | pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
     """The rows of the good values, and the bad values."""
-    batch, bad = raising_values.decode_good(codec, raw)
+    batch, bad = codec_error_isolation.decode_good(codec, raw)
     found = _outside(batch)
     if not found:
         return batch, bad

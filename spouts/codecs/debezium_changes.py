@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, TopologyError
 from framework.topology.table_changes import DEFAULT, TableChanges
-from spouts.codecs import raising_values
+from spouts.codecs import codec_error_isolation
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_columns import Described, column_type
 from spouts.codecs.debezium_schema import BEGINNING, NOT_OF_A_CHANGE, PAYLOAD, columns_of_schema, prefix_of
@@ -80,7 +80,7 @@ class DebeziumChanges:
         self, prefix: bytes, key: tuple[str, ...], places: np.ndarray[Any, Any], values: pa.BinaryArray
     ) -> list[_Read]:
         codec, columns = _codec(prefix, self._unavailable)
-        rows, bad = raising_values.decode_good(codec, values.take(pa.array(places)))
+        rows, bad = codec_error_isolation.decode_good(codec, values.take(pa.array(places)))
         if bad:
             raise BadRecordError(bad[0].reason)
         names = zip(*(rows.column(name).to_pylist() for name in (_DATABASE, _SCHEMA, _TABLE)), strict=True)

@@ -68,7 +68,7 @@ _PLAIN = {
 }
 #: The most digits after the point of a number with a scale of its own: those of PostgreSQL.
 _SCALE_MAX = 16_383
-#: What a conversion raises for values that another schema than theirs, or none, describes.
+#: The errors of a conversion for values that another schema than theirs, or none, describes.
 _NOT_FITTING = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, pa.ArrowNotImplementedError)
 _NAMED = ("NaN", "Infinity", "-Infinity")
 _DIGITS = decimal.Context(prec=80)
@@ -267,21 +267,11 @@ class ColumnReader:
         missing = self._unavailable.found(raw, self._column)
         if missing.any():
             raw = pc.if_else(pa.array(~missing), raw, pa.scalar(None, raw.type))
-        made = self._made(raw)
+        made = _or_null(raw, lambda part: _fitted(self._convert(part), self.declared), self.declared)
         bad = made.is_null().to_numpy(zero_copy_only=False) & raw.is_valid().to_numpy(zero_copy_only=False)
         if pa.types.is_list(made.type):
             bad = bad | _bad_items(raw, made)
         return made, bad, missing
-
-    def _made(self, raw: pa.Array) -> pa.Array:
-        """The column in the declared type; null for each value that the conversion refuses."""
-        try:
-            return _fitted(self._convert(raw), self.declared)
-        except _NOT_FITTING:
-            if len(raw) < 2:
-                return pa.nulls(len(raw), self.declared)
-        middle = len(raw) // 2
-        return pa.concat_arrays([self._made(raw[:middle]), self._made(raw[middle:])])
 
 
 def _bad_items(raw: pa.Array, made: pa.Array) -> Truths:
@@ -389,8 +379,6 @@ def _text_converter(column: Described, declared: pa.DataType, settings: SourceSe
         return lambda raw: dates(pc.utf8_rtrim(raw, "Z"), declared)
     if types.is_time(declared):
         return lambda raw: times_of_day(raw, declared)
-    if types.is_decimal(declared):
-        return lambda raw: raw  # its texts are fitted to the type
     return lambda raw: raw
 
 
@@ -471,7 +459,12 @@ def _variable_decimals(raw: pa.Array, declared: pa.DataType) -> pa.Array:
     if pa.types.is_string(declared):
         return pa.array([None if each is None else f"{each:f}" for each in numbers], declared)
     kind = declared if pa.types.is_decimal(declared) else pa.decimal256(_DECIMAL_DIGITS_MAX, _DECIMAL_DIGITS)
-    return pa.array([None if each is None else exact_decimal(each, kind) for each in numbers], kind)
+    return _exact(numbers, kind)
+
+
+def _exact(numbers: Sequence[decimal.Decimal | str | None], declared: pa.DataType) -> pa.Array:
+    """Numbers, or texts of numbers; null where the type does not hold one exactly."""
+    return pa.array([None if each is None else exact_decimal(each, declared) for each in numbers], declared)
 
 
 def _scaled(parts: Mapping[str, Any]) -> decimal.Decimal | None:
@@ -479,10 +472,6 @@ def _scaled(parts: Mapping[str, Any]) -> decimal.Decimal | None:
     if not isinstance(scale, int) or abs(scale) > _SCALE_MAX or value is None:
         return None
     return _unscaled(value, scale)
-
-
-def _exact(text: str | None, declared: pa.DataType) -> decimal.Decimal | None:
-    return None if text is None else exact_decimal(text, declared)
 
 
 def _named_floats(raw: pa.Array) -> pa.Array:
@@ -500,18 +489,19 @@ def _fitted(column: pa.Array, declared: pa.DataType) -> pa.Array:
     if types.is_floating(column.type) and types.is_decimal(declared):
         column = pa.array([None if each is None else repr(each) for each in column.to_pylist()], pa.string())
     if types.is_string(column.type) and types.is_decimal(declared):
-        return pa.array([_exact(each, declared) for each in column.to_pylist()], declared)
+        return _exact(column.to_pylist(), declared)
     if types.is_decimal(column.type) and types.is_string(declared):
         return pa.array([None if each is None else f"{each:f}" for each in column.to_pylist()], declared)
     return _or_null(column, lambda part: part.cast(declared))
 
 
-def _or_null(column: pa.Array, convert: Convert) -> pa.Array:
-    """The converted column; null for each value that cannot be converted."""
+def _or_null(column: pa.Array, convert: Convert, made: pa.DataType | None = None) -> pa.Array:
+    """The converted column; null for each value that cannot be converted. ``made``: the type of the
+    converted column, where it is known."""
     try:
         return convert(column)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-        if len(column) == 1:
-            return pa.nulls(1, convert(column.slice(0, 0)).type)
-    parts = [_or_null(column.slice(at, 1), convert) for at in range(len(column))]
-    return pa.concat_arrays(parts)
+    except _NOT_FITTING:
+        if len(column) < 2:
+            return pa.nulls(len(column), made if made is not None else convert(column.slice(0, 0)).type)
+    middle = len(column) // 2
+    return pa.concat_arrays([_or_null(part, convert, made) for part in (column[:middle], column[middle:])])

@@ -19,7 +19,7 @@ _DEPTH_MAX = 32
 
 
 def prefix_of(value: bytes) -> bytes:
-    """What stands before the payload of a record with a schema; nothing for any other value."""
+    """The bytes before the payload of a record with a schema; none for any other value."""
     end = value.find(PAYLOAD) if value.startswith(BEGINNING) and value.endswith(b"}") else -1
     return value[: end + len(PAYLOAD)] if end > 0 else b""
 

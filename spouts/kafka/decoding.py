@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
 from framework.topology.dead_letters import CUT_HEADER
-from spouts.codecs import raising_values
+from spouts.codecs import codec_error_isolation
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.codec import Codec, UndecodableValueError, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
@@ -114,7 +114,7 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
         yield _too_large(its, rejected, topic_ids)
         if not len(chunk):
             return
-    without = raising_values.left_out(its.records.value, chunk.raw("value"))
+    without = codec_error_isolation.left_out(its.records.value, chunk.raw("value"))
     if without is not None:
         yield Decoded(chunk.take(np.flatnonzero(without).tolist()), None, its.stream)
         chunk = chunk.take(np.flatnonzero(~without).tolist())

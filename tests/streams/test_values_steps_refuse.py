@@ -14,8 +14,8 @@ import pytest
 
 from framework.errors import BadRecordError
 from framework.streams.call_site import Call
-from framework.streams.multiplied_rows import PART_BYTES
 from framework.streams.ports import EarlyFilter
+from framework.streams.row_growth_limits import PART_BYTES
 from framework.streams.stateless_steps import Explode
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.transactions import MemoryStore

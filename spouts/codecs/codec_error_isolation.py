@@ -14,10 +14,7 @@ import pyarrow as pa
 
 from framework.errors import RatchetError, is_panic
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import Codec, Truths, UndecodableValueError, Values, joined
-
-#: From this many values on, the values that raise are searched by halving; below, one by one.
-_HALVED_FROM = 16
+from spouts.codecs.codec import HALVED_FROM, Codec, Truths, UndecodableValueError, Values, joined
 
 
 def is_about_values(error: BaseException) -> bool:
@@ -92,7 +89,7 @@ def _found(
     if len(raw) < 2:
         yield None, [BadRecord(begin + at, _reason(codec, error)) for at in range(len(raw))]
         return
-    size = (len(raw) + 1) // 2 if len(raw) >= _HALVED_FROM else 1
+    size = (len(raw) + 1) // 2 if len(raw) >= HALVED_FROM else 1
     for at in range(0, len(raw), size):
         part = raw[at : at + size]
         try:

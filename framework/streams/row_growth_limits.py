@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError
 from framework.streams.call_site import Call
 
-#: What rows become at a time.
+#: The bytes that rows become at a time.
 PART_BYTES = 16 << 20
 #: The most that one row may become.
 ROW_BYTES_MAX = 256 << 20

@@ -13,7 +13,7 @@ import pytest
 from framework.errors import BadRecordError, ConfigError, RetryableError
 from framework.topology import Fields
 from spouts import BytesCodec, Codec, UndecodableValueError
-from spouts.codecs import raising_values
+from spouts.codecs import codec_error_isolation
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Truths, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
@@ -22,7 +22,7 @@ Wrong = Callable[[bytes], BaseException | None]
 
 
 class PanicException(BaseException):
-    """What Rust's libraries raise."""
+    """The error that libraries in Rust raise."""
 
 
 class Whole(Codec):
@@ -133,7 +133,7 @@ def test_what_may_be_about_a_value_makes_a_bad_one(error: BaseException) -> None
 )
 def test_what_is_about_no_value_is_raised(error: BaseException) -> None:
     codec = Whole(lambda value: error)
-    for call in (decoded, decoded_good, raising_values.left_out):
+    for call in (decoded, decoded_good, codec_error_isolation.left_out):
         codec.calls = 0
         with pytest.raises(type(error)):
             call(codec, [b"1", b"2"])
@@ -143,11 +143,11 @@ def test_what_is_about_no_value_is_raised(error: BaseException) -> None:
 def test_what_a_codec_raises_while_it_says_what_is_left_out_is_no_end() -> None:
     values = [b"7" if at % 3 == 0 else b"x" if at in (10, 50) else b"1" for at in range(100)]
     for given in (values, pa.array(values, pa.binary())):
-        found = raising_values.left_out(Whole(key_error), given)
+        found = codec_error_isolation.left_out(Whole(key_error), given)
         assert found is not None
         assert np.flatnonzero(found).tolist() == [at for at, each in enumerate(values) if each == b"7"]
-    assert raising_values.left_out(Whole(key_error), [b"x"] * 3) is None
-    assert raising_values.left_out(BytesCodec(), [b"x"]) is None
+    assert codec_error_isolation.left_out(Whole(key_error), [b"x"] * 3) is None
+    assert codec_error_isolation.left_out(BytesCodec(), [b"x"]) is None
 
 
 def test_a_codec_that_raises_for_no_values_too_has_rows_of_its_fields() -> None:
