@@ -76,6 +76,7 @@ def tells(run: Run, words: str) -> bool:
     return words in (status.waiting_for or "")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", [READERS[0], pytest.param("python", marks=pytest.mark.slow)])
 def test_every_client_signs_in_and_renews_its_token(
@@ -95,6 +96,7 @@ def test_every_client_signs_in_and_renews_its_token(
     assert [each for each in (SECRET, *provider.tokens) if each in shown] == []
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_outage_of_the_identity_provider_is_waited_for_and_told(
     copy: SecuredCopy, provider: IdentityProvider, tmp_path: Path
@@ -119,6 +121,7 @@ def test_an_outage_of_the_identity_provider_is_waited_for_and_told(
     assert SECRET not in str(status)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("changes", "refusal", "message"),
@@ -151,6 +154,7 @@ def test_a_refusal_stops_the_start_and_names_the_setting(
     assert str(refused.value) == f"Kafka at {copy.address}: {message}"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_token_for_somebody_else_stops_the_start(
     copy: SecuredCopy, provider: IdentityProvider, tmp_path: Path

@@ -106,6 +106,7 @@ def test_a_worker_signs_with_its_own_credentials_and_none_is_sent(monkeypatch: p
     check_token(worker.stdout.decode().strip())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_credentials")
 def test_missing_credentials_are_named() -> None:
     for make in (lambda: Producer(settings_of().producer()), lambda: Consumer(settings_of().consumer("g"))):

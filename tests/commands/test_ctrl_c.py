@@ -77,6 +77,7 @@ def batches_run(process: psutil.Process, log: Path) -> bool:
     return "the user's own words" in log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when",
     [pytest.param(checks, marks=pytest.mark.slow), pytest.param(spark_starts, marks=pytest.mark.slow), batches_run],

@@ -153,6 +153,7 @@ def test_options_that_do_not_fit_are_named(options: Any, message: str) -> None:
         check(job(**options))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_topic_is_in_a_table_without_code(topics: Topics, name: str, tmp_path: Path) -> None:
     topics.create(name, 2)

@@ -172,6 +172,7 @@ def test_a_folder_that_hides_a_package_is_named(user: User) -> None:
     assert answer.stderr == f"error: {user.folder / 'sinks'} hides Ratchet's package 'sinks': rename it\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "message"),
     [
@@ -233,6 +234,7 @@ def test_a_table_whose_transactions_are_recorded_elsewhere_asks_for_those_server
     assert answer.returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_two_topologies_on_a_topic_that_was_created_again_go_on_as_they_are_told(
     user: User, topics: Topics, servers: EmbeddedServers, name: str

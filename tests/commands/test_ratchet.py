@@ -278,6 +278,7 @@ def test_every_metric_is_explained() -> None:
 # --- a new project ---
 
 
+@pytest.mark.slow
 def test_a_new_project_passes_its_own_test_and_its_check(tmp_path: Path) -> None:
     status, out, _ = ratchet("new", "shop", cwd=tmp_path)
     assert status == 0

@@ -78,6 +78,7 @@ def test_commands_on_transactional_state_refuse_a_core_topology(command: str) ->
     assert "examples.anchored_join:topology is a core topology, which keeps no transactional state" in answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.behaviour("4.1")
 def test_a_core_topology_runs_from_the_command_line_until_it_is_idle() -> None:
@@ -147,6 +148,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "status"), [((), 0), (("--until-caught-up",), 130)])
 def test_a_start_that_is_interrupted_is_not_waited_for(tmp_path: Path, options: tuple[str, ...], status: int) -> None:
     """As while Spark's JVM starts, in a library's own code: that ends, and the process."""

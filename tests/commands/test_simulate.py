@@ -32,6 +32,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Topology], *wo
     return CliRunner().invoke(app, ["own:topology", *words], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_sound_topology_ends_with_status_0(monkeypatch: pytest.MonkeyPatch, sample: Path) -> None:
     done = simulated(monkeypatch, lambda: counting(Words()), "--input", str(sample), "--schedules", "5")
     assert (done.exit_code, done.stdout) == (
@@ -40,6 +41,7 @@ def test_a_sound_topology_ends_with_status_0(monkeypatch: pytest.MonkeyPatch, sa
     )
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_with_status_3_and_is_told(monkeypatch: pytest.MonkeyPatch, sample: Path) -> None:
     done = simulated(
         monkeypatch, lambda: counting(RunningCount()), "--input", str(sample), "--schedules", "9", "--seed", "40"
@@ -55,6 +57,7 @@ def test_a_mistake_ends_with_status_3_and_is_told(monkeypatch: pytest.MonkeyPatc
     assert simulated(monkeypatch, lambda: counting(RunningCount()), *again).exit_code == 3
 
 
+@pytest.mark.slow
 def test_json_lines_are_a_finding_each_and_the_whole(monkeypatch: pytest.MonkeyPatch, sample: Path) -> None:
     done = simulated(
         monkeypatch, lambda: counting(RunningCount()), "--input", str(sample), "--schedules", "9", "--json"
@@ -70,6 +73,7 @@ def test_json_lines_are_a_finding_each_and_the_whole(monkeypatch: pytest.MonkeyP
     assert (whole["type"], whole["schedules"], whole["findings"], whole["left_out"]) == ("simulate", 9, 1, {})
 
 
+@pytest.mark.slow
 def test_without_a_file_the_sample_comes_from_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     done = simulated(monkeypatch, numbered, "--records", "8", "--schedules", "3")
     assert done.stdout == "topology 'numbered': 3 schedules over 8 records, seed 0: nothing found\n"

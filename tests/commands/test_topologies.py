@@ -92,6 +92,7 @@ def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -
     assert rows["waited"].split()[1:3] == ["unknown", "stopped"]
 
 
+@pytest.mark.slow
 def test_a_topology_is_listed_while_it_runs_with_its_standby_and_after_it(words: Words) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)
@@ -113,6 +114,7 @@ def test_a_topology_is_listed_while_it_runs_with_its_standby_and_after_it(words:
     assert words.ask("status", "words").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_topology_that_waits_says_for_what(words: Words) -> None:
     class Away(SqliteBackend):
         def raise_header(self, expected: Any, new: Any) -> None:
@@ -128,6 +130,7 @@ def test_a_topology_that_waits_says_for_what(words: Words) -> None:
         wait_for(lambda: "does not answer" in (words.ask("list").stdout))
 
 
+@pytest.mark.slow
 def test_the_driver_of_a_core_topology_is_listed_too(words: Words) -> None:
     class Prints(BaseBasicBolt):
         def execute(self, tup: Any, collector: Any) -> None:
@@ -156,6 +159,7 @@ def test_a_driver_that_dies_is_gone_with_its_session(words: Words, servers: Embe
     other.close()
 
 
+@pytest.mark.slow
 def test_history_shows_transactions_and_one_of_them_whole(words: Words) -> None:
     with submit(words.topology(), words.settings, executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)
@@ -225,6 +229,7 @@ def test_check_names_a_topic_that_is_missing_and_those_that_there_are(words: Wor
     assert findings["sink count"]["ok"]
 
 
+@pytest.mark.slow
 def test_check_names_a_broker_that_does_not_answer(words: Words, name: str) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     status, findings = checked(words, kafka_topology(nobody, name, words.folder))
@@ -314,6 +319,7 @@ def test_a_core_topology_over_a_topic_that_does_not_exist_fails_too(words: Words
     assert call("ratchet", "run", "--until-caught-up", "mine:core", *options, cwd=words.folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_check_names_the_broker_of_a_sink_that_does_not_answer(words: Words, name: str) -> None:
     (words.folder / "mine.py").write_text(CORE)
     nobody = f"127.0.0.1:{free_port()}"
@@ -326,6 +332,7 @@ def test_check_names_the_broker_of_a_sink_that_does_not_answer(words: Words, nam
 # --- topics ---
 
 
+@pytest.mark.slow
 def test_records_are_written_to_a_topic_and_looked_at(topics: Topics, name: str, tmp_path: Path) -> None:
     def topic(*words: str) -> Answer:
         return call("ratchet", "topic", *words, "--kafka", topics.bootstrap_servers)
@@ -387,6 +394,7 @@ def test_a_record_that_cannot_be_decoded_is_shown_with_what_to_do(
     assert value[:60] not in answer.stderr[: answer.stderr.index("error: ")]  # in no log
 
 
+@pytest.mark.slow
 def test_the_last_records_are_found_behind_the_marks_of_transactions(topics: Topics, name: str) -> None:
     topics.create(name, 2)
     producer = Producer({"bootstrap.servers": topics.bootstrap_servers, "transactional.id": name})
@@ -414,6 +422,7 @@ def test_a_topic_is_not_created_where_nobody_answers(monkeypatch: pytest.MonkeyP
     assert answer.stderr != f"error: Kafka at {nobody}: \n"
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C45")
 def test_a_pace_that_is_set_is_seen_by_the_leader_and_by_the_next_one(words: Words) -> None:
     refused = words.ask("set", "words", "topology.commit.interval=3600")

@@ -20,6 +20,7 @@ from tests.kit.znode_fuzz import fuzz_documents, fuzz_driver, shows_as_it_is
 pytestmark = pytest.mark.behaviour("1.13")
 
 
+@pytest.mark.slow
 def test_any_documents_of_a_topology_leave_the_others_listed_and_are_named() -> None:
     counts: Counts = collections.Counter()
     fuzz_documents(0)
@@ -31,6 +32,7 @@ def test_any_documents_of_a_topology_leave_the_others_listed_and_are_named() -> 
     assert memory_mb() - before < MEMORY_MAX_MB
 
 
+@pytest.mark.slow
 def test_a_driver_over_any_documents_refuses_them_or_commits_exactly_once(seed: int) -> None:
     counts: Counts = collections.Counter()
     for each in [*range(60), *range(seed, seed + 20)]:

@@ -91,6 +91,7 @@ def test_a_certificate_alone_leaves_no_znode_open_to_others(
     store.close()
 
 
+@pytest.mark.slow
 def test_a_certificate_that_the_server_ignores_is_named(certificates: Certificates, tmp_path: Path) -> None:
     secure = SecurePort(certificate=certificates.broker, authority=certificates.authority, clients=False)
     alone = {"sasl_username": None, "sasl_password": None}
@@ -132,6 +133,7 @@ def test_a_wrong_security_setting_is_named_without_showing_secrets(
     assert "canary" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "message"),
     [("expired", "its certificate is not accepted: certificate has expired"), ("other_host", "IP address mismatch")],
@@ -148,6 +150,7 @@ def test_a_server_with_an_untrusted_certificate_is_refused(
             ZooKeeperStore(server.secure_address, "/x", security=security, connect_timeout_s=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_tls_to_a_plain_port_and_plain_text_to_a_tls_port_are_refused(
     server: ZooKeeperServer, certificates: Certificates
 ) -> None:
@@ -160,6 +163,7 @@ def test_tls_to_a_plain_port_and_plain_text_to_a_tls_port_are_refused(
         ZooKeeperStore(server.secure_address, "/x", connect_timeout_s=WATCH_S)
 
 
+@pytest.mark.slow
 def test_a_server_that_demands_sasl_says_so(tmp_path: Path) -> None:
     secure = SecurePort(users={USER: PASSWORD}, required=True)
     with ZooKeeperServer(tmp_path, secure=secure) as server:

@@ -126,6 +126,7 @@ def test_tuples_between_two_tasks_keep_their_order_while_rounds_overlap() -> Non
         assert len(from_task) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.6")
 def test_a_lost_round_that_another_overlaps_loses_nothing() -> None:
     run_to_the_end("overlap-lost", 200, lose=(3, 4, 8, 15))

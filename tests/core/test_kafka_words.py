@@ -19,6 +19,7 @@ KILLS = int(os.environ.get("RATCHET_KILLS", "5"))
 ON_A_CLUSTER = [pytest.mark.slow, pytest.mark.spark, pytest.mark.dies("core 5")]
 
 
+@pytest.mark.slow
 @pytest.mark.dies("core 6")
 @pytest.mark.integration
 @pytest.mark.kills

@@ -30,6 +30,7 @@ from tests.kit.waiting import PATIENCE_S, wait_for
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.1", "4.3", "4.4")
 @pytest.mark.parametrize(
     "ackers", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)]
@@ -53,6 +54,7 @@ def test_words_are_counted_by_objects_that_stay(tmp_path: Path, spark: str, acke
     assert sorted(noted(tmp_path, "closed")) == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.1")
 def test_small_rounds_go_from_the_driver_to_the_workers_without_a_spark_job(
     tmp_path: Path, spark: str, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +69,7 @@ def test_small_rounds_go_from_the_driver_to_the_workers_without_a_spark_job(
     assert check_every_word_was_seen(tmp_path, 100) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.1")
 @pytest.mark.parametrize("why", ["unreachable", "executors come and go"])
 def test_where_the_driver_cannot_carry_rounds_they_are_spark_jobs(
@@ -94,6 +97,7 @@ def test_where_the_driver_cannot_carry_rounds_they_are_spark_jobs(
     assert sorted(noted(tmp_path, "closed")) == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.dies("core 1", "core 3")
 @pytest.mark.behaviour("4.6")
 @pytest.mark.kills
@@ -230,6 +234,7 @@ class Hangs(BaseBasicBolt):
             threading.Event().wait()
 
 
+@pytest.mark.slow
 @pytest.mark.dies("core 4")
 @pytest.mark.behaviour("4.6")
 def test_a_component_that_hangs_is_ended_with_its_worker(

@@ -195,6 +195,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C34")
 @pytest.mark.behaviour("4.3", "4.6")
 @pytest.mark.usefixtures("few_rows_at_once")
@@ -244,6 +245,7 @@ def test_rows_that_wait_keep_their_trees_and_those_of_no_tree_keep_none(taken: i
     assert (len(inbox), list(inbox.roots())) == (6 - taken, [5, 6, 7] if not taken else [6, 7])
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.3")
 @pytest.mark.usefixtures("few_rows_at_once")
 def test_a_spout_that_gives_many_at_once_is_told_what_one_is_told_that_gives_one_by_one(seed: int) -> None:

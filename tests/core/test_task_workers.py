@@ -85,6 +85,7 @@ def test_a_worker_collects_garbage_rarely_and_not_among_what_it_has_imported(
     assert frozen > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_outside", [True, False])
 def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
     settings: WorkerSettings, tmp_path: Path, from_outside: bool
@@ -133,6 +134,7 @@ def listening(settings: WorkerSettings) -> Iterator[tuple[WorkerSettings, Addres
         os.kill(address.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C40")
 def test_silent_connections_do_not_block_a_worker(
     listening: tuple[WorkerSettings, Address], monkeypatch: pytest.MonkeyPatch

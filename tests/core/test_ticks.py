@@ -286,6 +286,7 @@ class Notes(BaseBasicBolt):
         note(str(self.folder), "fired", f"{tup['word']} {tup['count']}")
 
 
+@pytest.mark.slow
 def test_windows_by_processing_time_fire_in_a_worker_while_nothing_comes(key: str, tmp_path: Path) -> None:
     builder = TopologyBuilder(key)
     builder.set_spout("words", Log(key, [["a", "b", "a"]], per_call=3))

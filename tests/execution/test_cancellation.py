@@ -84,6 +84,7 @@ def gone(pid: int, within_s: float = PATIENCE_S) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("1.12")
 @pytest.mark.rule("C18")
 @pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)

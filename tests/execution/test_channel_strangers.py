@@ -109,6 +109,7 @@ def test_bytes_of_strangers_are_not_unpickled_and_bounded(listening: Listening, 
     listening.admits()
 
 
+@pytest.mark.slow
 def test_a_thousand_silent_connections_hold_few_threads_and_keep_nobody_out(listening: Listening) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(1_000):

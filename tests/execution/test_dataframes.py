@@ -73,6 +73,7 @@ def table(path: Path, name: str, key: str, value: str) -> dict[Any, Any]:
         return dict(connection.execute(f"SELECT {key}, {value} FROM {name}_live"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)
 def test_frames_in_the_processing_phase_are_joined_and_replayed_exactly(runner: Any, tmp_path: Path) -> None:
     failures = tmp_path / "fail"
@@ -103,6 +104,7 @@ def test_frames_in_the_processing_phase_are_joined_and_replayed_exactly(runner: 
     assert records[0].attempts[-1].rows["spout->top"] == 80
 
 
+@pytest.mark.slow_for("spread")
 def test_a_frame_below_a_committer_runs_in_the_commit_phase(runner: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     builder = TransactionalTopologyBuilder(

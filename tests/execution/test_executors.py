@@ -149,6 +149,7 @@ class Failing(BaseBatchBolt):
             raise FailedException("as asked")
 
 
+@pytest.mark.slow_for("spread")
 @pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.behaviour("1.5")
 @pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)

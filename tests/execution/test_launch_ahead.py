@@ -25,6 +25,7 @@ context.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("others", "said"),

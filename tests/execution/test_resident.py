@@ -219,6 +219,7 @@ def test_an_error_outside_of_user_code_is_that_of_the_job(made: Any, work: Any, 
     assert not isinstance(raised.value, RetryableError)
 
 
+@pytest.mark.slow
 def test_a_cancelled_task_is_killed_and_another_one_takes_over(made: Any, tmp_path: Path) -> None:
     task = made()
     under_way = in_thread(lambda: task.run(1, str(tmp_path)))
@@ -266,6 +267,7 @@ def test_tasks_leave_when_there_are_fewer_slots(made: Any, monkeypatch: pytest.M
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_cancelled_while_its_task_starts_ends_that_task(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -307,6 +309,7 @@ def test_over_all_runs_of_a_process_one_slot_stays_free(made: Any) -> None:
     assert answered(second, 2, "b") == "b"
 
 
+@pytest.mark.slow
 def test_hosts_talk_in_tls(spark_masters: SparkMasters, cluster: str) -> None:
     session = Spark("t", {})
     context = session.start()
@@ -382,6 +385,7 @@ def stays(executor: SparkExecutor) -> Any:
     return task._stay
 
 
+@pytest.mark.slow
 def test_both_phases_of_a_small_batch_go_to_the_task_that_stays(executor: SparkExecutor) -> None:
     before = stays(executor)
     for attempt in range(1, 5):
@@ -418,6 +422,7 @@ def test_a_worker_that_dies_fails_the_attempt_and_not_the_users_code(executor: S
     assert process(executor, 2, ["a"]).failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C18")
 def test_a_cancelled_attempt_ends_its_worker_and_leaves_no_result(executor: SparkExecutor, tmp_path: Path) -> None:
     stays(executor)
@@ -431,6 +436,7 @@ def test_a_cancelled_attempt_ends_its_worker_and_leaves_no_result(executor: Spar
     assert process(executor, 2, ["a"]).failure is None
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_ends_a_task_that_hangs(executor: SparkExecutor, tmp_path: Path) -> None:
     stays(executor)
     under_way = in_thread(lambda: process(executor, 1, ["hang"]))
@@ -444,6 +450,7 @@ def test_the_end_of_a_run_ends_a_task_that_hangs(executor: SparkExecutor, tmp_pa
     assert active_jobs(context) == []
 
 
+@pytest.mark.slow
 def test_on_a_single_slot_large_batches_and_small_ones_take_turns(spark_masters: SparkMasters, tmp_path: Path) -> None:
     spark_masters.stop()
     for executor in _started(executor_of(tmp_path, {"spark.master": "local[1]"})):
@@ -462,6 +469,7 @@ def test_on_a_single_slot_large_batches_and_small_ones_take_turns(spark_masters:
 # --- whole runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_the_middle_of_small_batches_costs_no_record(spark: str, tmp_path: Path) -> None:
     """Whatever it was doing: the next attempt counts each record once."""
     words = [[f"w{number % 5}"] for number in range(200)]
@@ -499,6 +507,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["a", "hang"])
 def test_a_driver_that_is_killed_leaves_no_worker(tmp_path: Path, word: str) -> None:
     """Neither one that waits for a message, nor one that hangs in the user's code."""

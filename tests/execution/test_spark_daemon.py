@@ -42,6 +42,7 @@ def test_without_an_installed_pyspark_the_archives_stay(monkeypatch: pytest.Monk
     assert sys.path == [archive, str(tmp_path)]
 
 
+@pytest.mark.slow
 def test_what_workers_need_is_there_before_they_are_forked() -> None:
     program = """
 import sys

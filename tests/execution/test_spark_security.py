@@ -177,6 +177,7 @@ def test_a_driver_that_others_reach_is_refused_without_a_secret(key: str, addres
     assert settings(master, **{key: address, "spark.authenticate.secret": "s"})["spark.authenticate"] == "true"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_ports_of_a_driver_without_a_secret_are_on_the_loopback_address(tmp_path: Path) -> None:
     code = textwrap.dedent("""
@@ -228,6 +229,7 @@ def _host(digits: str) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
+@pytest.mark.slow
 def test_secrets_are_not_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
     """Nor is the key of the run, which executors of a cluster get as a setting."""
     code = textwrap.dedent("""
@@ -328,6 +330,7 @@ def test_tasks_hold_no_key(spark: str) -> None:
     assert found == [shared_key()]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
     """A program without the secret gets no executor; one with it does."""

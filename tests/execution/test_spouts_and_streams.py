@@ -89,6 +89,7 @@ def counts(state: MapState, words: Sequence[str]) -> dict[str, Any]:
     return {word: state.get(word) for word in words}
 
 
+@pytest.mark.slow_for("spread")
 @pytest.mark.behaviour("1.1", "1.3")
 def test_a_general_spout_plans_once_per_txid_and_every_emitter_gets_it(runner: Any, tmp_path: Path) -> None:
     """Metadata of txid N is made once, from that of N - 1, in spite of failures and a restart."""

@@ -61,6 +61,7 @@ def settle(server: PostgresServer, setting: str) -> None:
         connection.execute("SELECT pg_reload_conf()")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C30")
 def test_postgres_that_is_read_only_for_seconds_is_waited_for(own_postgres: PostgresServer, name: str) -> None:
     goes_on(
@@ -97,6 +98,7 @@ def _read_only(server: PostgresServer) -> bool:
     return row == ("on",)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C30")
 def test_redis_that_is_a_replica_for_seconds_is_waited_for(own_redis: RedisServer, name: str) -> None:
     with redis.Redis.from_url(own_redis.url) as admin:
@@ -121,6 +123,7 @@ def test_servers_that_take_no_writes_at_the_start_are_refused(
         RedisBackend(own_redis.url, name, KEY, VALUE).prepare("topology")
 
 
+@pytest.mark.slow
 def test_state_of_stateful_bolts_waits_for_redis_that_is_a_replica_for_seconds(
     own_redis: RedisServer, name: str
 ) -> None:

@@ -46,6 +46,7 @@ def test_drivers_that_die_around_each_step_leave_each_record_once(
     check_records(job, address)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(2)
 def test_a_driver_that_is_killed_a_few_times_leaves_each_record_once(
     make_job: Callable[..., Job], faults: Faults, tmp_path: Path

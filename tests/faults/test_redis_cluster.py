@@ -38,6 +38,7 @@ def other_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer
         yield nodes[1]
 
 
+@pytest.mark.slow
 def test_a_redirection_is_a_line_with_advice(other_node: RedisServer) -> None:
     said = "node of a Redis Cluster, and another node has the key.*without cluster mode"
     backend = RedisBackend(other_node.url, "words", Fields(word=str), Fields(n=int))

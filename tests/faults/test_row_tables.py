@@ -84,6 +84,7 @@ def test_rows_through_a_pooler_with_one_session(postgres: PostgresServer, schema
     assert len(rows("SELECT * FROM people")) == 20
 
 
+@pytest.mark.slow
 def test_a_database_that_is_read_only_for_seconds_is_waited_for(own_postgres: PostgresServer, name: str) -> None:
     with submit(
         topology(name, lambda of: PostgresTable(own_postgres.dsn, of), take=1), {}, MemoryStore(), "local"
@@ -104,6 +105,7 @@ def replicating(primary: PostgresServer) -> list[tuple[Any, ...]]:
         return connection.execute("SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'").fetchall()
 
 
+@pytest.mark.slow
 def test_a_synchronous_standby_takes_over_behind_haproxy(own_postgres: PostgresServer, name: str) -> None:
     """When the primary is dead, connections lead to the standby, which is read-only at first."""
     with open_folder() as folder, PostgresStandby(folder / "standby", own_postgres.address) as standby:
@@ -121,6 +123,7 @@ def test_a_synchronous_standby_takes_over_behind_haproxy(own_postgres: PostgresS
         check(asked(standby.dsn, "public"))
 
 
+@pytest.mark.slow
 def test_a_standby_that_lacks_committed_rows_is_refused(own_postgres: PostgresServer, name: str) -> None:
     """A primary that does not wait for its standby can lose what it has acknowledged."""
     with (
@@ -141,6 +144,7 @@ def test_a_standby_that_lacks_committed_rows_is_refused(own_postgres: PostgresSe
                 run.wait_until_caught_up(240)
 
 
+@pytest.mark.slow
 def test_a_role_that_may_open_no_connection_is_waited_for(postgres: PostgresServer, schema: str, name: str) -> None:
     dsn = psycopg.conninfo.make_conninfo(postgres.dsn, user=schema)
     built = topology(name, lambda of: PostgresTable(dsn, of, schema=schema), take=4)
@@ -169,6 +173,7 @@ def took_the_only_connection(admin: Client, user: str, held: contextlib.ExitStac
     return True
 
 
+@pytest.mark.slow
 def test_an_account_that_may_open_no_more_connections_is_waited_for(mariadb: MariaDbServer, name: str) -> None:
     database = name.replace("-", "_")
     address, limit = (
@@ -219,6 +224,7 @@ class Others:
                 self.done += 1
 
 
+@pytest.mark.slow
 def test_other_writers_of_the_same_rows_cause_no_wrong_row(postgres: PostgresServer, schema: str, name: str) -> None:
     def change(first: int, second: int) -> None:
         with psycopg.connect(postgres.dsn, options=f"-c search_path={schema}") as connection:
@@ -234,6 +240,7 @@ def test_other_writers_of_the_same_rows_cause_no_wrong_row(postgres: PostgresSer
     check(asked(postgres.dsn, schema))
 
 
+@pytest.mark.slow
 def test_other_writers_of_the_same_rows_of_mariadb_cause_no_wrong_row(mariadb: MariaDbServer, name: str) -> None:
     database = name.replace("-", "_")
     with client(mariadb.dsn) as admin:
@@ -262,6 +269,7 @@ def test_other_writers_of_the_same_rows_of_mariadb_cause_no_wrong_row(mariadb: M
     check(rows)
 
 
+@pytest.mark.slow
 def test_a_lock_that_another_client_holds_is_waited_for(postgres: PostgresServer, schema: str, name: str) -> None:
     """Longer than the server lets a statement wait."""
     dsn = psycopg.conninfo.make_conninfo(postgres.dsn, options="-c statement_timeout=600")

@@ -24,6 +24,7 @@ from tests.kit.waiting import PATIENCE_S, wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(9)
 def test_zookeeper_killed_around_commits_loses_no_transaction(
     make_job: Callable[..., Job],

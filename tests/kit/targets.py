@@ -2,8 +2,12 @@
 runs that too.
 
 ``@pytest.mark.slow`` marks a test, or one of its parameters: a campaign of kills, a fault that
-takes its time, one more executor for what another one shows already. Where slow tests alone hold a
-promise, ``docs/promises.md`` says so.
+takes its time, one more executor for what another one shows already. ``slow_for("mysql")`` makes a
+test slow for the parameters that are named so, ``quick_for("sqlite")`` for all others. Where slow
+tests alone hold a promise, ``docs/promises.md`` says so.
+
+``make test`` is to end within ten minutes on two cores. A test that takes more than two seconds
+there is slow, unless nothing quicker holds a promise, or tests what its file is for.
 
 A test that repeats something takes the number from the fixture ``often``, and a property its number
 of examples from ``examples``.
@@ -17,6 +21,7 @@ use a module-scoped fixture share a process by module. The rest run wherever the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -39,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: for nights and releases (make test-all); make test leaves it out")
+    config.addinivalue_line("markers", "slow_for(*names): slow for the parameters with these names")
+    config.addinivalue_line("markers", "quick_for(*names): slow for all parameters but those with these names")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -53,11 +60,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     group = _group_of(item)
     if group is not None:
         item.add_marker(pytest.mark.xdist_group(group))
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    callspec: Any = getattr(item, "callspec", None)
+    if _is_slow_for(item, callspec.id if callspec is not None else ""):
+        item.add_marker(pytest.mark.slow)
+    parameters = callspec.params if callspec is not None else {}
     if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
         item.add_marker(pytest.mark.slow)  # the spout's kind matters to the driver alone, wherever tasks run
     if parameters.get("database") == "mysql" and item.path.name in _TOOLS_ON_TABLES:
         item.add_marker(pytest.mark.slow)
+
+
+def _is_slow_for(item: pytest.Item, parameters: str) -> bool:
+    """Whether a mark of the test makes it slow for its parameters: names, with ``-`` between
+    them."""
+
+    def among(mark: pytest.Mark) -> bool:
+        return any(f"-{name}-" in f"-{parameters}-" for name in mark.args)
+
+    return any(map(among, item.iter_markers("slow_for"))) or not all(map(among, item.iter_markers("quick_for")))
 
 
 def _group_of(item: pytest.Item) -> str | None:

@@ -39,6 +39,7 @@ def printed(ask: str, **environment: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_unless_it_is_asked_for() -> None:
     assert printed("") == ("", "")
 
@@ -58,6 +59,7 @@ def test_logs_are_printed_where_logging_is_configured(ask: str, environment: dic
     assert "driver.leads" in err
 
 
+@pytest.mark.slow
 def test_the_first_line_of_a_child_process_obeys_the_level_of_its_parent() -> None:
     ask = "from framework.observe.logs import get_logger; log = get_logger(); log.debug('low'); log.info('high')"
     _, err = printed(ask, **{INHERITED: "json:info"})

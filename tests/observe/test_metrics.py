@@ -420,6 +420,7 @@ def test_what_a_client_breaks_off_or_has_too_much_of_leaves_no_trace_in_the_log(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_hundreds_of_clients_that_say_nothing_hold_few_threads_and_delay_no_other(served: Served) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with ExitStack() as stack:

@@ -178,6 +178,7 @@ def test_records_that_undo_leaves_out_become_dead_letters(
     assert verify(runs.topology(**options), runs.store, config).right
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.10")
 @pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.rule("C20")
@@ -203,6 +204,7 @@ def test_dead_letters_in_a_topic_are_written_once_whatever_fails_after_them(runs
     assert [message.value() for message in committed(topics, dead)] == [b"bad-0", b"bad-4", b"bad-5"]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.behaviour("2.9", "2.10")
 @pytest.mark.parametrize("collapse_max", [20_000, 0])
@@ -330,6 +332,7 @@ class TestMarkedWriter:
         assert not written().write([name], record("one again"), marker(1, attempt=3, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"one"]
 
+    @pytest.mark.slow
     def test_a_zombie_writer_is_refused_and_the_next_attempt_goes_on(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
@@ -343,6 +346,7 @@ class TestMarkedWriter:
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
         assert written().write([name], record("three"), marker(3, epoch=2))
 
+    @pytest.mark.slow
     def test_a_kafka_txn_that_a_dead_writer_left_open_is_aborted(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -355,6 +359,7 @@ class TestMarkedWriter:
         assert written().write([name], record("two"), marker(2))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two"]
 
+    @pytest.mark.slow
     def test_a_lost_answer_is_resolved_by_the_marker(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
@@ -378,6 +383,7 @@ class TestMarkedWriter:
         assert writer.write([name], record("three"), marker(3))
         assert [each.value() for each in committed(topics, name)] == [b"one", b"two", b"three"]
 
+    @pytest.mark.slow
     def test_a_client_that_raises_a_system_error_is_replaced(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -437,6 +443,7 @@ class TestMarkedWriter:
             written().write([name], record("one"), marker(1, epoch=2))
         assert [each.value() for each in committed(topics, name)] == [b"seven"]
 
+    @pytest.mark.slow
     def test_after_a_reset_txids_begin_again_and_old_writers_are_refused(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
@@ -448,6 +455,7 @@ class TestMarkedWriter:
             before.write([name], record("eight"), marker(8))
         assert [each.value() for each in committed(topics, name)] == [b"seven", b"one"]
 
+    @pytest.mark.slow
     def test_a_kept_producer_whose_id_was_taken_over_is_replaced_in_place(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter], capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -462,6 +470,7 @@ class TestMarkedWriter:
         found = Counter(each.value() for each in committed(topics, name))
         assert found == {str(txid).encode(): 50_000 if txid % 4 == 0 else 1 for txid in range(1, 9)}
 
+    @pytest.mark.slow
     def test_a_kept_producer_whose_id_was_taken_over_for_the_same_txid_writes_nothing(
         self, topics: Topics, name: str, written: Callable[[], MarkedWriter]
     ) -> None:
@@ -531,6 +540,7 @@ def poisoned(runs: KafkaRuns, bad: Callable[[set[str]], bool]) -> Any:
     return builder.build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opaque", [True, False])
 def test_find_poison_shows_the_one_record_that_fails(topics: Topics, name: str, tmp_path: Path, opaque: bool) -> None:
     from framework import find_poison
@@ -556,6 +566,7 @@ def test_find_poison_shows_the_one_record_that_fails(topics: Topics, name: str, 
     assert "ZeroDivisionError: cannot stomach this" in text
 
 
+@pytest.mark.slow
 def test_find_poison_shows_two_records_that_only_fail_together(topics: Topics, name: str, tmp_path: Path) -> None:
     from framework import find_poison
 
@@ -603,6 +614,7 @@ def test_find_poison_refuses_records_of_another_topic_with_the_same_name(
         find_poison(built, runs.store)
 
 
+@pytest.mark.slow
 def test_find_poison_by_the_command_line_and_a_fresh_start_behind_it(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def to_its_end(runs: KafkaRuns, config: Any = None, **options: Any) -> Run:
 # --- the end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_bounded_topology_ends_by_itself_and_goes_on_to_the_same_end_after_a_stop(
     topics: Topics, name: str, tmp_path: Path, opaque: bool
@@ -83,6 +84,7 @@ def test_a_bounded_topology_ends_by_itself_and_goes_on_to_the_same_end_after_a_s
         runs.await_counts(free, {"old": 120, "new": 15, "other": 5})
 
 
+@pytest.mark.slow
 def test_an_end_by_time_and_another_one_later(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.create(name, 2)
@@ -189,6 +191,7 @@ def committed_to(topics: Topics, group: str, offsets: dict[tuple[str, int], int]
         consumer.close()
 
 
+@pytest.mark.slow
 def test_a_group_says_once_where_a_new_topology_begins(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.create(name, 3)
@@ -242,6 +245,7 @@ def test_an_offset_of_a_group_after_the_end_of_the_log_is_lost_data(
 # --- records behind an open kafka_txn -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @SLOWLY
 def test_catching_up_tells_of_records_behind_an_open_transaction_or_waits_for_them(
     topics: Topics, name: str, tmp_path: Path, opaque: bool
@@ -316,6 +320,7 @@ def test_a_pipeline_is_bounded_as_a_spout_is(topics: Topics, name: str, tmp_path
 PAGE = DOCS / "howto" / "backfill.md"
 
 
+@pytest.mark.slow
 def test_the_backfill_of_the_page_that_is_killed_and_repeated_ends_with_status_0(
     topics: Topics, name: str, tmp_path: Path, servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def runs(topics: Topics, name: str, tmp_path: Path) -> Runs:
     return Runs(topics, name, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_content_of_an_id_ends_the_topology_before_it_commits(
     runs: Runs, url: str, content: dict[str, Any], kind: str
@@ -168,6 +169,7 @@ def test_another_content_of_an_id_ends_the_topology_before_it_commits(
     assert runs.catch_up(its.codec(url), its) == 4
 
 
+@pytest.mark.slow
 def test_an_id_that_the_registry_has_lost_ends_the_topology(runs: Runs, url: str, content: dict[str, Any]) -> None:
     """Its records would be bad ones in the replay, and were good ones before."""
     its = KINDS["avro"]

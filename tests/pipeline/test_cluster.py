@@ -148,6 +148,7 @@ def test_the_archive_holds_ratchet_and_the_users_packages_whole_and_nothing_inst
     assert not [each for each in names if each.endswith(".pyc") or "/target/" in each]
 
 
+@pytest.mark.slow
 def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_the_same_code_makes_the_same_archive_and_too_much_of_it_is_refused(
         code_archive.make_archive(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_master_that_is_not_there_is_reported_in_one_line(tmp_path: Path) -> None:
     """In a process of its own: a start that failed leaves Spark in a bad state."""
     code = textwrap.dedent("""

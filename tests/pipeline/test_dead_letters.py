@@ -48,6 +48,7 @@ KEEPERS = [
 ]
 
 
+@pytest.mark.quick_for("table-sqlite")
 @pytest.mark.parametrize(("keeper", "store"), KEEPERS, indirect=["store"])
 def test_dead_letters_are_counted_and_shown(
     servers: EmbeddedServers, topics: Topics, name: str, keeper: str, store: tuple[str, str]
@@ -127,6 +128,7 @@ def check_kept_together(topics: Topics, letters: str) -> None:
     assert len(records[b"3"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C48")
 @pytest.mark.parametrize(
     ("keeper", "kind", "store"),

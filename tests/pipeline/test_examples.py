@@ -38,6 +38,7 @@ def test_word_count_matches_a_counter(executor: str, tmp_path: Path, servers: Em
     assert counts == Counter(word for line in lines for word in exactly_once_word_count.words_of(line))
 
 
+@pytest.mark.slow
 def test_the_flights_file_has_the_figures_that_the_demo_expects() -> None:
     carriers, routes = flights_data.expected()
     assert sum(row[0] for row in carriers.values()) == sum(routes.values()) == flights_data.FLIGHTS
@@ -86,6 +87,7 @@ def test_the_stateful_word_count_matches_a_counter_on_each_provider(
     assert counts == Counter(word for line in lines for word in exactly_once_word_count.words_of(line))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.behaviour("5.5")
 def test_plane_sessions_match_those_computed_directly(tmp_path: Path) -> None:

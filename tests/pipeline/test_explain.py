@@ -545,6 +545,7 @@ def kafka_topology(app: Any) -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_records_of_kafka_are_shown_as_the_broker_holds_them(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path

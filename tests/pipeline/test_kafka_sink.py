@@ -72,6 +72,7 @@ def pairs(topics: Topics, topic: str) -> list[tuple[str, int]]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     "spout", [pytest.param(MemoryTransactionalSpout, marks=pytest.mark.slow), OpaqueMemoryTransactionalSpout]
@@ -113,6 +114,7 @@ def test_each_row_is_one_record_whatever_fails(
     writers.close()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_changes_of_a_state_written_to_kafka_from_spark_end_with_its_values(
     topics: Topics, name: str, spark: str, tmp_path: Path
@@ -168,6 +170,7 @@ def test_a_batch_half_written_by_three_tasks_is_not_finished_by_two(topics: Topi
         )
 
 
+@pytest.mark.slow
 def test_keys_and_values_of_every_type_are_written_as_documented(topics: Topics, name: str) -> None:
     moment = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
     fields = Fields(text=str, raw=bytes, at=datetime.datetime, price=Decimal, share=float)
@@ -236,6 +239,7 @@ def test_a_topic_that_is_not_there_is_found_before_anything_starts(topics: Topic
         submit(unnamed, store=MemoryStore(), executor="local")
 
 
+@pytest.mark.slow
 def test_a_zombie_producer_is_fenced_and_its_open_kafka_txn_is_never_seen(topics: Topics, name: str) -> None:
     topic = topics.create(name)
     settings = {"bootstrap.servers": topics.bootstrap_servers, "transaction.timeout.ms": 60_000}
@@ -270,6 +274,7 @@ def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Produce
     return dead
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C11", "C26")
 @pytest.mark.parametrize("writer", ["sink/0", pytest.param("sink/2", marks=pytest.mark.slow), "sink/7"])
 def test_a_kafka_txn_that_a_dead_task_left_open_blocks_no_other_task(
@@ -299,6 +304,7 @@ def test_a_kafka_txn_that_a_dead_task_left_open_blocks_no_other_task(
     writers.close()
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C25")
 def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
@@ -361,6 +367,7 @@ def runs(topics: Topics, name: str) -> SinkRuns:
     return SinkRuns(topics, name)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C25")
 def test_a_zookeeper_that_was_wiped_behind_a_sink_stops_every_start(runs: SinkRuns) -> None:
     runs.catch_up()
@@ -368,6 +375,7 @@ def test_a_zookeeper_that_was_wiped_behind_a_sink_stops_every_start(runs: SinkRu
     runs.refused("the marker of sink/0 is of topology .*incarnation.*reset --everything")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C25")
 def test_a_zookeeper_restored_from_yesterday_behind_a_sink_stops_every_start(runs: SinkRuns) -> None:
     runs.catch_up()
@@ -379,6 +387,7 @@ def test_a_zookeeper_restored_from_yesterday_behind_a_sink_stops_every_start(run
     runs.refused("sink/0 has written transactions up to 6 to Kafka, and ZooKeeper says that 4 is next")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C25")
 def test_a_txid_that_kafka_holds_and_zookeeper_never_opened_stops_every_start(runs: SinkRuns) -> None:
     yesterday = runs.kept()
@@ -390,6 +399,7 @@ def test_a_txid_that_kafka_holds_and_zookeeper_never_opened_stops_every_start(ru
     runs.refused("sink/0 has written txid 1 to Kafka with plan .*ZooKeeper says that no plan was opened")
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C25")
 def test_two_topologies_with_one_topic_of_markers_are_refused(topics: Topics, name: str) -> None:
     first = SinkRuns(topics, name, marker_topic=f"{name}-markers")
@@ -401,11 +411,13 @@ def test_two_topologies_with_one_topic_of_markers_are_refused(topics: Topics, na
     assert first.found() == Counter(range(31))
 
 
+@pytest.mark.slow
 def test_a_topic_of_markers_with_several_partitions_is_refused(topics: Topics, name: str) -> None:
     topics.create(f"{name}-markers", 3)
     SinkRuns(topics, name, marker_topic=f"{name}-markers").refused("has 3 partitions, and markers need an order")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_a_topic_of_markers_that_are_removed_after_a_time_is_refused(topics: Topics, name: str, policy: str) -> None:
     topics.create(f"{name}-markers", cleanup_policy=policy)
@@ -417,6 +429,7 @@ def test_a_topic_of_markers_that_are_removed_after_a_time_is_refused(topics: Top
     runs.refused(f"has cleanup.policy={policy}, so that the broker removes old markers")
 
 
+@pytest.mark.slow
 def test_after_a_reset_of_everything_all_is_written_again_and_nothing_twice(runs: SinkRuns) -> None:
     runs.catch_up()
     reset_everything(runs.topology, runs.store)
@@ -425,6 +438,7 @@ def test_after_a_reset_of_everything_all_is_written_again_and_nothing_twice(runs
     assert runs.found() == Counter(dict.fromkeys(range(30), 2))
 
 
+@pytest.mark.slow
 def test_a_reset_that_crashed_halfway_lets_no_driver_start_until_it_is_repeated(
     runs: SinkRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +452,7 @@ def test_a_reset_that_crashed_halfway_lets_no_driver_start_until_it_is_repeated(
     assert runs.found() == Counter(dict.fromkeys(range(30), 2))
 
 
+@pytest.mark.slow
 def test_state_and_markers_of_the_previous_version_are_understood(runs: SinkRuns) -> None:
     """That version had no incarnation, and its markers did not have the topology in their keys."""
     runs.catch_up()

@@ -68,6 +68,7 @@ def test_a_pattern_that_finds_nothing_yet_reads_new_topics_from_their_beginning(
         runs.await_counts(run, {"x": 3})
 
 
+@pytest.mark.quick_for("opaque-earliest", "transactional-timestamp")
 @pytest.mark.behaviour("2.3")
 @pytest.mark.parametrize("start", ["earliest", "latest", "timestamp"])
 def test_a_first_start_begins_where_it_says_and_a_resumed_one_ignores_it(runs: KafkaRuns, start: str) -> None:
@@ -105,6 +106,7 @@ def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: K
     assert runs.counts() == {"x": 10}
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.4")
 def test_the_first_batch_of_a_backlog_is_bounded_and_a_skewed_partition_starves_nobody(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
@@ -249,6 +251,7 @@ def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, mo
     assert runs.counts() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.6")
 def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +290,7 @@ def ask_for_a_plan(planner: Any, after: Any) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.6")
 def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_its_leader_epoch(tmp_path: Path, name: str) -> None:
     """The end of the log is again beyond what was read;
@@ -318,6 +322,7 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_noticed_by_its_leader_e
         server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.6")
 @pytest.mark.parametrize("runs", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)], indirect=True)
 def test_another_cluster_is_refused_or_read_from_its_beginning(
@@ -428,6 +433,7 @@ def test_a_run_catches_up_with_a_topic_whose_records_are_all_gone(runs: KafkaRun
     assert runs.counts() == {"new": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.6")
 @pytest.mark.fault(18)
 def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_allows_it(
@@ -538,6 +544,7 @@ def published(topics: Topics, topic: str, group: str, partitions: int) -> list[i
     return [each.offset for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.13")
 def test_committed_offsets_are_published_to_a_group_after_the_commit(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name

@@ -97,6 +97,7 @@ def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
         run.end()
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("6.2")
 def test_sigterm_stops_cleanly_and_a_second_run_resumes(flights: EmbeddedServers, tmp_path: Path, in_all: bool) -> None:
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, "opaque", 4_000, "/sigterm", spark=in_all)

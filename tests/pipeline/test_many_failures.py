@@ -222,6 +222,7 @@ def spout(request: pytest.FixtureRequest) -> Any:
     return kafka([topic], bootstrap_servers=servers.bootstrap_servers, codec=TextCodec("word"), batch_records_max=102)
 
 
+@pytest.mark.slow_for("opaque kafka")
 @pytest.mark.integration
 @pytest.mark.parametrize("executor", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 @pytest.mark.behaviour("1.10")

@@ -60,6 +60,7 @@ def rows(dsn: str, database: str, table: str) -> list[tuple[Any, ...]]:
         return sorted(other.execute(f"SELECT {', '.join(names)} FROM {table}"), key=repr)
 
 
+@pytest.mark.slow
 def test_a_mariadb_database_is_mirrored_with_its_types(
     servers: EmbeddedServers | ExternalServers, mariadb: MariaDbServer, name: str, tmp_path: Path
 ) -> None:

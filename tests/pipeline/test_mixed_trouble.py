@@ -226,6 +226,7 @@ def positions_of(zookeeper: str, root: str, spout: str) -> dict[str, int]:
     return {partition: int(meta["next_offset"]) for partition, meta in plan.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("2.1")
 @pytest.mark.parametrize("spout", ["opaque", pytest.param("transactional", marks=pytest.mark.slow)])
 def test_mixed_trouble_ends_exact(

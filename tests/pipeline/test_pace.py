@@ -72,6 +72,7 @@ def sizes(run: Any) -> list[int]:
     return [each.attempts[-1].source_rows for each in run.transactions() if each.closed_at is not None]
 
 
+@pytest.mark.slow
 def test_an_interval_ends_early_when_enough_records_or_bytes_are_there(paced: Paced) -> None:
     with paced.running() as run:
         run.wait_for_commit(1, PATIENCE_S)

@@ -70,6 +70,7 @@ def read_by(shop: Enriched, store: CoordinationStore, txid: int, topic: str) -> 
     )
 
 
+@pytest.mark.slow
 @KINDS
 def test_every_customer_is_known_to_the_first_order(
     topics: Topics, name: str, tmp_path: Path, store: MemoryStore, opaque: bool
@@ -92,6 +93,7 @@ def test_every_customer_is_known_to_the_first_order(
     assert report.right and report.recorded_batches, report.lines()
 
 
+@pytest.mark.slow
 @KINDS
 def test_without_the_option_the_first_orders_meet_strangers(
     topics: Topics, name: str, tmp_path: Path, store: MemoryStore, opaque: bool
@@ -103,6 +105,7 @@ def test_without_the_option_the_first_orders_meet_strangers(
     assert shop.read() == {0: UNKNOWN}
 
 
+@pytest.mark.slow
 def test_verify_reads_tables_first_where_the_plans_are_no_longer_kept(
     topics: Topics, name: str, tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +119,7 @@ def test_verify_reads_tables_first_where_the_plans_are_no_longer_kept(
     assert report.right and not report.recorded_batches, report.lines()
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_run_that_ends_in_the_middle_of_a_table_goes_on_with_the_table(
     topics: Topics, name: str, tmp_path: Path, store: MemoryStore, opaque: bool
@@ -136,6 +140,7 @@ def test_a_run_that_ends_in_the_middle_of_a_table_goes_on_with_the_table(
     assert verify(shop.topology, store).right
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_stream_begins_where_start_says_and_the_table_at_its_beginning(
     topics: Topics, name: str, tmp_path: Path, store: MemoryStore, opaque: bool
@@ -149,6 +154,7 @@ def test_the_stream_begins_where_start_says_and_the_table_at_its_beginning(
     assert shop.read() == names(range(100, 300))
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_end_of_a_table_is_the_end_of_what_may_be_read(
     topics: Topics, name: str, tmp_path: Path, store: MemoryStore, opaque: bool

@@ -214,6 +214,7 @@ class Feed:
         self._thread.join()
 
 
+@pytest.mark.slow
 def test_a_topology_goes_on_while_its_state_is_rebuilt_and_exchanged(
     tmp_path: Path, store: MemoryStore, often: Often
 ) -> None:
@@ -301,6 +302,7 @@ class Dies:
         return called
 
 
+@pytest.mark.slow
 def test_a_rebuild_that_dies_anywhere_goes_on_when_it_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: Often, seed: int
 ) -> None:
@@ -747,6 +749,7 @@ def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store:
     assert verify(copy, store).right
 
 
+@pytest.mark.slow
 def test_an_exchange_of_files_that_dies_anywhere_is_whole_or_has_not_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: Often, seed: int
 ) -> None:
@@ -886,6 +889,7 @@ def test_what_would_stay_with_a_postgres_table_is_named_before_anything_is_done(
     built["words"].states[0].close()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["postgres", "redis"])
 def test_a_topology_over_any_store_goes_on_while_its_state_is_exchanged(

@@ -397,6 +397,7 @@ def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinate
     assert verify(runs.topology(on_bad_record="dead_letter", dead_letters=letters), runs.store).right
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("opaque", [True, False])
 def test_texts_that_postgresql_refuses_are_found_before_a_topic_of_dead_letters_would_keep_the_commit(
@@ -425,6 +426,7 @@ def test_texts_that_postgresql_refuses_are_found_before_a_topic_of_dead_letters_
     assert run.status().bad_records == 2
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_topic_of_dead_letters_takes_what_a_bolt_refuses(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path
@@ -499,6 +501,7 @@ def test_dead_letters_of_refused_values_are_written_once_though_drivers_die(
     assert counted == {f"w{number}": 80 for number in range(5)}
 
 
+@pytest.mark.slow_for("0")
 @pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.parametrize("collapse_max", [20_000, 0])
@@ -550,6 +553,7 @@ class Frame(DataFrameBolt):
         declarer.declare(Fields(n=int))
 
 
+@pytest.mark.quick_for("local-BadRecordError")
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("where", "error", "said"),

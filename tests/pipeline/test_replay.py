@@ -368,6 +368,7 @@ def patient_topology(app: Any) -> Topology:
     return kafka_topology(app, Patient())
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_replay_from_the_command_line_shows_the_record_that_fails_and_what_mended_code_does(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path

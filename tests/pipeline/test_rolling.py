@@ -99,6 +99,7 @@ class Sender:
         self._thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow_for("local-another shape")
 @pytest.mark.parametrize("more", ["", MORE], ids=["other code", "another shape"])
 @pytest.mark.parametrize("executor", ["local", pytest.param("spark", marks=[pytest.mark.slow, pytest.mark.spark])])
 def test_a_new_version_takes_over_from_a_standby(

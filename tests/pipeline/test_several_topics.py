@@ -102,6 +102,7 @@ class FailsSometimes(enriched_orders.LatestPayment):
             raise FailedException("after everything was written")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("executor", ["local", "spark"])
 def test_an_order_meets_its_latest_payment_whichever_comes_first_and_later_or_at_once(
@@ -140,6 +141,7 @@ def test_an_order_meets_its_latest_payment_whichever_comes_first_and_later_or_at
     assert {each.difference_count for each in report.states} == {0}
 
 
+@pytest.mark.slow
 def test_an_order_that_cannot_be_decoded_stops_the_topology_and_names_its_topic(shop: Shop) -> None:
     send(shop.topics, shop.orders, "o1", b"no order")
     with (
@@ -215,6 +217,7 @@ def held(built: Topology, component: str, key: str) -> Any:
     return state.get(key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opaque", [True, False], ids=["opaque", "idempotent"])
 def test_totals_of_both_topics_are_right_and_every_tool_knows_the_streams(shop: Shop, opaque: bool) -> None:
     store = MemoryStore()
@@ -248,6 +251,7 @@ def test_totals_of_both_topics_are_right_and_every_tool_knows_the_streams(shop: 
     assert [each.subject for each in findings] == ["zookeeper"] or all("ookeeper" in each.text for each in findings)
 
 
+@pytest.mark.slow
 def test_a_record_of_one_stream_is_left_out_by_undo_and_becomes_a_dead_letter_where_its_stream_has_them(
     shop: Shop,
 ) -> None:
@@ -277,6 +281,7 @@ def test_a_record_of_one_stream_is_left_out_by_undo_and_becomes_a_dead_letter_wh
     assert verify(built, store).right
 
 
+@pytest.mark.slow
 def test_the_record_that_a_bolt_cannot_stomach_is_found_among_the_streams(shop: Shop) -> None:
     store = MemoryStore()
     fill(shop)
@@ -340,6 +345,7 @@ def test_a_sample_names_the_stream_of_each_record(tmp_path: Path, monkeypatch: p
         simulate(built, ORDERS, schedules=1)
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_source_has_records_of_both_streams(shop: Shop) -> None:
     fill(shop)
     sample = sample_from_source(enriched_orders.topology(shop.app), {}, 100)

@@ -37,6 +37,7 @@ DATA = {part: [[f"w{each % 13}", each % 50] for each in range(400)] for part in 
 ALL = [(word, n) for rows in DATA.values() for word, n in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("3.2", "3.5")
 @pytest.mark.parametrize("where", ["spark", pytest.param("cluster", marks=pytest.mark.slow)])
 def test_every_kind_of_sink_is_exact_when_spark_tasks_write_it(

@@ -456,6 +456,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[s
     yield after
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_is_repaired_by_repeating_or_by_running(
     tmp_path: Path, crashing: Callable[[int], list[str]]
 ) -> None:
@@ -486,6 +487,7 @@ def test_a_crash_at_any_step_is_repaired_by_repeating_or_by_running(
     raise AssertionError("it never ended")
 
 
+@pytest.mark.slow
 def test_a_driver_goes_on_with_an_undo_that_was_killed_before_it_runs_mended_code(
     tmp_path: Path, crashing: Callable[[int], list[str]]
 ) -> None:
@@ -627,6 +629,7 @@ def test_a_command_that_was_killed_says_that_it_goes_on(
     assert undo(built, store) == 3 and held(built) == BEFORE
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path) -> None:
     topic = topics.create(name, 2)
@@ -661,6 +664,7 @@ def test_positions_in_kafka_are_put_back(servers: EmbeddedServers, topics: Topic
     assert "taken back by ratchet undo" in history.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_undo_is_killed_again_and_again_and_every_count_is_right(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, often: Often, seed: int

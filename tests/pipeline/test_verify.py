@@ -162,6 +162,7 @@ def test_input_that_is_gone_is_unverifiable_never_right(audited: Audited) -> Non
         verify(audited.topology, audited.store)
 
 
+@pytest.mark.slow
 def test_input_read_before_a_reset_of_positions_is_unverifiable_without_a_record(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def test_input_read_before_a_reset_of_positions_is_unverifiable_without_a_record
         verify(audited.topology, audited.store)
 
 
+@pytest.mark.slow
 def test_verify_beside_a_running_topology_follows_it(tmp_path: Path) -> None:
     audited = Audited(tmp_path, {0: [["w0", 0]]})
     done = threading.Event()
@@ -303,6 +305,7 @@ def test_verify_finds_wrong_sums_though_it_runs_with_the_same_wrong_code(
 # --- from Kafka, by the command line --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
     servers: EmbeddedServers, topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

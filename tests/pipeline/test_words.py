@@ -39,6 +39,7 @@ class Failing(transactional_words.Bucketize):
         super().execute(tup, collector)
 
 
+@pytest.mark.slow_for("spread")
 @pytest.mark.parametrize("opaque", [False, True])
 @pytest.mark.behaviour("1.14")
 @pytest.mark.rule("C6")
@@ -55,6 +56,7 @@ def test_words_and_histogram_agree_over_failures_between_their_commits(
     assert buckets == transactional_words.histogram(words)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("opaque", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.behaviour("1.14")

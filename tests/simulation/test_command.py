@@ -28,6 +28,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
+@pytest.mark.slow
 def test_every_simulator_runs_and_shows_which_troubles_came(seed: int) -> None:
     done = run(*COMMAND, "--schedules", "100", "--first-seed", str(seed), "--processes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,6 +42,7 @@ def test_every_simulator_runs_and_shows_which_troubles_came(seed: int) -> None:
     assert re.search(r"^states, (exactly|at-least)-once +.*: \d", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_violation_gives_exit_code_1_and_the_command_that_replays_it() -> None:
     done = run(sys.executable, "-c", BROKEN, "--schedules", "20", "--only", "trees", "--processes", "1")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -22,6 +22,7 @@ SCHEDULES = 60
 SCHEDULES_PER_MUTATION = 1_000
 
 
+@pytest.mark.slow
 def test_every_transaction_sends_what_its_records_say(seed: int) -> None:
     struck: Counter[str] = Counter()
     for number in range(seed, seed + SCHEDULES):

@@ -28,6 +28,7 @@ SCHEDULES = 30
 SCHEDULES_PER_MUTATION = 3_000
 
 
+@pytest.mark.slow
 def test_the_copy_holds_what_the_source_holds(seed: int) -> None:
     struck: Counter[str] = Counter()
     for number in range(seed, seed + SCHEDULES):

@@ -19,6 +19,7 @@ SCHEDULES = 1_500
 SCHEDULES_PER_MUTATION = 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C26")
 @pytest.mark.parametrize("reader", ["python", "native"])
 def test_every_batch_is_what_was_planned_while_logs_lose_their_ends_and_grow_again(seed: int, reader: str) -> None:

@@ -55,6 +55,7 @@ def silent() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.mark.slow
 def test_every_schedule_holds_every_invariant_and_reaches_every_step(seed: int, often: Often) -> None:
     coverage: Coverage = Counter()
     schedules = often(500, 4_000)

@@ -103,6 +103,7 @@ def feed(spout: OpaqueMemoryTransactionalSpout, number: int) -> None:
         spout.append("0", ["ab"[each % 2], number])
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_readers_of_three_stores_never_see_half_a_transaction(
     postgres: PostgresServer, redis_server: RedisServer, tmp_path: Path, name: str

@@ -113,6 +113,7 @@ def test_a_kafka_spout_whose_worker_is_killed_goes_on_from_the_committed_offset(
         assert topology.came()[10:] == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_a_redis_spout_whose_worker_is_killed_gets_again_what_it_had_locked(
     redis_server: RedisServer, name: str, tmp_path: Path
 ) -> None:

@@ -213,6 +213,7 @@ def test_entries_of_a_task_that_is_gone_are_taken_over_while_new_ones_come(
     assert [n for _, n in emitted if n < 1_000] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_entries_of_a_task_that_lives_are_not_taken_over_however_long_they_take(
     redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -429,6 +429,7 @@ def test_a_spout_without_a_limit_or_an_error_that_is_not_the_record_s_ends_the_t
     assert tries(key) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C36")
 def test_retries_beyond_max_attempts_do_not_end_the_topology(key: str, tmp_path: Path) -> None:
     store, conf = MemoryStore(), {**lmdb(tmp_path), "topology.max.attempts": 1}
@@ -442,6 +443,7 @@ def test_retries_beyond_max_attempts_do_not_end_the_topology(key: str, tmp_path:
     assert record is not None and not any(record.suspects.values())
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C36")
 def test_a_dead_letter_that_cannot_be_processed_ends_the_topology(key: str) -> None:
     topology = gives_up(key, ActsBasic(poison(key, ValueError("poison"))), GivesUp(key, [WORDS]))

@@ -163,6 +163,7 @@ def test_a_value_without_its_time_is_named(kept: Any) -> None:
             each()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_value_of_redis_that_is_too_long_is_named(in_redis: InRedis) -> None:
     in_redis.conf[CONFIG]["jedisPoolConfig"]["timeout"] = 60_000
@@ -303,6 +304,7 @@ class TestLmdb:
         (self.folder / "data.mdb").write_bytes(data)
         assert str(self.folder) in self.said()
 
+    @pytest.mark.slow
     def test_a_file_that_was_cut_off_does_not_end_the_process(self) -> None:
         """To read a page that is not there is a bus error."""
         file = self.folder / "data.mdb"

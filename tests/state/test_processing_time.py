@@ -237,6 +237,7 @@ def test_a_topology_whose_windows_hold_nothing_takes_no_checkpoint(tmp_path: Pat
     assert stepped.driver.status().components["gather"].executed == 2  # the tuple, and one tick
 
 
+@pytest.mark.slow
 def test_a_round_waits_for_spouts_no_longer_than_until_the_next_window_ends(tmp_path: Path) -> None:
     world = World(tmp_path, TimeWindow(10))
     stepped = world.start()
@@ -651,6 +652,7 @@ def test_windows_fire_while_a_run_is_idle_and_stay_open_when_it_is_stopped(tmp_p
     assert all(len(each) == 1 for each in results.values())
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("5.5")
 def test_windows_by_the_tuples_own_time_fire_while_a_run_is_idle(tmp_path: Path) -> None:
     key = f"p{uuid.uuid4().hex[:8]}"

@@ -124,6 +124,7 @@ def test_a_class_that_is_no_provider_is_named(name: str) -> None:
         provider_of({"topology.state.provider": name})
 
 
+@pytest.mark.slow
 def test_redis_that_is_not_there_is_named() -> None:
     conf = {CONFIG: {"jedisPoolConfig": {"port": 1, "timeout": 50}}}
     with pytest.raises(ConfigError, match="Redis at localhost:1 does not answer"):
@@ -193,6 +194,7 @@ def test_a_state_in_lmdb_grows_while_it_is_read(tmp_path: Path, monkeypatch: pyt
     provider.close()
 
 
+@pytest.mark.slow
 def test_lmdb_grows_as_needed_and_holds_keys_of_any_length(tmp_path: Path) -> None:
     provider = LmdbKeyValueStateProvider()
     conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
@@ -206,6 +208,7 @@ def test_lmdb_grows_as_needed_and_holds_keys_of_any_length(tmp_path: Path) -> No
     assert all(state.get(key) == value for key, value in values.items())
 
 
+@pytest.mark.slow
 def test_lmdb_is_read_by_another_process_while_it_grows(tmp_path: Path) -> None:
     conf = {CONFIG: {"path": str(tmp_path), "sync": False}}
     state = LmdbKeyValueStateProvider().new_state("t/b/1/0", conf, None)

@@ -52,6 +52,7 @@ WORLDS_PER_MUTATION = 3_000
 NO_LOSSES = tuple(each for each in ALL_TROUBLES if each not in LOSSES)
 
 
+@pytest.mark.slow_for("all", "late records")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("trouble", [*ALL_TROUBLES, "all", "none"])
@@ -104,6 +105,7 @@ def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(
     whole_checkpoint_met(met, every)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C35", "C37", "C39")
 @pytest.mark.parametrize("change", [*CHANGES, "all"])
 def test_the_state_is_the_fold_of_what_is_recorded_when_the_topology_and_its_logs_change(
@@ -119,6 +121,7 @@ def test_the_state_is_the_fold_of_what_is_recorded_when_the_topology_and_its_log
         struck.update(simulate(seed + number, exact=True, changes=changes).struck)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C39")
 @pytest.mark.parametrize("how", ["driver dies before", "driver dies after"])
 def test_the_number_of_tasks_changes_after_a_crash_at_any_step_and_every_word_counts_once(
@@ -149,6 +152,7 @@ def test_windows_by_processing_time_hold_each_word_once_and_fire_once_under_each
         struck.update(simulate(seed + number, exact=True, troubles=troubles, windows=True).struck)
 
 
+@pytest.mark.slow_for("40")
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", CRASHES)
@@ -163,6 +167,7 @@ def test_windows_by_processing_time_fire_once_after_a_crash_at_any_step(how: str
     assert met["store"] >= (5 if every == 1 else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C39")
 def test_windows_by_processing_time_fire_once_when_the_topology_and_its_logs_change(seed: int, often: Often) -> None:
     worlds = often(1, 8)
@@ -196,6 +201,7 @@ def test_words_that_cannot_be_processed_are_dead_letters_once_and_no_other_word_
         struck.update(world.struck)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C35", "C36", "C39")
 @pytest.mark.parametrize("windows", [False, True])
 def test_dead_letters_are_exact_when_the_topology_and_its_logs_change(windows: bool, seed: int, often: Often) -> None:
@@ -219,6 +225,7 @@ def test_dead_letters_are_exact_when_the_topology_and_its_logs_change(windows: b
         struck.update(world.struck)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C36")
 @pytest.mark.parametrize("how", CRASHES)
 def test_dead_letters_are_exact_after_a_crash_at_any_step(how: str, seed: int, often: Often) -> None:
@@ -268,6 +275,7 @@ def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pyt
     assert _wrong(seed, True, ("driver dies", "task dies"))
 
 
+@pytest.mark.slow
 def test_a_spout_that_emits_before_its_position_is_recorded_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -295,6 +303,7 @@ def test_a_forgotten_topology_that_begins_at_the_position_of_its_group_is_caught
     assert _wrong(seed, True, ("driver dies",), ("state forgotten",))
 
 
+@pytest.mark.slow
 def test_a_position_that_is_recorded_without_checking_its_log_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -474,6 +483,7 @@ def test_windows_that_fire_before_their_end_are_caught(monkeypatch: pytest.Monke
     assert _wrong(seed, True, (), windows=True)
 
 
+@pytest.mark.slow
 def test_time_that_goes_back_after_a_restart_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     begin = ProcessingTimeBuffer.__init__
 
@@ -485,6 +495,7 @@ def test_time_that_goes_back_after_a_restart_is_caught(monkeypatch: pytest.Monke
     assert _wrong(seed, True, ("driver dies", CLOCK_JUMPS), windows=True)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C34")
 def test_ticks_that_nobody_tracks_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(StatefulBoltTask, "tick_roots", lambda self: ())

@@ -399,6 +399,7 @@ class Real(Wishing):
         note(str(self.folder), "fired", word)
 
 
+@pytest.mark.slow
 @pytest.mark.kills
 @pytest.mark.behaviour("5.5")
 def test_a_timer_fires_once_when_its_process_is_killed(tmp_path: Path) -> None:

@@ -306,6 +306,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_cancels_what_is_under_way() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=PATIENCE_S, check=True, cwd=ROOT

@@ -188,6 +188,7 @@ def test_records_of_transactions_tell_of_repeated_calls(tmp_path: Path) -> None:
 KEYS = st.one_of(st.none(), st.integers(-3, 3))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     keys=st.lists(KEYS, min_size=1, max_size=12),

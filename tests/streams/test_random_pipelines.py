@@ -89,6 +89,7 @@ def totals(rows: list[Row]) -> list[Row]:
     return sorted(made, key=repr)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(**topic_programs.PROGRAMS)
 def test_a_topic_with_tombstones_and_bad_records_gives_what_plain_python_gives(**drawn: Any) -> None:

@@ -12,6 +12,7 @@ from tests.streams import __main__ as long_run
 from tests.streams.programs import PROGRAMS, checked
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(**PROGRAMS)
 def test_a_program_gives_what_plain_python_gives(**drawn: Any) -> None:

@@ -62,6 +62,7 @@ def joined(rows: list[Row], take: int, late: int, within: int | None, how: str) 
     return sorted(out, key=repr)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     rows=ROWS,
@@ -163,6 +164,7 @@ def joined_now(rows: list[Row], take: int, how: str, *, ordered: bool, deletes: 
     return sorted(out, key=repr)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     rows=NOW_ROWS,

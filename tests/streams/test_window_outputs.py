@@ -68,6 +68,7 @@ def in_order(rows: list[Any]) -> list[Row]:
     return sorted(({**row} for row in rows), key=repr)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     drawn=DRAWN,

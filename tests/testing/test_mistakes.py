@@ -74,6 +74,7 @@ def found_in(topology: Topology, schedules: int = SCHEDULES) -> list[Finding]:
     return caught.value.report.findings
 
 
+@pytest.mark.quick_for("a committer that inserts")
 @pytest.mark.parametrize(
     "mistake", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PLANTED]
 )

@@ -48,6 +48,7 @@ def test_the_others_are_there(ratchet_redis, ratchet_registry):
 CONFTEST = 'pytest_plugins = ["framework.testing.plugin", "integration.plugin"]\n'
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_servers_are_there_for_the_tests_that_ask_for_them(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)

@@ -104,6 +104,7 @@ def beside(bolt: Any) -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bolt", "why"),
     [
@@ -137,11 +138,13 @@ class Produces(Own):
             produce(word)
 
 
+@pytest.mark.slow
 def test_what_uses_a_library_that_cannot_be_held_back_does_not_run() -> None:
     report = simulate(beside(Produces()), RECORDS, schedules=3)
     assert report.left_out["bolt"].startswith("its code uses confluent_kafka, which a simulation cannot hold back")
 
 
+@pytest.mark.slow
 def test_a_lookup_may_connect_where_that_is_allowed() -> None:
     assert simulate(beside(Asks()), RECORDS, schedules=3, connect=True).left_out == {}
 
@@ -158,6 +161,7 @@ def test_a_topology_that_fails_without_trouble_is_no_finding() -> None:
         simulate(counting(Fails()), RECORDS, schedules=3)
 
 
+@pytest.mark.slow
 def test_the_states_of_the_topology_are_not_touched(tmp_path: Path) -> None:
     state = OpaqueMapState(SqliteBackend(tmp_path / "real.db", "words", Fields(word=str), Fields(n=int)))
     committer = Own()
@@ -166,6 +170,7 @@ def test_the_states_of_the_topology_are_not_touched(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_memory_and_outside_are_as_before_when_a_simulation_is_over() -> None:
     RunningCount.counts.clear()
     RunningCount.counts["before"] = 7
@@ -183,6 +188,7 @@ def test_the_schedule_of_a_seed_is_always_the_same() -> None:
     assert len({drawn(seed, places) for seed in range(50)}) == 50
 
 
+@pytest.mark.slow
 def test_the_seed_of_a_finding_shows_it_again_alone() -> None:
     stories = []
     for _ in range(2):
@@ -196,6 +202,7 @@ def test_the_seed_of_a_finding_shows_it_again_alone() -> None:
     assert stories[0] == stories[1]
 
 
+@pytest.mark.slow
 def test_a_finding_tells_a_stranger_what_happened() -> None:
     topology = counting(Words(), opaque=True, committer=Newest(Outside("table")))
     with pytest.raises(SimulationFailed) as caught:
@@ -218,6 +225,7 @@ def test_a_finding_tells_a_stranger_what_happened() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_batch_that_fails_by_itself_now_and_then_is_no_mistake() -> None:
     Flaky.tries = 0
     simulate(counting(Flaky(), opaque=True), RECORDS, schedules=20)
@@ -280,6 +288,7 @@ def local_class() -> Topology:
     return counting(Local())
 
 
+@pytest.mark.slow
 def test_a_class_that_no_module_names_keeps_nothing_from_one_schedule_to_the_next() -> None:
     topology = local_class()
     with pytest.raises(SimulationFailed) as caught:
@@ -288,6 +297,7 @@ def test_a_class_that_no_module_names_keeps_nothing_from_one_schedule_to_the_nex
     assert (finding.broken, finding.component, len(finding.schedule.faults)) == (Broken.ROWS, "bolt", 1)
 
 
+@pytest.mark.slow
 def test_a_state_that_counts_twice_by_its_type_is_not_compared() -> None:
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 1)
     builder = TransactionalTopologyBuilder("twice", "spout", spout, at_least_once=True)
@@ -306,6 +316,7 @@ class Stamps(Own):
         self.state.multi_put([word], [uuid.uuid4().int % 1000])
 
 
+@pytest.mark.slow
 def test_random_values_of_a_committer_are_repeated_with_its_attempt() -> None:
     report = simulate(counting(Words(), opaque=True, committer=Stamps()), RECORDS, schedules=30)
     assert report.notes == []

@@ -102,6 +102,7 @@ for declared, count in [*OUTSIDE, *((each, count) for each in FINE for count in 
 """
 
 
+@pytest.mark.slow
 def test_it_is_the_same_error_with_pandas_and_without() -> None:
     found = [
         subprocess.run([sys.executable, "-c", _TRY, each], check=True, capture_output=True, text=True).stdout

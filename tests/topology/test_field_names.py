@@ -101,6 +101,7 @@ class Largest(DataFrameBolt):
         declarer.declare(Fields(id=int, _id=str, attempt=int))
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("runner", ["spread"], indirect=True)
 def test_a_field_named_id_goes_through_spark(runner: Any, tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_hash_spreads_over_tasks() -> None:
     assert counts.min() > 1_200
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C22")
 def test_hash_is_the_same_in_another_process() -> None:
     code = "from framework.topology.hashing import hash_value; print(hash_value('dog'), hash_value(2.5))"

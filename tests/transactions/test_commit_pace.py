@@ -243,6 +243,7 @@ def test_a_rate_holds_over_a_backlog_and_empties_nothing_at_once() -> None:
     assert 9_500 <= sum(records for _, records in plans) <= 10_001
 
 
+@pytest.mark.slow
 def test_a_rate_and_an_interval_make_one_large_batch_per_interval() -> None:
     planning = Planning({RATE: 100, INTERVAL: 60}, rows=1_000_000)
     later = planning.run(301_000)[1:]

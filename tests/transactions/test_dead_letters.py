@@ -90,6 +90,7 @@ def test_letters_end_once(opaque: bool, action: str) -> None:
     replay.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_driver_dies_at_any_step(opaque: bool, every: int) -> None:
@@ -142,6 +143,7 @@ class Failing(MemoryBackend):
         return int(self._fail(lambda: super(Failing, self).sweep(*given)))
 
 
+@pytest.mark.quick_for("5-False-False")
 @pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])

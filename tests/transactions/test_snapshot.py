@@ -278,6 +278,7 @@ def reading(topology: Topology, store: MemoryStore, run: Run, feed: Callable[[],
     yield from seen
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_snapshots_of_three_stores_and_a_table_never_show_half_a_transaction(
     postgres: PostgresServer, redis_server: RedisServer, tmp_path: Path, name: str
@@ -342,6 +343,7 @@ def test_a_snapshot_becomes_a_relation_of_duckdb(words: Words) -> None:
         assert found["words0"].duckdb().aggregate("count(*)").fetchall() == [(3,)]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_snapshot_becomes_a_frame_of_spark(words: Words, spark: str) -> None:
     from pyspark.sql import SparkSession

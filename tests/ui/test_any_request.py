@@ -20,6 +20,7 @@ from tests.ui.sources import Told, get, served
 pytestmark = pytest.mark.behaviour("6.4")
 
 
+@pytest.mark.slow
 def test_any_requests_show_no_trace_and_nothing_without_the_token() -> None:
     command = [sys.executable, "-m", "tests.kit.http_fuzz", "--minutes", "0.25"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4 * PATIENCE_S)

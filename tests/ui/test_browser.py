@@ -118,6 +118,7 @@ def accessible(page: Page) -> list[str]:
     return [f"{each['id']}: {[node['html'][:120] for node in each['nodes'][:3]]}" for each in violations(page)]
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_with_its_transactions_and_one_of_them_opens(browser: Browser) -> None:
     port = free_port()
     with submit(topology(), {"ui.port": port}, executor="local") as run, Watched(browser) as tab:

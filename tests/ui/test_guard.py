@@ -132,6 +132,7 @@ def test_wrong_tokens_are_slowed_down_and_long_ones_not_read() -> None:
     assert client(TOKEN).post("/enter", data={"token": "x" * 100_000}).status_code == 413
 
 
+@pytest.mark.slow
 def test_wrong_tokens_in_a_header_count_as_those_of_the_form_do() -> None:
     browser = client(TOKEN)
     program = TestClient(browser.app, base_url="http://localhost", follow_redirects=False)
@@ -144,6 +145,7 @@ def test_wrong_tokens_in_a_header_count_as_those_of_the_form_do() -> None:
     assert browser.get("/api/topologies", headers=wrong).status_code == 200  # its cookie opens the page
 
 
+@pytest.mark.slow
 def test_an_address_that_asks_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_TOO_OFTEN_S", 0.0)
     browser = client()

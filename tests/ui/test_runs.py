@@ -162,6 +162,7 @@ def test_a_port_that_is_taken_is_said_before_anything_runs_and_nothing_is_left()
     assert not [each for each in threading.enumerate() if each.name == "ratchet-page"]
 
 
+@pytest.mark.slow
 def test_a_standby_says_that_it_stands_by_and_who_leads() -> None:
     store, port, built = MemoryStore(), free_port(), topology()
     with (
@@ -172,6 +173,7 @@ def test_a_standby_says_that_it_stands_by_and_who_leads() -> None:
         wait_for(lambda: rows(port) == [1, 2, 3])
 
 
+@pytest.mark.slow
 def test_a_deposed_leader_is_shown_as_standby() -> None:
     store, port = MemoryStore(), free_port()
     with submit(topology(), {"ui.port": port}, store=store, executor="local") as run:
@@ -204,6 +206,7 @@ def test_the_page_of_a_core_topology_shows_what_its_components_did() -> None:
         assert get(port, "/api/topology/transaction?id=numbers&txid=1")[0] == 404
 
 
+@pytest.mark.slow
 def test_the_root_shows_the_graph_of_a_core_topology_that_runs() -> None:
     builder = TopologyBuilder("numbers")
     builder.set_spout("numbers", ListSpout("root-core", [1, 2, 3]))
@@ -243,6 +246,7 @@ def test_without_the_extra_one_line_says_what_to_install() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_a_page_loads_none_of_it() -> None:
     code = "import sys, framework.submission, framework.inspect.topologies; print({'starlette', 'uvicorn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -47,11 +47,13 @@ for _rule, _tests in RULES.items():
 
 
 class Contract(BackendContract):
-    """The suite. ``make test`` lets a third of the calls fail, ``make test-all`` all of them."""
+    """``make test`` lets each ``FAULT_EACH``-th call fail, ``make test-all`` each one."""
+
+    FAULT_EACH = 3
 
     @pytest.fixture(autouse=True)
     def some_faults(self, often: Often, seed: int) -> None:
-        every = often(3, 1)
+        every = often(self.FAULT_EACH, 1)
         self.faults = seed % every, every
 
 
@@ -153,6 +155,8 @@ def test_the_suite_finds_a_backend_that_writes_without_its_condition(
 
 @pytest.mark.integration
 class TestPostgresBackend(Contract):
+    FAULT_EACH = 9
+
     @pytest.fixture(autouse=True)
     def server(self, postgres: PostgresServer) -> None:
         self.dsn = postgres.dsn
@@ -174,6 +178,7 @@ class TestColumnarPostgresBackend(TestPostgresBackend):
 
 @pytest.mark.integration
 class TestMySqlBackend(Contract):
+    FAULT_EACH = 9
     longest_key = 768
     holds_infinities = False
 

@@ -50,6 +50,7 @@ def limited(own_postgres: PostgresServer) -> str:
     return own_postgres.dsn.replace("ratchet@", "limited@")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refused", "untold"),
     [
@@ -69,6 +70,7 @@ def test_postgres_that_does_not_tell_its_identity_is_used_and_what_is_weaker_is_
     assert [untold in log["reason"] for log in warned] == [True] * bool(untold)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C27")
 def test_postgres_that_was_restarted_within_a_commit_is_noticed_by_its_start_time_alone(
     own_postgres: PostgresServer, limited: str, name: str

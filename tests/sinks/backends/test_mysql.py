@@ -49,6 +49,7 @@ def put(backend: MySqlBackend, txid: int, *words: str) -> None:
     finish(state)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(21)
 @pytest.mark.parametrize(
     "kind",

@@ -20,6 +20,7 @@ from integration import PgBouncerServer, PostgresServer
 from integration.folder_permissions import open_folder
 from sinks import Count, MapBackend, Max, OpaqueMapState, PostgresBackend, StateCommitter
 from spouts import MemoryTransactionalSpout
+from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE = Fields(word=str), Fields(n=int)
@@ -60,8 +61,10 @@ class TestThroughPooler(BackendContract):
     longest_key = 2_600
 
     @pytest.fixture(autouse=True)
-    def _reach(self, pooler: PgBouncerServer) -> None:
+    def _reach(self, pooler: PgBouncerServer, often: Often, seed: int) -> None:
         self.dsn = pooler.dsn
+        every = often(9, 1)
+        self.faults = seed % every, every
 
     def make(self, name: str, key: Fields, value: Fields) -> MapBackend:
         return PostgresBackend(self.dsn, name, key, value)

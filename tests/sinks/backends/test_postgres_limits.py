@@ -57,6 +57,7 @@ def apply(state: OpaqueMapState | TransactionalMapState, txid: int, rows: int) -
     state.apply(TransactionAttempt(txid, 1), deltas, {"n": Max("n")}, want_values=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OpaqueMapState, TransactionalMapState])
 def test_a_batch_goes_in_smaller_statements_when_the_server_ends_a_large_one(
     admin: Any, user: tuple[str, str], kind: type[OpaqueMapState]
@@ -74,6 +75,7 @@ def test_a_batch_goes_in_smaller_statements_when_the_server_ends_a_large_one(
     state.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "named"),
     [
@@ -128,6 +130,7 @@ def test_other_statements_name_the_limit_too(admin: Any, user: tuple[str, str], 
     state.close()
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_lock_is_no_limit(admin: Any, user: tuple[str, str], postgres: PostgresServer) -> None:
     """It passes: it is over before a statement takes too long."""
     name, dsn = user

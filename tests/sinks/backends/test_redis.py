@@ -348,6 +348,7 @@ def test_rows_that_were_lost_do_not_begin_again_from_nothing(
     assert client.hgetall(f"{{{name}}}") == left
 
 
+@pytest.mark.slow
 def test_a_server_that_evicts_in_a_run_is_noticed(own: Callable[..., RedisServer], name: str) -> None:
     server = own()
     topology, spout = counting(server.url, name, OpaqueMapState, [f"word-{number % 500}" for number in range(1_000)])

@@ -113,6 +113,7 @@ def test_redis_that_lost_a_roll_back_is_not_marked_as_rolled_back(
         backend.raise_header(header, header.opened(1, OpenCommit(1, 1, "")))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_lagging_replica_of_redis_that_was_promoted_refuses_done(
     redis_of: Callable[..., RedisServer], name: str
@@ -132,6 +133,7 @@ def test_a_lagging_replica_of_redis_that_was_promoted_refuses_done(
         refused_then_done_again(backend, header)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_redis_that_copied_another_servers_data_and_leads_again_refuses_done(
     redis_of: Callable[..., RedisServer], name: str
@@ -196,6 +198,7 @@ def test_no_batch_is_lost_when_redis_goes_back_within_a_commit(
     assert state.get("a") == 50
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_postgres_that_was_restored_within_a_transaction_refuses_done(name: str) -> None:
     with open_folder() as folder:

@@ -248,6 +248,7 @@ class Many(MemoryBackend):
 written: list[int] = []
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PAGE_ROWS": 50, "SORTED_ROWS": 100, "CHUNK_ROWS": 5, "RUNS_MAX": 4}.items():
         monkeypatch.setattr(external_row_sorter, name, value)

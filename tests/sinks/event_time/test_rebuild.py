@@ -52,6 +52,7 @@ def check_rebuilt_beside_the_topology(
     )
 
 
+@pytest.mark.quick_for("pairs", "first", "windows")
 @pytest.mark.parametrize("part", PARTS)
 def test_an_operator_and_what_it_sent_are_rebuilt_from_the_top_down(part: str, tmp_path: Path) -> None:
     spout, other = source(), tmp_path / "control"
@@ -60,6 +61,7 @@ def test_an_operator_and_what_it_sent_are_rebuilt_from_the_top_down(part: str, t
     check_rebuilt_beside_the_topology(wrong, mended, topology(other, spout, part), spout)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("part", ["windows", "sessions", "pairs"])
 @pytest.mark.parametrize("kind", ["postgres", "redis", "mariadb"])

@@ -75,6 +75,7 @@ def test_what_belongs_to_no_open_session_is_late() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_record_of_a_long_session_changes_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = counting(monkeypatch, "session_pane")
     rows = [["a", 0, at, Decimal(1)] for at in (*range(0, 400, 3), 500)]
@@ -97,6 +98,7 @@ def expected(rows: list[tuple[str, int]], watermark: int) -> list[tuple[str, int
     return [(user, first, last + 5, count) for user, first, last, count in found if last + 5 <= watermark]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     st.tuples(*[st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), min_size=1, max_size=20)] * 2),

@@ -131,6 +131,7 @@ def test_every_committer_of_event_time_names_its_settings() -> None:
         assert one.state_settings().items() >= other.items()
 
 
+@pytest.mark.slow
 def test_windows_are_folded_into_larger_ones() -> None:
     """The rows of the minutes have fields of the names that the hours have, too."""
     builder = TransactionalTopologyBuilder("shop", "orders", OpaqueMemoryTransactionalSpout({0: []}, ROW, 10))

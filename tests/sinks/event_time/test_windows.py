@@ -152,6 +152,7 @@ FAULTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     st.tuples(records, records),

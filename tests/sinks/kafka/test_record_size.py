@@ -55,6 +55,7 @@ def test_a_record_of_large_or_many_headers_fits(headers: list[tuple[str, bytes |
     assert found.key == b"k" and found.value is not None
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("topic_bytes", ["5000", "20000000"])
 def test_letters_near_the_limit_of_client_or_topic(topics: Topics, name: str, tmp_path: Path, topic_bytes: str) -> None:

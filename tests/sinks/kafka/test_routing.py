@@ -57,6 +57,7 @@ def ran(name: str, spout: Any, sink: KafkaSink) -> MemoryStore:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.rule("C11")
 @pytest.mark.parametrize("tasks", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -113,6 +114,7 @@ def test_kills_between_write_and_commit_leave_each_record_in_its_topic_once(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.rule("C51")
 def test_a_topic_that_must_not_be_written_makes_a_bad_record(
@@ -200,6 +202,7 @@ def test_partitions_and_times_that_a_topic_does_not_take_make_bad_records(
     assert found[0].timestamp()[1] == found[1].timestamp()[1] == noon_ms < found[2].timestamp()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_tombstone_is_what_a_field_says_or_a_null_value(topics: Topics, name: str) -> None:
     fields = Fields(k=str, v=str, gone=bool)
@@ -240,6 +243,7 @@ def test_a_tombstone_needs_no_value_that_could_be_written(options: dict[str, Any
     assert sink._parts(batch.slice(0, 1))["value"].to_pylist() == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_topic_of_small_batches_that_a_kept_producer_meets_later_is_written(topics: Topics, name: str) -> None:
     """The producer's own batches would be larger than the topic takes."""
@@ -259,6 +263,7 @@ def test_a_topic_of_small_batches_that_a_kept_producer_meets_later_is_written(to
     writers.close()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_a_codec_writes_a_spout_reads_with_it(topics: Topics, name: str) -> None:
     """Compressed MessagePack as the data of an event, whose attributes are headers."""

@@ -45,6 +45,7 @@ def topology(sink: KafkaSink, fields: Fields = FIELDS, rows: Any = ROWS) -> Any:
     return builder.build()
 
 
+@pytest.mark.slow
 def test_the_driver_registers_and_the_records_name_the_schema(
     registry: RegistryServer, topics: Topics, name: str
 ) -> None:

@@ -37,6 +37,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return count
 
 
+@pytest.mark.slow_for("mysql")
 def test_a_kill_before_any_statement_is_repaired_by_the_replay(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,6 +297,7 @@ class Oracle:
         return True
 
 
+@pytest.mark.slow_for("mysql")
 @pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize("ignore_nulls", [False, True])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

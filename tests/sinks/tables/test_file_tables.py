@@ -297,6 +297,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     assert words(table) == ["a"]
 
 
+@pytest.mark.slow
 def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_path: Path) -> None:
     table = kind(tmp_path / "table", target_bytes=10_000)
     table.bind(FIELDS)
@@ -431,6 +432,7 @@ def topology(spout: Any, table: FileTable, parallelism: int = 2) -> Any:
     return builder.build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opaque", [False, True])
 def test_a_topology_appends_every_row_once_after_failures(
     kind: type[FileTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opaque: bool

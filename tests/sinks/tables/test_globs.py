@@ -165,6 +165,7 @@ def rebuild(table: ParquetTable) -> None:
 STEPS: list[Callable[[ParquetTable], None]] = [commit, replace, roll_back, compact, compact_and_vacuum, rebuild]
 
 
+@pytest.mark.slow_for("partitioned", "replace", "rebuild")
 @pytest.mark.parametrize("partition_by", [(), ("day",)], ids=["plain", "partitioned"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda each: each.__name__)
 def test_a_kill_at_any_step_leaves_a_folder_that_can_be_listed(
@@ -198,6 +199,7 @@ def test_a_kill_at_any_step_leaves_a_folder_that_can_be_listed(
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition_by", [(), ("day",)], ids=["plain", "partitioned"])
 def test_a_driver_that_is_paused_at_any_step_shows_nothing_after_its_successor(
     partition_by: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +227,7 @@ def test_a_driver_that_is_paused_at_any_step_shows_nothing_after_its_successor(
         assert listed(table) == published(table) == after[0]
 
 
+@pytest.mark.slow
 def test_a_compaction_beside_a_driver_keeps_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver commits, or replays what it has committed, between any two steps of a compaction."""
     number = 0

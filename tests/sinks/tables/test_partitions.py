@@ -168,6 +168,7 @@ def test_a_table_that_delta_cannot_compact_is_reported_in_one_line(tmp_path: Pat
         table.compact()
 
 
+@pytest.mark.slow
 def test_the_command_compacts_a_partitioned_table_of_which_it_gets_only_the_path(
     kind: type[FileTable], tmp_path: Path
 ) -> None:
@@ -245,6 +246,7 @@ def test_columns_that_cannot_name_a_partition_are_refused_at_the_start(kind: typ
             kind(tmp_path / "t", partition_by=wrong).bind(Fields(p=str, n=int))
 
 
+@pytest.mark.slow
 def test_a_batch_may_have_thousands_of_partition_values(kind: type[FileTable], tmp_path: Path) -> None:
     table = partitioned(kind, tmp_path / "table", int)
     append(table, 1, batch_of(table, list(range(1_100))))
@@ -272,6 +274,7 @@ def test_a_new_folder_is_durable_in_its_parent(
     assert ours - durable == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition_by", [[], ["p"], ["p", "day"]])
 def test_a_table_of_the_previous_version_is_read_and_compacted_correctly(
     tmp_path: Path, partition_by: list[str]
@@ -285,6 +288,7 @@ def test_a_table_of_the_previous_version_is_read_and_compacted_correctly(
     assert sorted(map(repr, table.to_table().to_pylist())) == sorted(map(repr, expected.to_pylist()))
 
 
+@pytest.mark.slow
 def test_a_table_whose_partitions_the_previous_version_lost_is_refused(tmp_path: Path) -> None:
     """Its compaction wrote files outside the partitions' folders,
     with nulls for the values in the folders' names.

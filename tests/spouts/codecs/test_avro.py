@@ -73,6 +73,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(ROWS, st.booleans())
 def test_many_at_once_and_one_by_one_give_the_same_rows(rows: list[dict[str, Any]], tombstones: bool) -> None:
     values: list[bytes | None] = list(encoded(WORD, *rows))
@@ -294,6 +295,7 @@ class TestRegistry:
         codec.decode(values)
         assert registry.requests[f"/schemas/ids/{old}"] == 1  # asked for once, however many values have it
 
+    @pytest.mark.slow
     def test_undecodable_values_are_named_and_the_rest_comes_in_order(self, registry: RegistryServer) -> None:
         known = registry.register("words-value", SMALL)
         other = registry.register("other-value", "message Word {}", schema_type="PROTOBUF")

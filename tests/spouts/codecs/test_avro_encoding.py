@@ -128,6 +128,7 @@ def rows_of_random_schema(seed: int) -> int:
     return len(values)
 
 
+@pytest.mark.slow
 def test_random_schemas_are_written_as_they_are_read(often: Often) -> None:
     assert sum(map(rows_of_random_schema, range(often(300, 20_000)))) > 1_000
 

@@ -17,6 +17,7 @@ from tests.kit.fuzzing import MEMORY_MAX_MB, memory_mb
 pytestmark = pytest.mark.behaviour("2.9")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_random_pairs_of_schemas_are_read_as_java_reads_them() -> None:
     counts: collections.Counter[str] = collections.Counter()
@@ -35,6 +36,7 @@ def test_random_pairs_of_schemas_are_read_as_java_reads_them() -> None:
         assert counts[each] > 20, (each, counts)
 
 
+@pytest.mark.slow
 def test_any_bytes_are_a_row_or_a_bad_record_alone_and_together() -> None:
     counts: collections.Counter[str] = collections.Counter()
     before = memory_mb()

@@ -94,6 +94,7 @@ def test_what_the_compiled_reader_decodes_arrow_decodes_to_the_same_rows(name: s
             pytest.fail(f"RATCHET_SEED={seed}, round {number}: {_first_difference(values, is_same)!r}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_most_values_are_usual(name: str) -> None:
     """Else the test above would show nothing, and the reader would save nothing."""

@@ -235,6 +235,7 @@ for count in (1, 1000):
 """
 
 
+@pytest.mark.slow
 def test_times_that_python_cannot_hold_are_bad_with_and_without_pandas_in_small_batches_and_large() -> None:
     found = [
         subprocess.run(

@@ -191,6 +191,7 @@ def test_values_that_other_libraries_compress_are_read() -> None:
         assert len(codec.decode_good([bad])[1]) == 1
 
 
+@pytest.mark.slow
 def test_a_value_is_not_decompressed_beyond_its_bound() -> None:
     """512 MiB in half a megabyte."""
     bomb = gzip.compress(bytes(512 << 20), 9)

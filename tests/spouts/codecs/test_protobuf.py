@@ -159,6 +159,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_rows_are_what_another_implementation_decodes(everything: ProtobufCodec, seed: int) -> None:
     chance = random.Random(seed)
     values = [random_message(chance).SerializeToString() for _ in range(300)]
@@ -301,6 +302,7 @@ def test_a_bad_moment_among_good_values_costs_a_few_batches(monkeypatch: pytest.
     assert len(made) < 50
 
 
+@pytest.mark.slow
 def test_a_value_cannot_fill_the_memory(everything: ProtobufCodec) -> None:
     """Empty messages within a message take two bytes each."""
     wide = file_of(

@@ -74,6 +74,7 @@ def test_an_answer_that_is_wrong_for_a_moment_costs_no_record(kind: str) -> None
         assert (batch.num_rows, bad, len(asked)) == (100, [], 3)
 
 
+@pytest.mark.slow
 def test_unknown_ids_are_asked_for_three_times_and_then_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, and also in the next task of the process."""
     with answering(lambda request, _: send(request, *document(404, 40403))) as (url, asked):
@@ -139,6 +140,7 @@ def test_a_compressed_answer_is_not_unpacked() -> None:
         RegistryAvroCodec(url, schema=SMALL).decode_good(framed(1, GOOD))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["head", "body", "nothing"])
 def test_an_answer_byte_by_byte_does_not_hold_a_task(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_client, "ANSWER_TIMEOUT_S", 2.0)
@@ -321,6 +323,7 @@ class TestSubjects:
             RegistryAvroCodec(server.url, schema=SMALL, writer_subjects=subjects)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_answer_makes_anything_but_a_known_error(seed: int) -> None:
     counts = fuzz_answers(seed, 300)

@@ -142,6 +142,7 @@ def test_one_report_tells_of_every_partition() -> None:
     assert found == [True] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_aborted_data_that_takes_longer_than_a_silence(
     topics: Topics, name: str, opened: Any, monkeypatch: pytest.MonkeyPatch

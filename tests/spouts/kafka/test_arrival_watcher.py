@@ -29,6 +29,7 @@ def watch(topics: Topics) -> Iterator[KafkaWatch]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_record_in_any_partition_ends_a_watch_and_the_next_one_begins_behind_it(
     topics: Topics, name: str, watch: KafkaWatch
 ) -> None:

@@ -46,6 +46,7 @@ def until(condition: Any, what: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_opaque_goes_on_without_a_dead_broker_and_returns_to_its_partition(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_opaque_goes_on_without_a_dead_broker_and_returns_to_its_partition(
     assert runs.counts() == dict(values_in(split.bootstrap_servers, name))
 
 
+@pytest.mark.slow
 def test_transactional_waits_for_a_dead_broker_and_says_for_what(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def test_transactional_waits_for_a_dead_broker_and_says_for_what(
     assert runs.counts() == {"p0": 10, "p1": 10, "meanwhile": 5}
 
 
+@pytest.mark.slow
 def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
     planner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reader")
 def test_a_silent_leader_fails_the_read_and_says_where(
     cluster_of_two: KafkaCluster, split: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,6 +164,7 @@ def test_clients_are_kept_by_their_whole_configuration_and_closed(split: Topics,
         second._consumer.list_topics(timeout=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opaque", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_leaders_that_change_under_a_run_cost_no_record(
     cluster_of_two: KafkaCluster, name: str, tmp_path: Path, opaque: bool

@@ -33,6 +33,7 @@ def spout_of(topics: Topics, name: str) -> KafkaSpout:
     return KafkaSpout([name], bootstrap_servers=topics.bootstrap_servers, codec=JsonCodec(EVENT), group=name)
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("between", [0, 1])
 @pytest.mark.parametrize("spouts", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3)), 4])
@@ -48,6 +49,7 @@ def test_a_backlog_gives_the_windows_of_in_order_reading(topics: Topics, name: s
     check(journal(name).results, partitions, 10)
 
 
+@pytest.mark.slow
 def test_restarts_in_a_backlog_with_other_numbers_of_tasks(topics: Topics, name: str, tmp_path: Path) -> None:
     partitions = backlog(seed=7, count=3_000)
     sent(topics, name, partitions)
@@ -63,6 +65,7 @@ def test_restarts_in_a_backlog_with_other_numbers_of_tasks(topics: Topics, name:
     check({each: [told[-1]] for each, told in journal(name).results.items()}, partitions, 10)
 
 
+@pytest.mark.slow
 def test_windows_that_do_not_wait_for_the_partitions_are_caught(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from tests.spouts.kafka.test_continuous_consumers import START, opened, rows_of
 READS, FEEDS = 24, 8
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_changed_batches_are_never_data(topics: Topics, name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SILENCE_MAX_S", 5.0)

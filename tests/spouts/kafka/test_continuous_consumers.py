@@ -228,6 +228,7 @@ def test_an_offset_that_is_not_in_the_log_is_an_event_after_the_records_before_i
     assert events[0].error.code() in native_range_consumer.NOT_IN_LOG
 
 
+@pytest.mark.slow
 def test_after_any_steps_each_partition_goes_on_where_it_was(
     small: None, feed: Feed, topics: Topics, name: str, seed: int
 ) -> None:
@@ -280,6 +281,7 @@ def test_after_any_steps_each_partition_goes_on_where_it_was(
 # --- columns --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_consumer_is_made_anew_for_more_partitions_and_goes_on_where_it_was(topics: Topics, name: str) -> None:
     count = 2 * QUEUES_MIN + 1
@@ -303,6 +305,7 @@ def test_a_consumer_is_made_anew_for_more_partitions_and_goes_on_where_it_was(to
         wait_for(lambda: feed.take() == (None, []) and len(feed.ended) == count)
 
 
+@pytest.mark.slow
 @needs_native
 def test_where_no_wider_consumer_can_be_had_the_former_goes_on(
     topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch

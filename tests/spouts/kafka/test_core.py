@@ -78,6 +78,7 @@ def words(values: list[tuple[Any, ...]]) -> list[str]:
     return [value[0] for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("4.9")
 def test_every_partition_is_read_by_one_task_and_acked_offsets_are_committed(topics: Topics, name: str) -> None:
     topics.create(name, 4)
@@ -462,6 +463,7 @@ def test_a_new_group_begins_at_start_and_keeps_that_position_over_a_restart(
     again.rounds.close()
 
 
+@pytest.mark.slow
 @pytest.mark.kills
 def test_a_broker_that_is_away_delays_new_records_and_loses_none(tmp_path: Path, name: str) -> None:
     with KafkaBroker(tmp_path / "kafka") as broker:
@@ -533,6 +535,7 @@ def test_impossible_kafka_spout_settings_are_refused_by_name() -> None:
         submit(builder.build(), {}, executor="local")
 
 
+@pytest.mark.slow
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_a_checkpoint_holds_the_offsets_and_the_spout_goes_back_to_them(

@@ -80,6 +80,7 @@ def test_a_damaged_batch_ends_the_topology(broker: Topics, name: str, reader: st
         counted(name, spout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("topic", DAMAGED)
 def test_the_choice_to_go_on_is_recorded_as_a_gap(broker: Topics, name: str, reader: str, topic: str) -> None:
@@ -109,6 +110,7 @@ class Seen(BaseBasicBolt):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("topic", ["row", "last", None])
 def test_a_core_topology(broker: Topics, name: str, reader: str, topic: str | None) -> None:
@@ -136,6 +138,7 @@ def test_a_core_topology(broker: Topics, name: str, reader: str, topic: str | No
     assert sorted(_seen[name]) == sound(topic)
 
 
+@pytest.mark.slow
 def test_where_damage_begins_and_ends(broker: Topics) -> None:
     settings = KafkaSettings(broker.bootstrap_servers, None)
     found = find_damage(settings, "g", {f"{topic}/0": (0, 30) for topic in DAMAGED})

@@ -15,7 +15,7 @@ from tests.kit.headers_fuzz import fuzz
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("2.9")]
 
-RUNS = 8
+RUNS = 4
 
 
 def test_records_with_any_headers_arrive_once_as_rows_or_dead_letters(servers: EmbeddedServers, seed: int) -> None:

@@ -53,6 +53,7 @@ def bombs(topics: Topics, name: str) -> Topics:
 SMALL = [f"small {number}" for number in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)
 def test_a_value_above_the_limit_is_a_bad_record(bombs: Topics, name: str, reader: str, tmp_path: Path) -> None:
@@ -73,6 +74,7 @@ def test_a_value_above_the_limit_is_a_bad_record(bombs: Topics, name: str, reade
         assert any(isinstance(each, str) and "record_bytes_max (1,000,000 bytes)" in each for each in value)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)
 def test_it_ends_the_topology_where_no_bad_record_may_be(bombs: Topics, name: str, reader: str) -> None:
@@ -80,6 +82,7 @@ def test_it_ends_the_topology_where_no_bad_record_may_be(bombs: Topics, name: st
         counted(name, bombs, reader, record_bytes_max=1_000_000)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)
 def test_values_below_the_limit_are_read(bombs: Topics, name: str, reader: str) -> None:
@@ -92,6 +95,7 @@ def test_a_limit_below_1_is_refused() -> None:
         OpaqueKafkaTransactionalSpout(["t"], record_bytes_max=0)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)
 def test_memory_does_not_grow_with_the_number_of_batches_that_expand(topics: Topics, name: str, reader: str) -> None:

@@ -86,6 +86,7 @@ def test_a_topology_that_was_forgotten_counts_everything_again_wherever_its_grou
         assert checkpointed(conf, store, name) == {"word": 100}
 
 
+@pytest.mark.slow
 @pytest.mark.rule("C35")
 def test_a_spout_that_is_added_loses_nothing_when_something_fails_before_the_next_checkpoint(
     topics: Topics, name: str, tmp_path: Path

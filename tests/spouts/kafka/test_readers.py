@@ -167,6 +167,7 @@ def readers(cleaning: Topics) -> Iterator[list[Any]]:
         each.close()
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.integration
 @pytest.mark.behaviour("2.5")
@@ -305,6 +306,7 @@ def test_a_read_that_is_abandoned_leaves_nothing_for_the_next_one(log: Log, read
     assert found == [(number, offset) for number in log.offsets for offset in log.offsets[number]]
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.integration
 def test_a_consumer_is_made_anew_for_more_partitions_than_it_has_queues_for(topics: Topics, name: str) -> None:
@@ -328,6 +330,7 @@ def test_a_consumer_is_made_anew_for_more_partitions_than_it_has_queues_for(topi
         session.close()
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.integration
 def test_small_ranges_of_a_backlog_open_no_connection_and_wait_for_nothing(topics: Topics, name: str) -> None:
@@ -405,6 +408,7 @@ def test_many_partitions_are_read_group_by_group(monkeypatch: pytest.MonkeyPatch
     assert {len(group) for group in read[:-1]} == {together}
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [100, pytest.param(200_000, marks=pytest.mark.slow)])
@@ -585,6 +589,7 @@ def test_settings_that_contradict_each_other_are_named_as_the_python_reader_name
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 @needs_native
 def test_brokers_that_are_away_are_waited_for_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spouts.kafka.consumer.range_consumer.SILENCE_MAX_S", 0.5)
@@ -783,6 +788,7 @@ def unsigned_token(lifetime_s: float) -> tuple[str, float]:
     return f"{'.'.join(encoded)}.", now + lifetime_s
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.integration
 @pytest.mark.behaviour("2.11")
@@ -816,6 +822,7 @@ def test_tokens_of_oauth_cb_open_the_connection_and_are_renewed(oauth_broker: Ka
     assert set(asked) == {"scope=a"}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.behaviour("2.11", "4.9")
 @pytest.mark.parametrize("reader", [pytest.param("native", marks=needs_native), "python"])
@@ -860,6 +867,7 @@ def test_all_clients_of_a_core_spout_get_new_tokens(
         tail.close()
 
 
+@pytest.mark.slow
 @needs_native
 def test_an_oauth_cb_that_fails_is_the_reason_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spouts.kafka.consumer.range_consumer.SILENCE_MAX_S", 0.5)
@@ -889,6 +897,7 @@ def test_an_oauth_cb_is_called_the_same_way_by_both_readers() -> None:
     assert asked == {"native": [None], "python": [None]}
 
 
+@pytest.mark.slow
 @needs_native
 def test_an_extension_of_a_token_that_is_not_text_is_an_error() -> None:
     def oauth(config: object) -> tuple[str, float, str, dict[str, Any]]:

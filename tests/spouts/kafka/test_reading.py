@@ -98,6 +98,7 @@ def test_bad_kafka_settings_are_refused_by_name(options: dict[str, Any], message
         KafkaTransactionalSpout(**{"topics": ["words"], "bootstrap_servers": "127.0.0.1:1", **options})
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_is_waited_for_and_named() -> None:
     address = f"127.0.0.1:{free_port()}"
     source = KafkaTransactionalSpout(["words"], bootstrap_servers=address)

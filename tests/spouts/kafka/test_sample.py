@@ -76,6 +76,7 @@ def test_a_sample_finds_what_is_wrong_in_fields(
     assert all(each.subject != "sample" for each in preflight(topology(spout), Config.of({}), "local"))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_sample_has_records_of_every_topic(topics: Topics, topic: str) -> None:
     other = topics.create(f"{topic}-other")
@@ -89,6 +90,7 @@ def test_a_sample_has_records_of_every_topic(topics: Topics, topic: str) -> None
     assert "of which 1 cannot be decoded; none has a value for no of stream 'others'" in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_topic_without_a_record_is_no_mistake(topics: Topics, name: str) -> None:
     topics.create(name)
@@ -97,6 +99,7 @@ def test_a_topic_without_a_record_is_no_mistake(topics: Topics, name: str) -> No
     assert (found.text, found.error) == ("the source has no record yet", None)
 
 
+@pytest.mark.slow
 def test_other_spouts_are_sampled_and_those_that_take_what_they_read_are_not() -> None:
     found = sampled(topology(MemoryTransactionalSpout({0: [["a"], ["b"]]}, Fields(word=str), 1)), 2)
     assert (found.text, found.error) == ("2 records", None)

@@ -114,6 +114,7 @@ def _paths(store: MemoryStore, root: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -137,6 +138,7 @@ def test_a_wrong_security_setting_stops_the_topology_and_is_named(
     running.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [pytest.param("expired", marks=pytest.mark.slow), "other_host"])
 def test_a_broker_that_cannot_be_trusted_is_not_read(certificates: Certificates, which: str, tmp_path: Path) -> None:
     server = KafkaBroker(tmp_path / which, secure=SecureListener(getattr(certificates, which), {USER: PASSWORD}))
@@ -150,6 +152,7 @@ def test_a_broker_that_cannot_be_trusted_is_not_read(certificates: Certificates,
         server.stop()
 
 
+@pytest.mark.slow
 def test_plain_text_to_a_tls_listener_is_waited_for_with_its_reason(
     broker: KafkaBroker, certificates: Certificates
 ) -> None:
@@ -246,6 +249,7 @@ def test_an_unknown_setting_is_named() -> None:
         spout.planner({}, CONTEXT).partitions()
 
 
+@pytest.mark.slow
 def test_a_setting_that_breaks_a_guarantee_is_refused_before_anything_starts() -> None:
     spout = OpaqueKafkaTransactionalSpout([TOPIC], bootstrap_servers="127.0.0.1:1")
     built = topology(spout, MemoryBackend())

@@ -61,6 +61,7 @@ def test_dead_letters_are_refused_before_the_start() -> None:
         submit(topology, {}, MemoryStore(), "local")
 
 
+@pytest.mark.slow
 def test_check_shows_it() -> None:
     topology = built("t", KafkaSink("orders"), servers=None, topics=["orders"])
     findings = preflight(topology, Config.of({"kafka.bootstrap.servers": "127.0.0.1:1"}), "local")
@@ -68,6 +69,7 @@ def test_check_shows_it() -> None:
     assert isinstance(found.error, ConfigError) and "for ever" in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [OpaqueKafkaTransactionalSpout, pytest.param(KafkaTransactionalSpout, marks=pytest.mark.slow)]
 )
@@ -85,6 +87,7 @@ def test_what_another_cluster_has_by_the_same_name_is_read(topics: Topics, name:
             assert run.status().committed_txid == 1
 
 
+@pytest.mark.slow
 def test_a_topic_that_appears_while_it_runs_ends_the_topology(topics: Topics, name: str) -> None:
     """The same brokers by another name, so that nothing is known before the topic is there."""
     topics.send(topics.create(f"{name}.new"), [b'{"word": "a", "n": 1}'])

@@ -206,6 +206,7 @@ def test_a_quiet_stream_of_bad_records_is_not_hidden_by_a_busy_one() -> None:
 # --- what is read ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", [KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout])
 def test_each_topic_is_decoded_by_its_codec_and_a_replay_reads_the_same(shop: Shop, reader: str, kind: Any) -> None:
@@ -222,6 +223,7 @@ def test_each_topic_is_decoded_by_its_codec_and_a_replay_reads_the_same(shop: Sh
     assert read(cloudpickle.loads(cloudpickle.dumps(source)), first)[0] == found
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_limits_are_those_of_the_batch_and_shared_by_all_topics(shop: Shop) -> None:
     source = shop.spout(batch_records_max=8)
@@ -235,6 +237,7 @@ def test_limits_are_those_of_the_batch_and_shared_by_all_topics(shop: Shop) -> N
     assert sizes == [8, 8, 8, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_a_bad_record_does_is_said_for_each_stream(shop: Shop, reader: str) -> None:
     shop.topics.send(shop.orders, [b"no order", order(20)], 0)
@@ -255,6 +258,7 @@ def test_what_a_bad_record_does_is_said_for_each_stream(shop: Shop, reader: str)
     assert counts.streams == {"orders": (22, 1), "payments": (12, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_records_left_out_are_dead_letters_where_their_stream_has_them(shop: Shop, reader: str) -> None:
     source = shop.spout(streams=shop.streams(on_bad_order="dead_letter"), dead_letters=DeadLetterTopic("bad"))
@@ -267,6 +271,7 @@ def test_records_left_out_are_dead_letters_where_their_stream_has_them(shop: Sho
     assert counts.bad_records == 0
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_range_of_a_topic_without_a_stream_is_refused(shop: Shop) -> None:
     ranges = plan(shop.spout())
@@ -275,6 +280,7 @@ def test_a_range_of_a_topic_without_a_stream_is_refused(shop: Shop) -> None:
         read(fewer, ranges)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_stream_may_get_its_schemas_from_a_registry(shop: Shop, name: str, tmp_path: Path) -> None:
     topic = shop.topics.create(f"{name}-returns")
@@ -291,6 +297,7 @@ def test_a_stream_may_get_its_schemas_from_a_registry(shop: Shop, name: str, tmp
 MISSPELT = JsonCodec(Fields(number=int, costumer=str))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)
 def test_a_field_that_no_record_of_the_first_batch_has_is_told_of(shop: Shop, reader: str) -> None:
@@ -309,6 +316,7 @@ def test_a_field_that_no_record_of_the_first_batch_has_is_told_of(shop: Shop, re
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_core_spout_tells_of_a_field_that_no_record_has(shop: Shop, name: str) -> None:
     spout = KafkaSpout([shop.orders], bootstrap_servers=shop.topics.bootstrap_servers, codec=MISSPELT, group=name)
@@ -325,6 +333,7 @@ def test_a_core_spout_tells_of_a_field_that_no_record_has(shop: Shop, name: str)
 # --- record by record -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_core_spout_emits_each_topic_on_its_stream_and_its_dead_letters(shop: Shop, name: str) -> None:
     shop.topics.send(shop.payments, [b"\xff"], 1)

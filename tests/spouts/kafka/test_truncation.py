@@ -80,6 +80,7 @@ def read(runs: KafkaRuns, plan: Plan) -> list[str]:
     return [value for batch in batches for value in batch.column(0).to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consumer", ["kept", pytest.param("new", marks=pytest.mark.slow), "warmed up"])
 def test_a_range_behind_a_truncated_end_is_data_loss_also_when_the_log_has_grown_again(
     runs: KafkaRuns, broker: KafkaBroker, consumer: str
@@ -111,6 +112,7 @@ def test_a_range_behind_a_truncated_end_is_data_loss_also_when_the_log_has_grown
         read(runs, second)
 
 
+@pytest.mark.quick_for("native-True")
 @pytest.mark.parametrize("kept", [True, False])
 def test_records_that_replaced_planned_ones_are_never_read(runs: KafkaRuns, broker: KafkaBroker, kept: bool) -> None:
     """The range begins in the part of the log that is left, and ends in the new part."""
@@ -136,6 +138,7 @@ def test_records_that_replaced_planned_ones_are_never_read(runs: KafkaRuns, brok
         assert kept
 
 
+@pytest.mark.slow
 def test_a_healthy_partition_is_not_recorded_as_truncated_after_the_loss_of_another(
     runs: KafkaRuns, broker: KafkaBroker
 ) -> None:
@@ -159,6 +162,7 @@ def test_a_healthy_partition_is_not_recorded_as_truncated_after_the_loss_of_anot
     assert runs.counts() == {"old": 30, "new": 7 + 12 + 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True], ids=["topic not known yet", "topic known"])
 def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_on(
     runs: KafkaRuns, broker: KafkaBroker, known: bool
@@ -192,6 +196,7 @@ def test_a_core_spout_that_goes_back_behind_a_truncated_end_is_told_and_may_go_o
     assert first_records(skip_lost=True).metadata("offset")[0].as_py() == 30
 
 
+@pytest.mark.slow
 def test_records_of_a_core_spout_carry_the_leader_epochs_that_they_were_written_in(
     runs: KafkaRuns, broker: KafkaBroker
 ) -> None:

@@ -62,6 +62,7 @@ def read(topics: Topics, name: str, reader: str, first: int, end: int) -> Iterat
         session.close()
 
 
+@pytest.mark.slow
 def test_every_record_is_read_as_it_was_written_in_every_compression(topics: Topics, name: str, reader: str) -> None:
     topics.create(name, message_timestamp_after_max_ms=FOR_EVER, message_timestamp_before_max_ms=FOR_EVER)
     sent: list[Row] = []
