@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from framework import Fields, TransactionalTopologyBuilder
@@ -88,6 +88,7 @@ VALUES = st.one_of(
 )
 
 
+@example(values=[-0.0, math.nan, 0.0, math.inf, -1.5, -math.inf], cuts=[1, 3], most=6, seed=random.Random(1))
 @given(values=VALUES, cuts=st.lists(st.integers(0, 50)), most=st.integers(1, 5), seed=st.randoms(use_true_random=False))
 def test_the_greatest_values_do_not_depend_on_the_order_or_the_batches(
     values: list[Any], cuts: list[int], most: int, seed: Any
