@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinks.aggregates import Aggregate, ApproxDistinct, Count, First, Last, Max, Mean, Min, Reduce, Sum
 from sinks.append import AppendCommitter
 from sinks.backend import MapBackend, Row
-from sinks.collect_aggregate import Collect
+from sinks.collect_aggregate import Collect, Top
 from sinks.consistent_read import Together, common_txid, read_together
 from sinks.count_windows import CountWindowCommitter
 from sinks.dead_letter_committers import DeadLetterTable, DeadLetterTopic
@@ -104,6 +104,7 @@ __all__ = [
     "TableJoiningCommitter",
     "TimerCommitter",
     "Together",
+    "Top",
     "TransactionalMapState",
     "TransactionalValue",
     "UpsertCommitter",

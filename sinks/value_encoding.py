@@ -47,6 +47,18 @@ def restored(value: Any, declared: pa.DataType) -> Any:
     return decimal.Decimal(value) if types.is_decimal(declared) else value
 
 
+def check_writable(name: str, declared: pa.DataType | None, store: str) -> pa.DataType:
+    """As ``check_storable``, for what is only written: lists and structs of such values, too."""
+    if declared is not None and (pa.types.is_list(declared) or pa.types.is_large_list(declared)):
+        check_writable(name, declared.value_type, store)
+        return declared
+    if declared is not None and pa.types.is_struct(declared):
+        for each in declared:
+            check_writable(f"{name}.{each.name}", each.type, store)
+        return declared
+    return check_storable(name, declared, store)
+
+
 def check_storable(name: str, declared: pa.DataType | None, store: str) -> pa.DataType:
     """Return the type if its values are stored exactly. Raises ``TopologyError`` otherwise."""
     if declared is None:
@@ -79,10 +91,12 @@ def _is_interval(declared: pa.DataType) -> bool:
 class JsonColumns:
     """Converts rows of these fields to lists that any JSON writer accepts, and back. Raises
     ``TopologyError`` for types that it cannot store, and ``ValueError`` for values that do not fit
-    their type."""
+    their type. ``only_written``: nothing is converted back, so lists and structs are converted,
+    too."""
 
-    def __init__(self, fields: Fields, store: str) -> None:
-        types = [check_storable(name, fields.type_of(name), store) for name in fields]
+    def __init__(self, fields: Fields, store: str, *, only_written: bool = False) -> None:
+        check = check_writable if only_written else check_storable
+        types = [check(name, fields.type_of(name), store) for name in fields]
         self._encoders = [json_encoder(each) for each in types]
         self._decoders = [_decoder(each) for each in types]
         self._as_they_are = all(each.equals(pa.int64()) or each.equals(pa.string()) for each in types)

@@ -1,10 +1,11 @@
-"""The components of a topology, in text and as a table for notebooks."""
+"""The components of a topology, in text, and as a graph and a table for notebooks."""
 
 from __future__ import annotations
 
 import html
 
 from framework.errors import RatchetError
+from framework.streams.graph_svg import graph_svg
 from framework.streams.steps_bolt import StepsBolt
 from framework.topology import Component, FencedState, OpaquePartitionedTransactionalSpout, Topology
 from framework.topology.bolts import Bolt
@@ -33,7 +34,7 @@ def described(topology: Topology) -> str:
 
 
 def described_html(topology: Topology | RatchetError) -> str:
-    """The same as a table, or the error in its place."""
+    """The graph, and the same as a table; or the error in their place."""
     if isinstance(topology, RatchetError):
         return f"<pre>{html.escape(str(topology))}</pre>"
     head = "".join(f"<th>{each}</th>" for each in _HEADING)
@@ -43,7 +44,8 @@ def described_html(topology: Topology | RatchetError) -> str:
         cells = (name, tasks, "\n".join([what, *_calls(component)]), "\n".join(takes), "\n".join(emits), promise)
         rows.append("".join(f"<td>{html.escape(each).replace(chr(10), '<br>')}</td>" for each in cells))
     body = "".join(f"<tr>{each}</tr>" for each in rows)
-    return f"<table><caption>{html.escape(topology.id)}</caption><tr>{head}</tr>{body}</table>"
+    table = f"<table><caption>{html.escape(topology.id)}</caption><tr>{head}</tr>{body}</table>"
+    return f"{graph_svg(topology.shape())}{table}"
 
 
 def _row(topology: Topology, component: Component) -> tuple[str, str, str, list[str], list[str], str]:

@@ -16,9 +16,11 @@ from framework.streams.plan import (
     Node,
     Placed,
     Read,
+    SideOutput,
     builder_of,
     carries_tombstones,
     check_sequence,
+    emitter_of,
     name_of,
     sides_of,
     ways_to,
@@ -191,6 +193,20 @@ class Pipeline(TopologyMaker):
         """The columns that name the partition of the source that a row is from."""
         return self._reading.partition if self._reading is not None else ()
 
+    def without_partition(self, above: Node) -> str:
+        """The mistake of a step by event time whose rows do not say from which partition they
+        are."""
+        steps = [way[0] for way in ways_to(above) if isinstance(way[0], (Placed, SideOutput))]
+        made = next((emitter_of(each) for each in steps if not set(self.partition) <= set(each.schema.names)), None)
+        if made is not None:
+            return (
+                f"event time goes by partition, and the rows of {made.call} are from several: join them with a table without "
+                "times=, upsert them, or write them to a topic and read that in a second pipeline"
+            )
+        return (
+            f"event time goes by partition: read_kafka(..., metadata={list(self.partition)!r}), and keep these columns"
+        )
+
     def watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
         """The watermark of these rows, which the steps share that ask for the same ``late``. Raises
         ``TopologyError`` for steps that share it with other bounds."""
@@ -198,9 +214,7 @@ class Pipeline(TopologyMaker):
         if key not in self._watermarks:
             partition = self.partition
             if not set(partition) <= set(above.schema.names):
-                raise call.mistake(
-                    f"event time goes by partition: read_kafka(..., metadata={list(partition)!r}), and keep these columns"
-                )
+                raise call.mistake(self.without_partition(above))
             try:
                 bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, bounds)
             except ConfigError as error:

@@ -58,6 +58,8 @@ class StepsBolt(ArrowBolt):
     """Runs a tree of steps over each batch. ``outputs``: stream -> its columns. ``tables``: the
     streams to tables that tombstones delete rows of."""
 
+    may_come_and_go = True
+
     def __init__(self, root: Branch, outputs: Mapping[str, pa.Schema], tables: Iterable[str] = ()) -> None:
         self._root = root
         self._outputs = dict(outputs)

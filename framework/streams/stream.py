@@ -610,6 +610,9 @@ class Stream:
             stream._selected(call, {each: each for each in place if each in stream.schema.names} | {time: _EVENT_TIME})
             for stream, time in ((self, left), (other, right))
         ]
+        lacking = next((each for each in (self, other) if not set(place) <= set(each.schema.names)), None)
+        if lacking is not None:
+            raise call.mistake(self._pipeline.without_partition(lacking._node))
         if moments[0].schema != moments[1].schema:
             raise call.mistake(
                 f"the times differ: {self.schema.field(left).type} and {other.schema.field(right).type}: cast one"

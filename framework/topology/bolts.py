@@ -165,6 +165,10 @@ class Bolt(ABC):
     #: every component above must make this promise.
     deterministic: bool = False
 
+    #: True says that the bolt keeps nothing and only passes rows on, so that it may come, change
+    #: and go while the states below it exist.
+    may_come_and_go: bool = False
+
     #: True allows the commit of a small batch to run on the driver, which saves a Spark job. It
     #: takes effect only when every component of the commit phase says True. The code must be
     #: bounded in time and memory: a driver's thread cannot be cancelled.

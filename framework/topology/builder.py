@@ -118,8 +118,15 @@ class Topology(Graph):
             for written in each.instance.written_topics(self.id)
         ]
 
+    def steps(self) -> list[str]:
+        """The bolts that may come and go while a state exists."""
+        return [
+            each.id for each in self.components if isinstance(each.instance, Bolt) and each.instance.may_come_and_go
+        ]
+
     def outline(self) -> dict[str, object]:
-        """The shape of the graph, JSON-able. It must not change while a state exists."""
+        """The shape of the graph, JSON-able. Apart from ``steps``, it must not change while a state
+        exists."""
         return {
             "fields_hash": ALGORITHM,
             "spout": self.spout.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
@@ -29,7 +30,7 @@ class Fields:
 
     Positional names are untyped: Arrow infers their type from the values of each batch. Keywords
     are typed, by a Python type (``str``, ``int``, ``float``, ``bool``, ``bytes``, ``datetime``,
-    ``date``, ``Decimal``) or by an Arrow type. Both may be mixed; positional names come first.
+    ``date``, ``Decimal``, lists of them such as ``list[int]``) or by an Arrow type. Both may be mixed; positional names come first.
 
     >>> Fields("word", count=int).names
     ('word', 'count')
@@ -113,9 +114,12 @@ def _arrow_type(name: str, declared: FieldType) -> pa.DataType | None:
     if declared is None or isinstance(declared, pa.DataType):
         return declared
     found = _ARROW_OF_PYTHON.get(declared)
+    if found is None and typing.get_origin(declared) is list:
+        (item,) = typing.get_args(declared)
+        return pa.list_(_arrow_type(name, item))
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in _ARROW_OF_PYTHON))
         raise TopologyError(
-            f"field {name!r}: no Arrow type is known for {declared!r}; use one of {known} or a pyarrow type"
+            f"field {name!r}: no Arrow type is known for {declared!r}; use one of {known}, list[int] or a pyarrow type"
         )
     return found

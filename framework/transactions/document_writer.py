@@ -55,7 +55,7 @@ from framework.transactions.documents import (
     undone_in,
 )
 from framework.transactions.plans import Plan, plan_digest, stored_plan
-from framework.transactions.topology_change_messages import shape_changes
+from framework.transactions.topology_change_messages import shape_changes, without_steps
 
 _TXID = re.compile("[0-9]{1,18}")
 #: A longer record of a transaction is stored without its plan, and with its last attempt only, so
@@ -82,6 +82,7 @@ class TopologyDocuments:
         self, source: Mapping[str, Any], *, accept_changed: bool = False, accept_lost_data: bool = False
     ) -> Sequence[str]:
         """Write ``meta`` on the first start. On later starts, compare topology and source with it.
+        Stateless steps may come and go.
 
         Raises ``ConfigError`` naming the difference when the topology has changed. With
         ``accept_changed`` the changed topology is accepted; if its spout has another id, it takes
@@ -97,6 +98,8 @@ class TopologyDocuments:
         self._origin = origin_in(self._state, self._topology.id)
         outline = self._topology.outline()
         meta = {"digest": self._topology.digest(), "outline": outline, "source": dict(source)}
+        if steps := self._topology.steps():
+            meta["steps"] = steps
         found = self._state.get_data(META)
         if found is None:
             with self._state.atomically():
@@ -114,7 +117,11 @@ class TopologyDocuments:
             held = {}
         joining = found.get("joining", [])
         if found.get("digest") != meta["digest"]:
-            self._accept_change(found["outline"], outline, accept_changed=accept_changed)
+            before, now = (
+                without_steps(each, {*found.get("steps", ()), *steps}) for each in (found["outline"], outline)
+            )
+            if before != now:
+                self._accept_change(before, now, accept_changed=accept_changed)
             joining = sorted(_locations(outline) - (_locations(found["outline"]) - set(joining)))
         known = held.get("topics", {})
         meta["source"] = {**source, "topics": {**known, **source["topics"]}} if "topics" in source else dict(source)

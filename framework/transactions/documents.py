@@ -46,7 +46,7 @@ from framework.topology.builder import Topology
 from framework.topology.dead_letter_replay import LetterRequest
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of
-from framework.transactions.topology_change_messages import shape_changes
+from framework.transactions.topology_change_messages import shape_changes, without_steps
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
@@ -203,7 +203,7 @@ def meta_in(document: Any, topology_id: str) -> dict[str, Any]:
     fit = fits(outline, Mapping[str, Any]) and fits(outline.get("components", {}), Mapping[str, Mapping[str, Any]])
     fit = fit and all(fits(each.get("states", ()), Sequence[str]) for each in outline.get("components", {}).values())
     fit = fit and fits(source, Mapping[str, Any] | None) and fits((source or {}).get("topics", {}), Mapping[str, Any])
-    if not fit or not fits(known.get("joining", ()), Sequence[str]):
+    if not fit or not all(fits(known.get(each, ()), Sequence[str]) for each in ("joining", "steps")):
         raise CorruptStateError(f"{topology_id}/{META}: not a meta document; restore the node from a backup")
     return known
 
@@ -328,7 +328,9 @@ def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequen
     meta = TransactionalState(store, topology.id).get_data(META)
     if meta is None or meta_in(meta, topology.id).get("digest") == topology.digest():
         return ()
-    return shape_changes(meta["outline"], topology.outline()) or ["its outline differs"]
+    steps = {*meta.get("steps", ()), *topology.steps()}
+    before, now = (without_steps(each, steps) for each in (meta["outline"], topology.outline()))
+    return shape_changes(before, now) or (["its outline differs"] if before != now else [])
 
 
 def _record_in(state: TransactionalState, topology_id: str, name: str) -> TransactionRecord | None:

@@ -1,16 +1,59 @@
-"""What has changed between two outlines of a topology, component by component, for people."""
+"""What has changed between two outlines of a topology, component by component, for people.
+
+Stateless steps between two components are no part of its shape: ``without_steps``.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 _INPUT = re.compile(r"(?P<source>.*) by (?P<grouping>\w+)\((?P<fields>.*)\)")
+_PLACE = re.compile(r"(?P<id>[^/]*)/(?P<stream>.*) by \w+\(.*\)")
 _FIELDS = re.compile(r"Fields\((?P<columns>.*)\)")
 _OPENING, _CLOSING = "<([{", ">)]}"
 
 Component = Mapping[str, Any]
+
+
+def without_steps(outline: Mapping[str, Any], steps: Set[str]) -> Mapping[str, Any]:
+    """An outline in which each component reads what is above the steps. ``steps``: bolts that may
+    come and go. Where there are some, the spout emits what they and the others need, so that its
+    columns say nothing. Those that come to a component without output, such as a table, stay in it
+    as ``takes``. Without ``steps``, the outline itself.
+
+    >>> words = {"streams": {"default": "Fields(word: string)"}, "inputs": []}
+    >>> long = {**words, "inputs": ["words/default by ShuffleGrouping()"]}
+    >>> table = {"streams": {}, "inputs": ["long/default by GlobalGrouping()"]}
+    >>> outline = {"spout": "words", "components": {"words": words, "long": long, "table": table}}
+    >>> without_steps(outline, {"long"})["components"]["table"]["inputs"]
+    ['words/default by GlobalGrouping()']
+    """
+    if not steps:
+        return outline
+    components = outline.get("components", {})
+    kept = {name: _without_steps(each, components, steps) for name, each in components.items() if name not in steps}
+    spout = outline.get("spout")
+    if isinstance(spout, str) and spout in kept:
+        kept[spout] = {**kept[spout], "streams": dict.fromkeys(_mapped(kept[spout], "streams"))}
+    return {**outline, "components": kept}
+
+
+def _without_steps(component: Component, components: Mapping[str, Component], steps: Set[str]) -> Component:
+    inputs, takes = [], {}
+    for each in _listed(component, "inputs"):
+        found, columns = each, None
+        if (place := _PLACE.fullmatch(each)) is not None:
+            above = components.get(place.group("id"), {})
+            columns = _mapped(above, "streams").get(place.group("stream"))
+            if place.group("id") in steps:
+                source = next((its.group("source") for its in _parsed(_listed(above, "inputs"))), "?")
+                found = f"{source}{each[place.end('stream') :]}"
+        inputs.append(found)
+        takes[found.partition(" by ")[0]] = columns
+    emits = _mapped(component, "streams")
+    return {**component, "inputs": inputs, **({"takes": takes} if takes and not emits else {})}
 
 
 def shape_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -38,10 +81,14 @@ def shape_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 def _changes(was: Component, has: Component) -> Iterator[str]:
     yield from _inputs(_listed(was, "inputs"), _listed(has, "inputs"))
+    old, new = _mapped(was, "takes"), _mapped(has, "takes")
+    for source in new:
+        if source in old:
+            yield from _columns("takes", old[source], new[source])
     old, new = _mapped(was, "streams"), _mapped(has, "streams")
     for stream in dict.fromkeys((*new, *old)):
         of = "" if stream == "default" else f" on stream {stream!r}"
-        yield from (f"{change}{of}" for change in _columns(old.get(stream), new.get(stream)))
+        yield from (f"{change}{of}" for change in _columns("emits", old.get(stream), new.get(stream)))
     if was.get("parallelism") != has.get("parallelism"):
         yield f"has {has.get('parallelism')} tasks, and had {was.get('parallelism')}"
     if was.get("committer") != has.get("committer"):
@@ -53,7 +100,7 @@ def _changes(was: Component, has: Component) -> Iterator[str]:
     for each in dict.fromkeys((*new, *old)):
         if old.get(each) != new.get(each):
             yield f"has another option {each}: it was {old.get(each)!r}, and is {new.get(each)!r}"
-    known = {"inputs", "streams", "parallelism", "committer", "states", "settings"}
+    known = {"inputs", "streams", "parallelism", "committer", "states", "settings", "takes"}
     for each in dict.fromkeys((*has, *was)):
         if each not in known and was.get(each) != has.get(each):
             yield f"has another {each}: it was {was.get(each)!r}, and is {has.get(each)!r}"
@@ -83,17 +130,17 @@ def _parsed(inputs: Sequence[str]) -> list[re.Match[str]]:
     return [found for each in inputs if (found := _INPUT.fullmatch(each)) is not None]
 
 
-def _columns(was: object, has: object) -> Iterator[str]:
+def _columns(verb: str, was: object, has: object) -> Iterator[str]:
     """The columns of a stream that are new, gone, or of another type."""
     if was == has:
         return
     old, new = _types(was), _types(has)
-    found = [f"emits {name}, which is new" for name in new if name not in old]
-    found += [f"emits {name} no more" for name in old if name not in new]
+    found = [f"{verb} {name}, which is new" for name in new if name not in old]
+    found += [f"{verb} {name} no more" for name in old if name not in new]
     found += [
-        f"emits {name} as {new[name]}, and did as {old[name]}" for name in new if old.get(name, new[name]) != new[name]
+        f"{verb} {name} as {new[name]}, and did as {old[name]}" for name in new if old.get(name, new[name]) != new[name]
     ]
-    yield from found or ["emits its columns in another order"]
+    yield from found or [f"{verb} its columns in another order"]
 
 
 def _types(fields: object) -> dict[str, str]:

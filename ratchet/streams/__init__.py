@@ -14,6 +14,7 @@ from ratchet.streams.aggregates import (
     quantile,
     reduce,
     sum_,
+    top,
 )
 from ratchet.streams.formats import (
     Avro,
@@ -68,4 +69,5 @@ __all__ = [
     "reduce",
     "sqlite",
     "sum_",
+    "top",
 ]

@@ -8,7 +8,21 @@ from typing import Any
 import polars as pl
 
 from framework.topology.fields import FieldType
-from sinks import Aggregate, ApproxDistinct, Collect, Count, First, Last, Max, Mean, Min, Quantile, Reduce, Sum
+from sinks import (
+    Aggregate,
+    ApproxDistinct,
+    Collect,
+    Count,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Quantile,
+    Reduce,
+    Sum,
+    Top,
+)
 
 Field = str | pl.Expr
 
@@ -63,6 +77,12 @@ def quantile(field: Field, share: float) -> Aggregate:
 def collect(field: Field, *, most: int = 1_000) -> Aggregate:
     """The first ``most`` values that are not null, in the order of arrival: JSON of a list."""
     return Collect(field, most)  # type: ignore[arg-type]
+
+
+def top(field: Field, most: int = 10) -> Aggregate:
+    """The ``most`` greatest values, the greatest first: JSON of a list. Nulls and NaN are left
+    out."""
+    return Top(field, most)  # type: ignore[arg-type]
 
 
 def reduce(field: Field, function: Callable[[Any, Any], Any], *, returns: FieldType = None) -> Aggregate:

@@ -118,7 +118,7 @@ class Part:
                     f"[{content!r}], for JSON, or a function"
                 )
         else:
-            JsonColumns(fields.select(content), "JSON")
+            JsonColumns(fields.select(content), "JSON", only_written=True)
 
     def column(self, fields: Fields, batch: pa.RecordBatch, where: str) -> pa.Array:
         """``where``: the topic, for a message. Raises ``BadRecordError``."""
@@ -136,7 +136,7 @@ class Part:
         if isinstance(content, str):
             return batch.column(content).cast(pa.binary()).cast(BYTES)
         chosen = fields.select(content)
-        columns = JsonColumns(chosen, "JSON")
+        columns = JsonColumns(chosen, "JSON", only_written=True)
         encoded = map(columns.encode, rows_of(batch.select([*chosen])))
         return pa.array([_json(dict(zip(chosen, row, strict=True)), where) for row in encoded], BYTES)
 

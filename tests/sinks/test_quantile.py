@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from framework import Fields, TransactionalTopologyBuilder
 from framework.errors import CorruptStateError, TopologyError
 from framework.testing import replay, run_on
-from sinks import Aggregate, Collect, OpaqueMapState, Quantile, SqliteBackend, StateCommitter
+from sinks import Aggregate, Collect, OpaqueMapState, Quantile, SqliteBackend, StateCommitter, Top
 from spouts import OpaqueMemoryTransactionalSpout
 
 NUMBERS = st.one_of(st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1), st.none(), st.just(math.nan))
@@ -80,16 +80,37 @@ def test_a_list_has_the_first_values_in_their_forms() -> None:
     assert found == [["2026-01-02T00:00:00.000000Z"], ["YQ=="], ['ü"'], ["1.50"], ["Infinity"], [True]]
 
 
+VALUES = st.one_of(
+    st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)),
+    st.lists(st.none() | st.floats()),
+    st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=3)),
+    st.lists(st.datetimes().map(lambda each: each.replace(tzinfo=datetime.UTC))),
+)
+
+
+@example(values=[-0.0, math.nan, 0.0, math.inf, -1.5, -math.inf], cuts=[1, 3], most=6, seed=random.Random(1))
+@given(values=VALUES, cuts=st.lists(st.integers(0, 50)), most=st.integers(1, 5), seed=st.randoms(use_true_random=False))
+def test_the_greatest_values_do_not_depend_on_the_order_or_the_batches(
+    values: list[Any], cuts: list[int], most: int, seed: Any
+) -> None:
+    present = [each for each in values if each is not None and each == each]
+    greatest = sorted((each + 0 if isinstance(each, float) else each for each in present), reverse=True)[:most]
+    expected = Collect("x", most).fold(greatest, partial=False)
+    shuffled = seed.sample(values, len(values))
+    assert [folded(Top("x", most), each, sorted(cuts)) or "[]" for each in (values, shuffled)] == [expected or "[]"] * 2
+
+
 @pytest.mark.parametrize("tasks", [1, 3])
-def test_both_work_in_a_committer_though_batches_are_replayed(tasks: int, tmp_path: Any) -> None:
+def test_all_work_in_a_committer_though_batches_are_replayed(tasks: int, tmp_path: Any) -> None:
     rows = {part: [["k", float(number)] for number in range(part, 100, 4)] for part in range(4)}
     spout = OpaqueMemoryTransactionalSpout(rows, Fields(k=str, x=float), 7)
     builder = TransactionalTopologyBuilder("t", "spout", spout, tasks)
     state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "found"))
-    aggregates = {"median": Quantile("x", 0.5), "all": Collect("x", 200)}
+    aggregates = {"median": Quantile("x", 0.5), "all": Collect("x", 200), "top": Top("x", 3)}
     builder.set_bolt("found", StateCommitter(state, ["k"], aggregates), tasks).fields_grouping("spout", Fields("k"))
     (row,) = run_on(builder.build(), rows, faults=[replay()]).table("found")
     assert row["median"] == pytest.approx(49, rel=0.02)
+    assert row["top"] == "[99.0,98.0,97.0]"
     assert sorted(json.loads(row["all"])) == [float(each) for each in range(100)]
 
 
@@ -102,6 +123,12 @@ def test_both_work_in_a_committer_though_batches_are_replayed(tasks: int, tmp_pa
         (lambda: Collect(), "Collect needs a field"),
         (lambda: Collect("x", 0), "most is 0: give a number above 0"),
         (lambda: Collect("x").output_type(pa.list_(pa.int64())), "takes single values, not list"),
+        (lambda: Top(), "Top needs a field"),
+        (lambda: Top("x", 0), "most is 0: give a number above 0"),
+        (
+            lambda: Top("x").output_type(pa.decimal128(9, 2)),
+            "takes integers, floats, text, dates and timestamps, not deci",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,27 @@ def test_event_time_has_the_outline_of_its_committers(tmp_path: Path) -> None:
     builder.set_bolt("seen", seen).fields_grouping("kafka", Fields("shop")).all_grouping("closed-watermark")
     builder.set_bolt("first", KafkaSink("first")).global_grouping("seen")
     assert shop.build().outline() == builder.build().outline()
+
+
+def test_rows_of_several_partitions_have_no_event_time_of_their_own(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    order = Json(shop=str, cents=int, at=datetime.datetime)
+    orders = shop.read_kafka("orders", value=order, metadata=PLACE, bootstrap_servers=BROKER)
+    paid = shop.read_kafka("paid", value=Json(shop=str, paid_at=datetime.datetime), metadata=PLACE)
+    windows = orders.window(tumbling("5 min"), on="at").group_by("shop").agg(cents=sum_("cents"))
+    closed = windows.when_closed(name="closed").filter("cents > 1")
+    said = r"the rows of .*when_closed\(name='closed'\) are from several: join them with a table without times="
+    wrong: list[Callable[[], object]] = [
+        lambda: closed.join(paid, on="shop", times=("window_end", "paid_at"), within="1 h", name="joined"),
+        lambda: paid.join(closed, on="shop", times=("paid_at", "window_end"), within="1 h", name="joined"),
+        lambda: closed.join(closed.filter("cents > 2"), on="shop", times="window_end", within="1 h", name="joined"),
+        lambda: closed.deduplicate("shop", within="1 h", on="window_end", name="once"),
+    ]
+    for each in wrong:
+        with pytest.raises(TopologyError, match=said):
+            each()
+    closed.join(paid.latest_by("shop"), on="shop", name="current").append_into(parquet(tmp_path / "joined"))
+    assert shop.build().id == "shop"
 
 
 def test_event_time_needs_a_store_and_the_partitions_of_the_source(tmp_path: Path) -> None:

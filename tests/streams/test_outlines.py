@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -162,6 +163,29 @@ def test_a_description_names_components_steps_and_guarantees(tmp_path: Path) -> 
     assert "does       filter('cents > 100')" in text
     assert "takes      orders-steps by FieldsGrouping(shop)" in text
     assert "<td>per-shop</td>" in shop._repr_html_()
+
+
+def test_a_notebook_shows_the_graph_with_each_component_right_of_its_inputs(tmp_path: Path) -> None:
+    shop = Pipeline("shop")
+    read = orders(shop)
+    read.filter("cents > 0").append_into(parquet(tmp_path / "large"), name="large-1")
+    read.group_by("shop").agg(n=count()).upsert_into(sqlite(tmp_path / "x.db", "n"), name="n", parallelism=2)
+    shown = shop._repr_html_()
+    graph = ElementTree.fromstring(shown[: shown.index("<table>")])
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = {
+        each.findtext(f"{space}text"): (each.get("class"), float(str(each.get("transform"))[10:].split()[0]))
+        for each in graph.iter(f"{space}g")
+        if each.get("class")
+    }
+    assert {name: kind for name, (kind, _) in boxes.items()} == {
+        "kafka": "spout", "orders-steps": "bolt", "large-1": "committer", "n": "committer",
+    }  # fmt: skip
+    assert boxes["kafka"][1] < boxes["orders-steps"][1] < boxes["large-1"][1]
+    assert boxes["n"][1] == boxes["orders-steps"][1]
+    said = [each.text for each in graph.iter(f"{space}title")]
+    assert "kafka->n: FieldsGrouping(shop)" in said and "n: committer StateCommitter" in said
+    assert "committer \N{MULTIPLICATION SIGN} 2" in [each.text for each in graph.iter(f"{space}text")]
 
 
 def test_a_pipeline_that_is_wrong_shows_why_in_a_notebook() -> None:

@@ -29,6 +29,13 @@ def test_fields_accept_arrow_types_and_names_like_self() -> None:
     assert fields.schema() == pa.schema([("word", pa.large_string()), ("self", pa.int64())])
 
 
+def test_fields_take_lists_of_python_types() -> None:
+    types = Fields(items=list[str], rows=list[list[int]])
+    assert [types.type_of(each) for each in types] == [pa.list_(pa.string()), pa.list_(pa.list_(pa.int64()))]
+    with pytest.raises(TopologyError, match=r"field 'items': no Arrow type is known for <class 'set'>"):
+        Fields(items=list[set])
+
+
 def test_fields_schema_is_none_when_a_field_is_untyped() -> None:
     assert Fields("word", count=int).schema() is None
 
