@@ -7,7 +7,8 @@ CREATE TABLE orders (
 CREATE TABLE per_hour (window_start TIMESTAMP(3), shop STRING, cents BIGINT) WITH (
   'connector' = 'kafka', 'topic' = 'per_hour', 'properties.bootstrap.servers' = 'broker:9092',
   'key.format' = 'raw', 'key.fields' = 'shop', 'value.format' = 'json',
-  'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = 'per-hour');
+  'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = 'per-hour',
+  'properties.transaction.timeout.ms' = '600000');
 INSERT INTO per_hour
 SELECT window_start, shop, SUM(cents) FROM TUMBLE(TABLE orders, DESCRIPTOR(placed), INTERVAL '1' HOUR)
 GROUP BY window_start, window_end, shop;

@@ -12,7 +12,8 @@ CREATE TABLE payments (
 CREATE TABLE paid (id STRING, shop STRING, cents BIGINT, paid BIGINT) WITH (
   'connector' = 'kafka', 'topic' = 'paid', 'properties.bootstrap.servers' = 'broker:9092',
   'key.format' = 'raw', 'key.fields' = 'id', 'value.format' = 'json',
-  'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = 'paid');
+  'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = 'paid',
+  'properties.transaction.timeout.ms' = '600000');
 INSERT INTO paid
 SELECT o.id, o.shop, o.cents, p.paid FROM orders AS o JOIN payments AS p
 ON o.id = p.id AND p.paid_at BETWEEN o.placed - INTERVAL '1' DAY AND o.placed + INTERVAL '1' DAY;
