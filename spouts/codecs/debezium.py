@@ -18,7 +18,13 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Truths, Values, all_good, joined
 from spouts.codecs.debezium_columns import NAMED_FLOAT, ColumnReader, Described, SourceSettings, described, in_json
 from spouts.codecs.debezium_metadata import METADATA, SOURCE, TRANSACTION, columns_of, names_of
-from spouts.codecs.debezium_schema import BEGINNING, NOT_OF_A_CHANGE, columns_of_schema, prefix_of
+from spouts.codecs.debezium_schema import (
+    BEGINNING,
+    NOT_OF_A_CHANGE,
+    as_connect_writes,
+    columns_of_schema,
+    prefix_of,
+)
 from spouts.codecs.json_reader import JsonReader
 from spouts.codecs.json_reasons import shortened
 
@@ -111,7 +117,7 @@ class DebeziumCodec(PerValueCodec):
     def decode_good_array(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
         batches: list[pa.RecordBatch] = []
         places: list[Numbers] = []
-        parts, bad = self._parts(values)
+        parts, bad = self._parts(as_connect_writes(values))
         for part in parts:
             batch, its_places, its_bad = self._read(part)
             batches.append(batch)

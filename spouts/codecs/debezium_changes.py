@@ -16,7 +16,14 @@ from framework.topology.table_changes import DEFAULT, TableChanges
 from spouts.codecs import codec_error_isolation
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_columns import Described, column_type
-from spouts.codecs.debezium_schema import BEGINNING, NOT_OF_A_CHANGE, PAYLOAD, columns_of_schema, prefix_of
+from spouts.codecs.debezium_schema import (
+    BEGINNING,
+    NOT_OF_A_CHANGE,
+    PAYLOAD,
+    as_connect_writes,
+    columns_of_schema,
+    prefix_of,
+)
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
 _METADATA = {f"_ratchet_{name}": name for name in _HELD}
@@ -54,6 +61,7 @@ class DebeziumChanges:
         self._unavailable = unavailable
 
     def read(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Sequence[TableChanges]:
+        keys, values = as_connect_writes(keys), as_connect_writes(values)
         left_out = _any_codec().left_out(values)
         wanted = np.flatnonzero(~left_out) if left_out is not None else np.arange(len(values))
         by_schema: dict[tuple[bytes, tuple[str, ...]], list[int]] = defaultdict(list)

@@ -6,6 +6,10 @@ import functools
 import json
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from spouts.codecs.debezium_columns import Described
 
 #: With this, a record with a schema begins.
@@ -16,6 +20,33 @@ PAYLOAD = b'},"payload":'
 NOT_OF_A_CHANGE = "a schema that is none of a change record"
 #: Rows, structs and arrays inside each other. PostgreSQL and MySQL need three.
 _DEPTH_MAX = 32
+#: An object whose first member is a schema or a payload, however it is written.
+_WITH_SCHEMA = r'^\s*\{\s*"(schema|payload)"\s*:'
+
+
+def as_connect_writes(values: pa.BinaryArray) -> pa.BinaryArray:
+    """The same values; those with a schema and a payload that another program has written again,
+    with blanks or in another order, as Kafka Connect writes them."""
+    as_written = pc.and_(pc.starts_with(values, BEGINNING), pc.ends_with(values, b"}"))
+    if pc.all(as_written, min_count=0).as_py():  # nulls do not count
+        return values
+    others = pc.and_not(pc.match_substring_regex(values, _WITH_SCHEMA), as_written)
+    places = np.flatnonzero(pc.fill_null(others, False).to_numpy(zero_copy_only=False))
+    if not len(places):
+        return values
+    found = values.to_pylist()
+    for place in places.tolist():
+        found[place] = _rewritten(found[place])
+    return pa.array(found, values.type)
+
+
+def _rewritten(value: bytes) -> bytes:
+    try:
+        read = json.loads(value)
+        schema, payload = read["schema"], read["payload"]
+    except (ValueError, KeyError, RecursionError):
+        return value
+    return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":")).encode()
 
 
 def prefix_of(value: bytes) -> bytes:

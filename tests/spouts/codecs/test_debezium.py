@@ -17,7 +17,8 @@ import pytest
 from framework.errors import TopologyError
 from framework.testing.conformance.codec import CodecContract
 from framework.topology import Fields
-from spouts import DebeziumCodec, UndecodableValueError
+from spouts import DebeziumChanges, DebeziumCodec, UndecodableValueError
+from tests.kit.change_records import INT, TEXT, change_record
 from tests.kit.debezium_types import COLUMNS, FOLDER, ROWS, read
 
 #: Column -> the type that is declared for it. The others are text.
@@ -193,6 +194,25 @@ def test_changes_become_rows_in_order(schemas: str) -> None:
     assert {row["table"] for row in found} == {"every", None}
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_records_that_were_written_again_are_the_same_changes(swapped: bool) -> None:
+    """Each second one, as a program writes it that has read it as JSON."""
+    columns = {"id": INT, "name": TEXT}
+    records = [change_record("t", columns, "c", {"id": each, "name": f"wörd {each}"}) for each in range(6)]
+
+    def again(value: bytes) -> bytes:
+        found = json.loads(value)
+        return json.dumps(dict(reversed(found.items())) if swapped else found, ensure_ascii=False, indent=1).encode()
+
+    keys = [json.dumps({"schema": {"fields": [{"field": "id"}]}, "payload": {"id": each}}) for each in range(6)]
+    values = [again(value) if place % 2 else value for place, (_, value) in enumerate(records) if value]
+    plain, others = (pa.array(each, pa.binary()) for each in ([value for _, value in records], values))
+    read = DebeziumCodec(Fields(id=int, name=str))
+    assert read.decode(others.to_pylist()).equals(read.decode(plain.to_pylist()))
+    (changes,) = DebeziumChanges().read(pa.array([each.encode() for each in keys], pa.binary()), others)
+    assert (changes.key, changes.rows and changes.rows.num_rows) == (("id",), 6)
+
+
 @pytest.mark.parametrize("schemas", ["plain", "schemas"])
 def test_tombstones_and_records_about_others_are_left_out(schemas: str) -> None:
     its = DebeziumCodec(Fields(id=int))
@@ -288,14 +308,15 @@ def test_records_of_several_forms_keep_their_order() -> None:
         with_schema(change({"id": 4, "free": "-0.25", "rate": "Infinity"})),
         change({"id": 5, "free": "lg==", "rate": 0.5}),
         json.dumps({"payload": json.loads(change({"id": 6})), "schema": schema}).encode(),
+        json.dumps({"payload": 7, "schema": schema}).encode(),
     ]
     batch, bad = DebeziumCodec(fields, metadata=[], tombstones=True).decode_good(records)
     free = decimal.Decimal
     rows = batch.to_pylist()
-    assert [row["id"] for row in rows] == [1, 2, None, 3, 4, 5]
-    assert [row["free"] for row in rows] == [None, free("1.5"), None, free("1.5"), free("-0.25"), free("-1.06")]
-    assert str([row["rate"] for row in rows]) == "[1.0, 2.5, None, nan, inf, 0.5]"
-    assert [each.index for each in bad] == [6]
+    assert [row["id"] for row in rows] == [1, 2, None, 3, 4, 5, 6]
+    assert [row["free"] for row in rows] == [None, free("1.5"), None, free("1.5"), free("-0.25"), free("-1.06"), None]
+    assert str([row["rate"] for row in rows]) == "[1.0, 2.5, None, nan, inf, 0.5, None]"
+    assert [each.index for each in bad] == [7]
 
 
 def test_the_position_of_a_binary_log_grows() -> None:
