@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from framework.errors import reason_of
+from framework.errors import RatchetError, reason_of
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 
@@ -31,6 +31,15 @@ class UndecodableValueError(Exception):
         self.index = index
         self.reason = reason_of(reason)
         super().__init__(f"value {index}: {self.reason}")
+
+
+class TooLargeTogetherError(RatchetError):
+    """The given values become too large together, and none of them is bad: decode them in parts of
+    the first ``count`` values, which do not."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(f"more than {count} of these values together are too large: decode fewer at a time")
 
 
 class Codec(ABC):
@@ -53,7 +62,8 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, values: Values) -> pa.RecordBatch:
         """One row per value, in order. Raises ``UndecodableValueError`` for the first value that
-        cannot be decoded."""
+        cannot be decoded. Every method that decodes may raise ``TooLargeTogetherError`` for more
+        than one value."""
 
     def left_out(self, values: Values | pa.BinaryArray) -> Truths | None:
         """Which values have no row, and are no errors: a spout does not decode their records, and
