@@ -8,7 +8,7 @@ keys and headers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -220,6 +220,19 @@ def all_good(batch: pa.RecordBatch, bad: list[BadRecord]) -> pa.RecordBatch:
     if bad:
         raise UndecodableValueError(bad[0].index, bad[0].reason)
     return batch
+
+
+def without_rows(
+    batch: pa.RecordBatch, bad: list[BadRecord], refused: Mapping[int, str], count: int
+) -> tuple[pa.RecordBatch, list[BadRecord]]:
+    """The result of ``decode_good`` for ``count`` values, when rows of it are refused, too.
+    ``refused``: the number of each such row -> the reason."""
+    if not refused:
+        return batch, bad
+    places = np.delete(np.arange(count), [each.index for each in bad])
+    bad = [*bad, *(BadRecord(int(places[row]), reason) for row, reason in refused.items())]
+    kept = np.delete(np.arange(batch.num_rows), list(refused))
+    return batch.take(pa.array(kept)), sorted(bad, key=lambda each: each.index)
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
