@@ -83,6 +83,23 @@ class Route:
         admit(pc.unique(column).to_pylist())
         return column.cast(pa.string())
 
+    def wanted(self, batch: pa.RecordBatch, partition: str | None) -> set[tuple[str, int]]:
+        """The topics that the rows name, each with the least number of partitions that it must
+        have: what to look up together, before one row after the other is refused. ``partition``:
+        the field that names the partition."""
+        if partition is None:
+            topics = pc.unique(batch.column(self.field)).to_pylist() if self.field is not None else []
+            return {(topic, 1) for topic in topics if topic is not None and self._allows(topic)}
+        topics = batch.column(self.field).to_pylist() if self.field is not None else [*self.topics] * batch.num_rows
+        pairs = {*zip(topics, batch.column(partition).to_pylist(), strict=True)}
+        named = {topic for topic, _ in pairs if topic is not None and self._allows(topic)}
+        numbered = {
+            (topic, number + 1)
+            for topic, number in pairs
+            if topic in named and number is not None and 0 <= number < _PARTITIONS_MAX
+        }
+        return numbered if self.field is None else numbered | {(topic, 1) for topic in named}
+
     def check_names(self, topics: Sequence[str]) -> None:
         """Raises ``BadRecordError`` for a topic that no row may name."""
         for topic in topics:
@@ -105,7 +122,6 @@ class Route:
                     "would come back as input, for ever"
                 )
         catalog = catalog_of(settings)
-        catalog.look_up((topic, 1) for topic in topics)
         for topic in topics:
             if not catalog.partition_count(topic):
                 raise BadRecordError(
@@ -140,7 +156,6 @@ def partition_column(name: str, batch: pa.RecordBatch, topics: Sequence[str], ca
     ``BadRecordError`` for a partition that the topic does not have."""
     column = batch.column(name)
     named = {each for each in zip(topics, column.to_pylist(), strict=True) if each[1] is not None}
-    catalog.look_up((topic, partition + 1) for topic, partition in named if 0 <= partition < _PARTITIONS_MAX)
     for topic, partition in named:
         count = catalog.partition_count(topic, partition + 1) if 0 <= partition < _PARTITIONS_MAX else 0
         if not 0 <= partition < count:

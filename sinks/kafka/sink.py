@@ -283,6 +283,8 @@ class KafkaSink(ArrowBolt, Committer):
     def _encoded(self, merged: KafkaSettings, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The records of a batch."""
         columns = self._parts(batch)
+        if wanted := self._route.wanted(batch, self._partition):
+            writers.catalog(merged).look_up(wanted)
         topic = self._route.column(batch, lambda names: self._admit(names, merged))
         if topic is not None:
             columns["topic"] = topic
