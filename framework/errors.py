@@ -72,10 +72,10 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust, such as polars, has panicked. Each library has a class of its own
-    for that, which cannot be imported, and is no ``Exception``."""
-    return type(error).__name__ == "PanicException"
+def panics() -> tuple[type[BaseException], ...]:
+    """The classes of the panics of libraries in Rust, such as polars. Each library has a class of
+    its own, which is no ``Exception``, cannot be imported, and is made by its first panic."""
+    return tuple(each for each in BaseException.__subclasses__() if each.__name__ == "PanicException")
 
 
 class RatchetError(Exception):

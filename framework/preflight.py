@@ -17,7 +17,7 @@ from framework.coordination import CoordinationStore, store_of
 from framework.core.leader_loop import check_stateful, stateful_components
 from framework.errors import ConfigError, RatchetError, RetryableError, TopologyError
 from framework.execution.executor_name import SPARK, checked_executor
-from framework.execution.failures import USER_ERRORS, in_users_words
+from framework.execution.failures import in_users_words, users_errors
 from framework.execution.plan import check_pickles
 from framework.submission import check_reach
 from framework.topology import (
@@ -84,7 +84,7 @@ def _finding(subject: str, check: Check) -> Finding:
     except RatchetError as error:
         advice = getattr(error, "advice", "")
         return Finding(subject, f"{error}; {advice}" if advice else str(error), error)
-    except USER_ERRORS as error:  # from the user's component, or from the library of a sink
+    except users_errors() as error:  # from the user's component, or from the library of a sink
         text = in_users_words(error)
         return Finding(subject, text, TopologyError(f"{subject}: {text}"))
 

@@ -120,10 +120,19 @@ _NO_KERBEROS = (
 T = TypeVar("T")
 
 
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka allows a topic of this name.
+
+    >>> is_topic_name("orders"), is_topic_name("a:b")
+    (True, False)
+    """
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
 def checked_topic(topic: object, what: str = "") -> str:
     """Return a valid name for a topic. ``what``: the purpose of the topic, for the message of the
     ``ConfigError``."""
-    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not isinstance(topic, str) or not is_topic_name(topic):
         raise ConfigError(
             f"{what}{topic!r} is not a Kafka topic name: 1 to {TOPIC_LENGTH_MAX} letters, digits, '.', '_' and '-'"
         )

@@ -15,7 +15,7 @@ from typing import Any
 from framework.config import Config
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
-from framework.execution.failures import USER_ERRORS, in_users_words
+from framework.execution.failures import in_users_words, users_errors
 from framework.topology import CoreTopology, Topology
 from framework.topology.builder import TopologyMaker
 from framework.transactions.history_archive import HistoryTarget, history_target
@@ -111,7 +111,7 @@ def _users_errors(name: str) -> Iterator[None]:
         raise ConfigError(
             f"{name}: {error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
         ) from error
-    except USER_ERRORS as error:
+    except users_errors() as error:
         raise ConfigError(f"{name}: {in_users_words(error)}") from error
 
 

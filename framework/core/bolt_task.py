@@ -18,7 +18,7 @@ from framework.core.roots_column import at_most_one, flat_roots, roots_of, track
 from framework.core.round_budget import Budget
 from framework.core.round_protocol import ErrorKind
 from framework.errors import BadRecordError, FailedException, RetryableError, TopologyError
-from framework.execution.failures import USER_ERRORS
+from framework.execution.failures import users_errors
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseBasicBolt, BaseRichBolt, Fields, Tuple
@@ -314,7 +314,7 @@ class BoltTask(ComponentTask):
         self.counts.executed += 1
         try:
             bolt.execute(tup)
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.raised(tup, error)
             self.died(error)
 
@@ -330,7 +330,7 @@ class BoltTask(ComponentTask):
                 execute(tup, collector)
             except FailedException as error:
                 self.raised(tup, error)
-            except USER_ERRORS as error:
+            except users_errors() as error:
                 self.raised(tup, error)
                 self.died(error)
                 break
@@ -358,7 +358,7 @@ class BoltTask(ComponentTask):
                 except FailedException as error:
                     failed.append(rows.taken)
                     self._blame(collector.roots, error)
-                except USER_ERRORS as error:
+                except users_errors() as error:
                     failed.append(rows.taken)
                     self._blame(collector.roots, error)
                     row_is_done()

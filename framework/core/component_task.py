@@ -33,7 +33,7 @@ from framework.core.round_budget import Budget
 from framework.core.round_protocol import ComponentError, Counts, ErrorKind
 from framework.errors import DataLossError, RetryableError
 from framework.execution.collector import BUFFERED_ROWS_MAX, Streams, bounded
-from framework.execution.failures import FATAL_ERRORS, USER_ERRORS
+from framework.execution.failures import FATAL_ERRORS, users_errors
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import Fields, Tuple
@@ -164,7 +164,7 @@ class Outflow:
         for stream, task in list(self._surroundings.outcome.of[self._component_id].rows):
             try:
                 self._flush(stream, task)
-            except USER_ERRORS as error:
+            except users_errors() as error:
                 failed = failed if failed is not None else error
         if failed is not None:
             raise failed
@@ -196,7 +196,7 @@ class Outflow:
             first, at = at, at + batch.num_rows
             try:
                 self._give(stream, task, batch, trees.slice(first, batch.num_rows))
-            except USER_ERRORS:
+            except users_errors():
                 self._fail(trees.slice(at))
                 raise
 
@@ -223,7 +223,7 @@ class Outflow:
         blamed."""
         try:
             yield
-        except USER_ERRORS:
+        except users_errors():
             self.failed = True
             outcome = self._surroundings.outcome
             if self._surroundings.blames:
@@ -252,7 +252,7 @@ def _failing_rows(attempt: Callable[[int, int], None], start: int, stop: int) ->
     """The rows for which ``attempt`` fails when it gets that row alone."""
     try:
         attempt(start, stop)
-    except USER_ERRORS:
+    except users_errors():
         if stop - start == 1:
             yield start
         else:
@@ -313,7 +313,7 @@ class ComponentTask:
             try:
                 self._instance = self.topology.instance(self.component)
                 self.begin(self._instance)
-            except USER_ERRORS as error:
+            except users_errors() as error:
                 self._instance = None
                 self.report(
                     error,
@@ -353,7 +353,7 @@ class ComponentTask:
         if made is not None:
             try:
                 self.end(made)
-            except USER_ERRORS as error:
+            except users_errors() as error:
                 self.report(error)
 
     def died(self, error: BaseException) -> None:

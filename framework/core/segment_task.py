@@ -20,7 +20,7 @@ from framework.core.round_protocol import Addressed, Round, RoundRecord, RoundRe
 from framework.core.spout_task import Origins, SpoutTask
 from framework.core.stateful_bolt_task import Follows, StatefulBoltTask
 from framework.errors import InvariantViolation
-from framework.execution.failures import USER_ERRORS
+from framework.execution.failures import users_errors
 from framework.execution.messages import Piece, decode_batch, encode_batch
 from framework.execution.plan import Edge, Phase, Segment
 from framework.execution.tasks import PlannedTopology, arrival
@@ -280,7 +280,7 @@ def _unsent(component_task: ComponentTask) -> tuple[ComponentTask, BaseException
     not fit the declared fields."""
     try:
         component_task.out.flush()
-    except USER_ERRORS as error:
+    except users_errors() as error:
         return component_task, error
     return None
 

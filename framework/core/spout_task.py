@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from framework.core.outcome import Surroundings
 from framework.core.round_protocol import TreeOutcomes
 from framework.core.spout_pending import Emitted, EmittedRows, Pending, Told
 from framework.errors import RetryableError, TopologyError
-from framework.execution.failures import USER_ERRORS
+from framework.execution.failures import ignoring_users_errors, users_errors
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
@@ -149,8 +148,8 @@ class SpoutTask(ComponentTask):
         if self._begins is not None and isinstance(made, ReplayableSpout):
             try:
                 self._place(made, self._begins)
-            except USER_ERRORS:
-                with contextlib.suppress(*USER_ERRORS):
+            except users_errors():
+                with ignoring_users_errors():
                     made.close()
                 raise
         if not (self._begins_anew and isinstance(made, ReplayableSpout)):
@@ -290,7 +289,7 @@ class SpoutTask(ComponentTask):
             if rotates:
                 for told in self._pending.expire():
                     self._expire(told)
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.died(error)
 
     def give(self, rounds: int, share: int) -> bool:
@@ -316,7 +315,7 @@ class SpoutTask(ComponentTask):
                 spout.next_tuples(wanted)
                 if self._emitted == before or time.monotonic() - start >= ROUND_SPOUT_S:
                     break
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.died(error)
         return self._emitted > first
 
@@ -366,7 +365,7 @@ class SpoutTask(ComponentTask):
         if marker.durable and said is not None and isinstance(self._instance, ReplayableSpout):
             try:
                 self._instance.committed(said)
-            except USER_ERRORS as error:
+            except users_errors() as error:
                 self.died(error)
 
     @property
@@ -390,7 +389,7 @@ class SpoutTask(ComponentTask):
             if marker.exact:  # its source does not answer: abandon this checkpoint
                 self.report(error)
             return None
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.died(error)
             return None
         recovers, prepares = (marker.action is each for each in (CheckpointAction.RECOVER, CheckpointAction.PREPARE))
@@ -408,7 +407,7 @@ class SpoutTask(ComponentTask):
             self.counts.behind = int(self._instance is None or not self._instance.caught_up())
             if self._origins is not None:
                 self.outcome.unread[(self.component.id, self.task)] = self._unread()
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.counts.behind = 1
             self.died(error)
 

@@ -7,7 +7,6 @@ checkpoint that covers them is committed, so tuples lost with a process are repl
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from framework.core.outcome import Surroundings
 from framework.core.rescaling import namespace_of
 from framework.core.round_protocol import TreeOutcomes
 from framework.errors import CorruptStateError, InvariantViolation, RetryableError
-from framework.execution.failures import USER_ERRORS
+from framework.execution.failures import ignoring_users_errors, users_errors
 from framework.execution.plan import Edge, TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.operators.watermarks import Reading, Source
@@ -108,9 +107,9 @@ class StatefulBoltTask(BoltTask):
         try:
             self._place(state, marker)
             made.init_state(state)
-        except USER_ERRORS:
+        except users_errors():
             state.close()
-            with contextlib.suppress(*USER_ERRORS):
+            with ignoring_users_errors():
                 super().end(made)
             raise
         self._state = state
@@ -263,7 +262,7 @@ class StatefulBoltTask(BoltTask):
             return None
         size = None
         if done is CheckpointAction.COMMIT:
-            with contextlib.suppress(*USER_ERRORS):
+            with ignoring_users_errors():
                 size = state.size
         return CheckpointReport(self.component.id, self.task, found[0], size=size)
 
@@ -276,7 +275,7 @@ class StatefulBoltTask(BoltTask):
             return
         if type(bolt).grouping_key is not BaseStatefulBolt.grouping_key:
             return
-        with contextlib.suppress(*USER_ERRORS):
+        with ignoring_users_errors():
             rows = rows_of(batch.select(list(fields.names)))
             state.read_ahead([row[0] for row in rows] if len(fields) == 1 else rows)
 
@@ -292,7 +291,7 @@ class StatefulBoltTask(BoltTask):
         """Seconds until the bolt itself wants a tick."""
         try:
             found: float | None = self._instance.tick_in_s()
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.died(error)
             return None
         return found
@@ -321,7 +320,7 @@ class StatefulBoltTask(BoltTask):
         except RetryableError as error:
             self.report(error)
             self.close()
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self.died(error)
         else:
             return True

@@ -4,10 +4,12 @@ topologies."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,20 +25,29 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
     UnknownFieldError,
-    is_panic,
+    panics,
     reason_of,
 )
 
-#: The exceptions caught from user code. ``sys.exit()`` and a cancelled coroutine fail the call in
-#: which they occur; they do not end a process of Ratchet.
-USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 #: Errors that a retry cannot repair.
 FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolation, UnknownFieldError)
 
 
-def is_users_error(error: BaseException) -> bool:
-    """Whether an error is one of user code: of ``USER_ERRORS``, or a panic of a library."""
-    return isinstance(error, USER_ERRORS) or is_panic(error)
+def users_errors() -> tuple[type[BaseException], ...]:
+    """The exceptions caught from user code, for ``except users_errors()``: Python calls it when an
+    exception is there, whose class may be new (see ``panics``). ``sys.exit()``, a cancelled
+    coroutine and a panic fail the call in which they occur; they do not end a process of
+    Ratchet."""
+    return (Exception, SystemExit, asyncio.CancelledError, *panics())
+
+
+@contextlib.contextmanager
+def ignoring_users_errors() -> Iterator[None]:
+    """Go on after the block, whatever user code raises in it."""
+    try:
+        yield
+    except users_errors():
+        pass
 
 
 class FailureKind(Enum):

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
 from framework.execution.collector import TaskCollector
-from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure, is_users_error
+from framework.execution.failures import FailureKind, TaskFailure, users_errors
 from framework.execution.messages import (
     AttemptHeader,
     CommitterState,
@@ -287,7 +287,7 @@ class _Runner:
         self.collector.sink = None
         try:
             pickled = cloudpickle.dumps((self.bolt, self.collector))
-        except USER_ERRORS as error:
+        except users_errors() as error:
             advice = TopologyError(
                 f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
                 "and generators out of its attributes; open them in finish_batch()"
@@ -345,7 +345,7 @@ class _Guard:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._watch.turn_to(self._before)
-        if error is not None and is_users_error(error) and not isinstance(error, _UserCodeFailed):
+        if error is not None and isinstance(error, users_errors()) and not isinstance(error, _UserCodeFailed):
             about = _tuple_in(trace)
             raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index, about)) from error
 

@@ -26,7 +26,7 @@ from framework.inspect.sandbox import Sandbox
 from framework.observe.journal import RECORDS_MAX
 from framework.topology import Topology
 from framework.topology.planning_time_stream import CLOCK_PARTITION
-from framework.topology.spouts import Meta
+from framework.topology.spouts import LEFT_OUT_FROM, Meta
 from framework.transactions.documents import Origin, committed_txid, read_origin, read_plan
 from framework.transactions.history_archive import HistoryTarget
 from framework.transactions.history_reader import TransactionRecords
@@ -252,6 +252,13 @@ class Recomputation:
                     f"topology {self._topology.id!r}: the plans of its first transactions are no longer kept, and spout "
                     f"{self._topology.spout.id!r} cannot say what lies between two of them, in "
                     f"partition {partition}: no spout can where lost records were skipped"
+                )
+            offsets = self.planner.ranges.offsets(joined)
+            if offsets is not None and offsets.start < int(last.get(LEFT_OUT_FROM, 0)):
+                raise Unverifiable(
+                    f"topology {self._topology.id!r}: the plans of its first transactions are no longer kept, and so many "
+                    f"records were left out that those before offset {last[LEFT_OUT_FROM]} of partition {partition} are no "
+                    "longer known; a table of records (topology.history.table) keeps them"
                 )
             ranges[partition] = joined
         return ranges

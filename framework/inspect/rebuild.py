@@ -40,7 +40,7 @@ from framework.inspect.verify import StateReport, compare_following
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.topology.inspectable import RebuildableState, TimedBolt, inspectable, rebuildable
-from framework.topology.spouts import LEFT_OUT
+from framework.topology.spouts import LEFT_OUT, LEFT_OUT_FROM
 from framework.transactions.code_version import lineage_of
 from framework.transactions.documents import (
     committed_or_refused,
@@ -642,7 +642,8 @@ def _beside_itself(bolt: Bolt, folder: Path) -> Bolt:
 
 def _ranges_digest(plan: Plan) -> str:
     """A hash of what a plan has read. What later batches leave out is written into it, too."""
-    return plan_digest({each: {k: v for k, v in meta.items() if k != LEFT_OUT} for each, meta in plan.items()})
+    later = (LEFT_OUT, LEFT_OUT_FROM)
+    return plan_digest({each: {k: v for k, v in meta.items() if k not in later} for each, meta in plan.items()})
 
 
 def _header_of(state: FencedState) -> Header | None:

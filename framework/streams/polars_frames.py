@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from framework.errors import BadRecordError, is_panic
+from framework.errors import BadRecordError, panics
 from framework.streams.call_site import Call
 
 #: The errors by which polars and Arrow refuse a value, and those of a value that Python cannot
@@ -30,9 +30,9 @@ def refusing(call: Call | None = None, *more: type[Exception]) -> Iterator[None]
     ``more``. Functions of the user must not run inside."""
     try:
         yield
-    except BaseException as error:
-        if isinstance(error, BadRecordError) or not (isinstance(error, (*_REFUSALS, *more)) or is_panic(error)):
-            raise
+    except BadRecordError:
+        raise
+    except (*_REFUSALS, *more, *panics()) as error:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BadRecordError(f"{call}: {said}" if call is not None else said) from error
 

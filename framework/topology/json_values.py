@@ -36,21 +36,21 @@ def plain(value: Any, declared: pa.DataType) -> Any:
 
 
 @lru_cache(maxsize=1_000)
-def json_encoder(declared: pa.DataType) -> Conversion:
+def json_encoder(declared: pa.DataType, *, non_finite: bool = True) -> Conversion:
     """The conversion of values that are not null for any JSON writer. It raises ``ValueError`` for
-    a value that does not fit the type.
+    a value that does not fit the type, and, unless ``non_finite``, for NaN and the infinities.
 
     >>> json_encoder(pa.list_(pa.struct([("raw", pa.binary())])))([{"raw": b"a"}, None])
     [{'raw': 'YQ=='}, None]
     """
     types = pa.types
     if types.is_struct(declared):
-        parts = {each.name: json_encoder(each.type) for each in declared}
+        parts = {each.name: json_encoder(each.type, non_finite=non_finite) for each in declared}
         return lambda value: {
             name: None if value.get(name) is None else encode(value[name]) for name, encode in parts.items()
         }
     if types.is_list(declared) or types.is_large_list(declared):
-        item = json_encoder(declared.value_type)
+        item = json_encoder(declared.value_type, non_finite=non_finite)
         return lambda value: [None if each is None else item(each) for each in value]
     if types.is_boolean(declared):
         return bool
@@ -64,7 +64,7 @@ def json_encoder(declared: pa.DataType) -> Conversion:
 
         return within
     if types.is_floating(declared):
-        return lambda value: value if math.isfinite(value) else _name_of_float(value)
+        return _float_or_name if non_finite else _finite
     if types.is_string(declared) or types.is_large_string(declared):
         return _text
     if types.is_binary(declared) or types.is_large_binary(declared):
@@ -87,5 +87,13 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _name_of_float(value: float) -> str:
+def _float_or_name(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return value

@@ -4,13 +4,11 @@ range and finer units."""
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Truths = np.ndarray[Any, np.dtype[np.bool_]]
+from framework.topology.nested_values import Truths, values_with
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
@@ -21,13 +19,10 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 def outside_python(column: pa.Array) -> Truths | None:
     """For each value of a column, nested ones too: whether Python's ``datetime``, ``date`` or
     ``time`` cannot represent it. None if they can represent all."""
-    if pa.types.is_struct(column.type):
-        parts = [found for found in map(outside_python, column.flatten()) if found is not None]
-        return np.logical_or.reduce(parts) if parts else None
-    if _is_list(column.type):
-        return _of_lists(column)
-    if pa.types.is_map(column.type):
-        return _of_maps(column)
+    return values_with(_outside, column)
+
+
+def _outside(column: pa.Array) -> Truths | None:
     bounds = _bounds(column.type)
     if bounds is None:
         return None
@@ -73,34 +68,6 @@ def in_microseconds(declared: pa.DataType) -> pa.DataType:
     if types.is_duration(declared) and declared.unit == "ns":
         return pa.duration("us")
     return pa.time64("us") if declared == pa.time64("ns") else declared
-
-
-def _of_lists(column: pa.Array) -> Truths | None:
-    """For each list: whether it contains such a value."""
-    found = outside_python(column.flatten())
-    if found is None:
-        return None
-    outside = np.zeros(len(column), np.bool_)
-    outside[pc.list_parent_indices(column).to_numpy()[found]] = True
-    return outside
-
-
-def _of_maps(column: pa.MapArray) -> Truths | None:
-    """For each map: whether it contains such a key or value."""
-    offsets = column.offsets.to_numpy()
-    parts = (each.slice(offsets[0], offsets[-1] - offsets[0]) for each in (column.keys, column.items))
-    found = [each for each in map(outside_python, parts) if each is not None]
-    if not found:
-        return None
-    places = np.flatnonzero(np.logical_or.reduce(found)) + offsets[0]
-    outside = np.zeros(len(column), np.bool_)
-    outside[np.searchsorted(offsets, places, side="right") - 1] = True
-    return outside
-
-
-def _is_list(declared: pa.DataType) -> bool:
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(kind(declared) for kind in kinds)
 
 
 def _bounds(declared: pa.DataType) -> tuple[int, int] | None:

@@ -50,9 +50,9 @@ class SourceRanges:
 
     def offsets(self, meta: Meta) -> range | None:
         """Return the offsets of a range, if this source can leave out single records; None, the
-        default, if it cannot. A source that can must copy ``LEFT_OUT`` from each entry to that of
-        the next plan, including in ``joined`` and ``split``, and its reader must emit no row for
-        these offsets."""
+        default, if it cannot. A source that can must copy ``LEFT_OUT`` and ``LEFT_OUT_FROM`` from
+        each entry to that of the next plan (``leaving_out_too``), including in ``joined`` and
+        ``split``, and its reader must emit no row for the offsets in ``LEFT_OUT``."""
         return None
 
     def takes_out(self, partition: str) -> bool:

@@ -297,6 +297,9 @@ class TransactionalSpout(Spout):
 #: In an entry of a plan: the offsets of records that are left out, ascending, because of an
 #: ``undo``, or because their values were refused.
 LEFT_OUT = "left_out"
+#: In an entry of a plan: before this offset, records were left out that ``LEFT_OUT`` lists no more
+#: (absent: none), because all lists are bounded.
+LEFT_OUT_FROM = "left_out_from"
 #: In an entry of a plan: offset, as text, -> reason, for those records of its own range whose
 #: values were refused. Not copied to the next plan.
 REFUSED = "refused"
@@ -314,9 +317,10 @@ def is_read_to_end(meta: Meta) -> bool:
 
 def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
     """``meta``, extended by the records that ``other``, an entry of the same partition before or
-    after it, leaves out. The records that ``meta`` leaves out must be among them."""
-    left_out = other.get(LEFT_OUT) if other is not None else None
-    return {**meta, LEFT_OUT: left_out} if left_out else meta
+    after it, leaves out. The records that ``meta`` leaves out must be among them, or forgotten."""
+    known = other if other is not None else {}
+    carried = {each: known[each] for each in (LEFT_OUT, LEFT_OUT_FROM) if known.get(each)}
+    return {**meta, **carried} if carried else meta
 
 
 class Backlog(NamedTuple):

@@ -33,7 +33,7 @@ from functools import partial
 
 from framework.coordination.step_generators import Step, Steps, perform
 from framework.errors import ConfigError, InvariantViolation, RetryableError, StaleWriterError
-from framework.execution.failures import TaskFailure
+from framework.execution.failures import TaskFailure, users_errors
 from framework.execution.messages import AttemptHeader
 from framework.execution.ports import BatchExecutor, PhaseResult
 from framework.topology.fencing import PURGE_EVERY, ROLLED_BACK, FencedState, Header, OpenCommit, ValueType
@@ -283,7 +283,7 @@ class CommitPhase:
             if error.epoch is not None and error.epoch > self._epoch:
                 raise
             return PhaseResult(TaskFailure.of(error, "commit", 0))
-        except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides how to go on
+        except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
             return PhaseResult(TaskFailure.of(error, "commit", 0))
 
     def close_fence(self, attempt: AttemptHeader) -> None:

@@ -15,7 +15,7 @@ from framework.coordination.election import Candidate
 from framework.coordination.step_generators import Steps, Threads, perform
 from framework.coordination.store import CoordinationStore, Leadership
 from framework.errors import RatchetError, RetryableError
-from framework.execution.failures import TaskFailure
+from framework.execution.failures import TaskFailure, users_errors
 from framework.execution.ports import BatchExecutor
 from framework.observe.journal import Journal
 from framework.observe.logs import get_logger
@@ -69,7 +69,7 @@ class Driver:
         self._partitions: Mapping[str, PartitionProgress] = {}
         self.journal = Journal(lineage_of(topology))
         self.failure: TaskFailure | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._context = DriverContext(
             topology=topology,
             executor=executor,
@@ -162,7 +162,7 @@ class Driver:
         )
         try:
             yield from candidate.running()
-        except Exception as error:  # noqa: BLE001 - kept for whoever waits on the run
+        except users_errors() as error:  # kept for whoever waits on the run
             self.error = error
             if not isinstance(error, RatchetError):
                 _log.error("driver.crashed", topology=self._topology.id, exc_info=True)

@@ -137,7 +137,7 @@ class TermReport:
     def phases_abandoned(self, names: list[str]) -> None:
         _log.warning("phase.abandoned", topology=self._topology_id, threads=names)
 
-    def fence_left(self, attempt: str, error: Exception, *, stale: bool) -> None:
+    def fence_left(self, attempt: str, error: BaseException, *, stale: bool) -> None:
         """A fence was not closed: another leader has closed it, or the next attempt will. Every
         attempt at an unreachable sink leaves one, so a repeated cause is logged once."""
         if stale:

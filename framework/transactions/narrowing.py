@@ -17,13 +17,22 @@ from types import MappingProxyType
 
 from framework.errors import reason_of
 from framework.execution.failures import TaskFailure
-from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, PartitionPlanner, leaving_out_too
+from framework.topology.spouts import (
+    LEFT_OUT,
+    LEFT_OUT_FROM,
+    ON_REFUSED,
+    REFUSED,
+    Meta,
+    PartitionPlanner,
+    leaving_out_too,
+)
 from framework.transactions.plans import Plan
 
-#: The most records left out in total. Plans list every record that was ever left out, for
-#: ``verify``, and must fit into a znode. If more records are refused, the source or the component
-#: is wrong.
-LEFT_OUT_MAX = 10_000
+#: The most records that the entries of a plan list as left out, so that a plan fits into a znode,
+#: and into the record of its transaction. Beyond that, each entry forgets the older half of those
+#: before its range. No batch reads them again; only ``verify`` and ``rebuild``, if they no longer
+#: have the record of their transaction, would, and refuse it.
+LEFT_OUT_MAX = 5_000
 
 
 class Narrowing:
@@ -65,17 +74,14 @@ class Narrowing:
         named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
         if not self._takes_out(failure, partition):
             return named
-        if sum(len(each.get(LEFT_OUT, ())) for each in plan.values()) >= LEFT_OUT_MAX:
-            return replace(
-                named,
-                message=f"{named.message}; {LEFT_OUT_MAX:,} records of this topology were left out before it: correct what "
-                "refuses them, or their producer",
-            )
         reason = reason_of(f"{failure.component_id}: {failure.message}")
         self._on_refused(partition, offset, reason)
         entry = _refusing(meta, offset, reason)
         policy = self._policies.get(failure.component_id)
-        return {**plan, partition: entry if policy is None else {**entry, ON_REFUSED: policy}}, False
+        without = {**plan, partition: entry if policy is None else {**entry, ON_REFUSED: policy}}
+        if sum(len(each.get(LEFT_OUT, ())) for each in without.values()) > LEFT_OUT_MAX:
+            without = {each: self._forgetting(meta) for each, meta in without.items()}
+        return without, False
 
     def rest(self, suspects: Plan, committed: Plan | None) -> Plan | None:
         """The next batch within ``suspects``, a part of which is committed: half of the rest. None
@@ -127,6 +133,13 @@ class Narrowing:
     def _left_out(self, meta: Meta) -> int:
         offsets = self._offsets(meta)
         return sum(offset in offsets for offset in meta.get(LEFT_OUT, ()))
+
+    def _forgetting(self, meta: Meta) -> Meta:
+        """The entry without the older half of the left-out records before its range."""
+        left_out, offsets = meta.get(LEFT_OUT, ()), self._planner.ranges.offsets(meta)
+        behind = sum(offset < offsets.start for offset in left_out) if offsets is not None else 0
+        gone = (behind + 1) // 2
+        return {**meta, LEFT_OUT: left_out[gone:], LEFT_OUT_FROM: left_out[gone - 1] + 1} if gone else meta
 
     def _offsets(self, meta: Meta) -> range:
         return self._planner.ranges.offsets(meta) or range(0)

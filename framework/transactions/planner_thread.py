@@ -11,7 +11,7 @@ from typing import Any
 
 from framework.coordination.step_generators import Steps, Threads
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, reason_of
-from framework.execution.failures import USER_ERRORS, FailureKind, TaskFailure, trace_of
+from framework.execution.failures import FailureKind, TaskFailure, trace_of, users_errors
 from framework.observe.logs import get_logger
 from framework.topology.spouts import Backlog, PartitionPlanner
 from framework.transactions.commit_pace import NO_PACE, CommitPace, Pacer
@@ -191,7 +191,7 @@ class PlanningThread:
             return 0.0
         try:
             behind = self._planner.lag(request.previous) != 0
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self._fail(error)
             return 0.0
         if behind:
@@ -239,7 +239,7 @@ class PlanningThread:
         except RetryableError:
             # planning reports it when the source does not answer
             return pace.records_min is not None or pace.bytes_min is not None
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self._fail(error)
             return False
         return found is not None and (
@@ -257,7 +257,7 @@ class PlanningThread:
                 _log.warning("source.waiting", reason=str(error))
             self.waiting_for = str(error)
             return RETRY_S
-        except USER_ERRORS as error:
+        except users_errors() as error:
             self._fail(error)
             return 0.0
         if self.waiting_for is not None:
@@ -335,11 +335,11 @@ class PlanningThread:
     def _telling(self, committed: Plan) -> Steps[None]:
         try:
             yield partial(self._planner.committed, committed)
-        except USER_ERRORS as error:  # only informs the planner; the batch is closed in any case
+        except users_errors() as error:  # only informs the planner; the batch is closed in any case
             _log.warning("source.not_told", reason=f"{type(error).__name__}: {error}")
 
     def _answer(self, function: Callable[[PartitionPlanner], Any], future: Future[Any]) -> None:
         try:
             future.set_result(function(self._planner))
-        except USER_ERRORS as error:  # handed to the caller
+        except users_errors() as error:  # handed to the caller
             future.set_exception(error)

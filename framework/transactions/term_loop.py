@@ -23,7 +23,7 @@ from typing import Any, TypeVar, Union
 from framework.coordination.step_generators import Steps
 from framework.coordination.store import Leadership
 from framework.errors import ConfigError, LeadershipLostError, RatchetError, StaleWriterError
-from framework.execution.failures import FailureKind, TaskFailure
+from framework.execution.failures import FailureKind, TaskFailure, users_errors
 from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
 from framework.topology.bolts import Bolt
@@ -344,7 +344,7 @@ class Term:
             result: PhaseResult = yield partial(self._executor.process, job)
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
-        except Exception as error:  # noqa: BLE001 - the driver's boundary: the coordinator decides how to go on
+        except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         rows = {
             committer: sum(result.rows.get(label, (0, 0))[0] for label in labels)
@@ -374,7 +374,7 @@ class Term:
             self._report.fence_closed()
         except StaleWriterError as error:
             self._report.fence_left(str(header), error, stale=True)
-        except Exception as error:  # noqa: BLE001 - the next attempt's commit raises the same headers, or fails itself
+        except users_errors() as error:  # the next attempt's commit raises the same headers, or fails itself
             self._report.fence_left(str(header), error, stale=False)
 
     def _answer(self, event: Processed | Committed | RolledBack, result: PhaseResult) -> None:

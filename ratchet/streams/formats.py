@@ -23,6 +23,7 @@ from spouts import (
     CompressedCodec,
     CsvCodec,
     DebeziumCodec,
+    FiniteCodec,
     JsonCodec,
     MessagePackCodec,
     ProtobufCodec,
@@ -65,17 +66,23 @@ class Json(Format):
 
     A field that the pipeline does not use is not decoded, so a value of a wrong type in it is not
     detected. With ``extra="capture"``, a column ``extra`` contains the undeclared fields as JSON,
-    as in ``spouts.JsonCodec``.
+    as in ``spouts.JsonCodec``. With ``non_finite=True``, floats may be ``"NaN"``, ``"Infinity"``
+    and ``"-Infinity"``.
 
     >>> Json(order=str, cents=int).schema.names
     ['order', 'cents']
     """
 
     def __init__(
-        self, schema: Mapping[str, Any] | str | Path | pa.Schema | Fields | None = None, /, **types: FieldType | str
+        self,
+        schema: Mapping[str, Any] | str | Path | pa.Schema | Fields | None = None,
+        /,
+        **types: FieldType | str | bool,
     ) -> None:
         call = called("Json", **types)
         extra: Any = types.pop("extra") if isinstance(types.get("extra"), str) else "ignore"
+        self._non_finite = isinstance(types.get("non_finite"), bool) and bool(types.pop("non_finite"))
+        columns: Any = types
         if (schema is None) == (not types):
             raise call.mistake("give fields, as in Json(order=str, cents=int), or one schema")
         try:
@@ -83,13 +90,13 @@ class Json(Format):
             if isinstance(schema, pa.Schema):
                 declared = schema
             elif schema is None or isinstance(schema, Fields):
-                declared = (schema or Fields.of(types)).schema()
+                declared = (schema or Fields.of(columns)).schema()
             else:
                 declared = schema_of_json_schema(schema)
             if declared is None:
                 raise TopologyError("every field needs a type")
             self._declared = declared
-            self._whole = JsonCodec(declared, extra=extra)
+            self._whole = JsonCodec(declared, extra=extra, non_finite=self._non_finite)
             found = self._whole.fields.schema()
         except TopologyError as error:
             raise call.mistake(error) from None
@@ -98,7 +105,8 @@ class Json(Format):
     def codec(self, used: Sequence[str]) -> Codec:
         if any(name not in self._declared.names for name in used):
             return self._whole  # a codec that knows all declared names
-        return JsonCodec(pa.schema([self._declared.field(name) for name in used]))
+        schema = pa.schema([self._declared.field(name) for name in used])
+        return JsonCodec(schema, non_finite=self._non_finite)
 
 
 def Text(field: str = "value") -> Format:
@@ -160,6 +168,12 @@ def Compressed(inside: Format | Codec, compression: Compression, **options: Any)
     """Values that are compressed one by one: "gzip", "zstd", "lz4", "snappy" or "bz2". ``options``:
     of ``spouts.CompressedCodec``."""
     return Whole(CompressedCodec(_codec(inside), compression, **options))
+
+
+def Finite(inside: Format | Codec) -> Format:
+    """Another format, for which a value with a float that is NaN or infinite is bad, as of
+    ``spouts.FiniteCodec``. ``Json`` refuses them by itself."""
+    return Whole(FiniteCodec(_codec(inside)))
 
 
 def _codec(given: Format | Codec) -> Codec:

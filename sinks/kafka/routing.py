@@ -23,6 +23,8 @@ CatalogOf = Callable[[KafkaSettings], TopicCatalog]
 
 #: Topics of Kafka itself, and of Ratchet: no row may name one of these.
 _RESERVED = re.compile(r"__.*|ratchet-markers-.*")
+#: Kafka numbers partitions in 32 bits.
+_PARTITIONS_MAX = 2**31
 #: Kafka's timestamp for a record without a time.
 _NO_TIME_MS = -1
 #: librdkafka replaces this timestamp by the present time.
@@ -70,38 +72,62 @@ class Route:
     def __str__(self) -> str:
         return f"topic {self.topics[0]!r}" if self.field is None else f"the topic of field {self.field!r}"
 
-    def column(self, batch: pa.RecordBatch, admits: Callable[[str], None]) -> pa.Array | None:
-        """The topic of each row; None if there is only one. ``admits`` raises ``BadRecordError``
-        for a topic that must not be written."""
+    def column(self, batch: pa.RecordBatch, admit: Callable[[Sequence[str]], None]) -> pa.Array | None:
+        """The topic of each row; None if there is only one. ``admit`` gets all topics of the batch,
+        and raises ``BadRecordError`` for one that must not be written."""
         if self.field is None:
             return None
         column = batch.column(self.field)
         if column.null_count:
             raise BadRecordError(f"field {self.field!r} is null, and names the topic of the row")
-        for topic in pc.unique(column).to_pylist():
-            admits(topic)
+        admit(pc.unique(column).to_pylist())
         return column.cast(pa.string())
 
-    def check_name(self, topic: str) -> None:
+    def wanted(self, batch: pa.RecordBatch, partition: str | None) -> set[tuple[str, int]]:
+        """The topics that the rows name, each with the least number of partitions that it must
+        have: what to look up together, before one row after the other is refused. ``partition``:
+        the field that names the partition."""
+        if partition is None:
+            topics = pc.unique(batch.column(self.field)).to_pylist() if self.field is not None else []
+            return {(topic, 1) for topic in topics if topic is not None and self._allows(topic)}
+        topics = batch.column(self.field).to_pylist() if self.field is not None else [*self.topics] * batch.num_rows
+        pairs = {*zip(topics, batch.column(partition).to_pylist(), strict=True)}
+        named = {topic for topic, _ in pairs if topic is not None and self._allows(topic)}
+        numbered = {
+            (topic, number + 1)
+            for topic, number in pairs
+            if topic in named and number is not None and 0 <= number < _PARTITIONS_MAX
+        }
+        return numbered if self.field is None else numbered | {(topic, 1) for topic in named}
+
+    def check_names(self, topics: Sequence[str]) -> None:
         """Raises ``BadRecordError`` for a topic that no row may name."""
-        if not self._allows(topic):
+        for topic in topics:
+            if self._allows(topic):
+                continue
             names = f"one of {', '.join(self.topics)}" if self.topics else f"a topic that matches {self._pattern!r}"
             only = "a topic that is not Kafka's own nor one of markers" if self.is_open else names
             raise BadRecordError(f"field {self.field!r} names topic {topic!r}, and the sink writes only {only}")
 
-    def admit(self, topic: str, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> None:
-        """Raises ``BadRecordError`` for a topic that must not be written. ``catalog_of``: returns
-        the catalog of a cluster, cached from batch to batch."""
-        self.check_name(topic)
-        if self._is_read(topic, catalog_of, settings, conf):
-            raise BadRecordError(
-                f"field {self.field!r} names topic {topic!r}, which the spout of the same topology reads: what is written would "
-                "come back as input, for ever"
-            )
-        if not catalog_of(settings).partition_count(topic):
-            raise BadRecordError(
-                f"field {self.field!r} names topic {topic!r}, which does not exist at {settings.bootstrap_servers}: create it"
-            )
+    def admit(
+        self, topics: Sequence[str], catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]
+    ) -> None:
+        """Raises ``BadRecordError`` if one of the topics must not be written. ``catalog_of``:
+        returns the catalog of a cluster, cached from batch to batch."""
+        self.check_names(topics)
+        for topic in topics:
+            if self._is_read(topic, catalog_of, settings, conf):
+                raise BadRecordError(
+                    f"field {self.field!r} names topic {topic!r}, which the spout of the same topology reads: what is written "
+                    "would come back as input, for ever"
+                )
+        catalog = catalog_of(settings)
+        for topic in topics:
+            if not catalog.partition_count(topic):
+                raise BadRecordError(
+                    f"field {self.field!r} names topic {topic!r}, which does not exist at {settings.bootstrap_servers}: create "
+                    "it"
+                )
 
     def _allows(self, topic: str) -> bool:
         if self.topics:
@@ -129,10 +155,9 @@ def partition_column(name: str, batch: pa.RecordBatch, topics: Sequence[str], ca
     """The partition of each row; null for the partitioner's choice. ``topics``: of the rows. Raises
     ``BadRecordError`` for a partition that the topic does not have."""
     column = batch.column(name)
-    for topic, partition in {*zip(topics, column.to_pylist(), strict=True)}:
-        if partition is None:
-            continue
-        count = catalog.partition_count(topic, partition + 1) if 0 <= partition < 2**31 else 0
+    named = {each for each in zip(topics, column.to_pylist(), strict=True) if each[1] is not None}
+    for topic, partition in named:
+        count = catalog.partition_count(topic, partition + 1) if 0 <= partition < _PARTITIONS_MAX else 0
         if not 0 <= partition < count:
             has = catalog.partition_count(topic)
             raise BadRecordError(f"field {name!r} names partition {partition} of topic {topic!r}, which has {has:,}")

@@ -217,7 +217,7 @@ class KafkaSink(ArrowBolt, Committer):
     def check_encoding(self, batch: pa.RecordBatch) -> None:
         """Raise ``BadRecordError`` for a row that makes no record, independent of the brokers."""
         self._parts(batch)
-        self._route.column(batch, self._route.check_name)
+        self._route.column(batch, self._route.check_names)
 
     # --- in tasks ---------------------------------------------------------------------------------
 
@@ -283,7 +283,9 @@ class KafkaSink(ArrowBolt, Committer):
     def _encoded(self, merged: KafkaSettings, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The records of a batch."""
         columns = self._parts(batch)
-        topic = self._route.column(batch, lambda name: self._admit(name, merged))
+        if wanted := self._route.wanted(batch, self._partition):
+            writers.catalog(merged).look_up(wanted)
+        topic = self._route.column(batch, lambda names: self._admit(names, merged))
         if topic is not None:
             columns["topic"] = topic
         if self._partition is not None:
@@ -291,12 +293,13 @@ class KafkaSink(ArrowBolt, Committer):
             columns["partition"] = partition_column(self._partition, batch, topics, writers.catalog(merged))
         return pa.RecordBatch.from_arrays([*columns.values()], [*columns])
 
-    def _admit(self, topic: str, merged: KafkaSettings) -> None:
-        if self._context is not None and topic == markers_topic(self._context.topology_id, self._marker_topic):
+    def _admit(self, topics: Sequence[str], merged: KafkaSettings) -> None:
+        markers = markers_topic(self._context.topology_id, self._marker_topic) if self._context is not None else None
+        if markers in topics:
             raise BadRecordError(
-                f"field {self._route.field!r} names topic {topic!r}, which holds the markers of the sink"
+                f"field {self._route.field!r} names topic {markers!r}, which holds the markers of the sink"
             )
-        self._route.admit(topic, writers.catalog, merged, self._conf)
+        self._route.admit(topics, writers.catalog, merged, self._conf)
 
     def _topics(self, batches: Sequence[pa.RecordBatch]) -> list[str]:
         """The topics of these records, each once."""

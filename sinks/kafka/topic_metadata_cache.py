@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings, is_topic_name
 
 _ANSWER_S = 10.0
-#: A new topic may not be known to every broker yet: requests are repeated for this long.
+#: A new topic may not be known to every broker yet: requests are repeated for this long, for all
+#: topics of a batch together.
 _PATIENCE_S = 2.0
 _POLL_S = 0.1
 #: A missing topic is not requested again for this long, because the batches that search for the
-#: record naming it follow each other quickly.
-_MISSING_S, _MISSING_MAX = 30.0, 1_000
+#: record naming it follow each other quickly. After that it is requested once, and the oldest are
+#: forgotten.
+_MISSING_S, _MISSING_MAX = 30.0, 20_000
 
 
 class TopicCatalog:
@@ -33,20 +36,27 @@ class TopicCatalog:
     def partition_count(self, topic: str, at_least: int = 1) -> int:
         """How many partitions a topic has; 0 if it does not exist. Asks again if there are fewer
         than ``at_least``. Raises ``RetryableError`` while brokers do not answer."""
+        self.look_up([(topic, at_least)])
         with self._lock:
-            deadline = time.monotonic() + _PATIENCE_S
-            if time.monotonic() - self._missing.get((topic, at_least), -_MISSING_S) < _MISSING_S:
-                return self._partitions.get(topic, 0)
-            while self._partitions.get(topic, 0) < at_least:
-                self._ask()
-                if self._partitions.get(topic, 0) < at_least:
-                    if time.monotonic() > deadline:
-                        if len(self._missing) >= _MISSING_MAX:
-                            self._missing.clear()
-                        self._missing[topic, at_least] = time.monotonic()
-                        break
-                    time.sleep(_POLL_S)
             return self._partitions.get(topic, 0)
+
+    def look_up(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """As ``partition_count``, for several topics, each with its ``at_least``, in the time of
+        one. Call it first where rows name topics, because a missing one takes seconds."""
+        with self._lock:
+            lacking = self._lacking(wanted)
+            deadline = time.monotonic() + _PATIENCE_S
+            while lacking:
+                self._ask()
+                lacking = self._lacking(lacking)
+                if time.monotonic() > deadline or lacking <= self._missing.keys():
+                    break
+                time.sleep(_POLL_S)
+            for each in lacking:
+                self._missing.pop(each, None)  # the order is that of their times
+                self._missing[each] = time.monotonic()
+            while len(self._missing) > _MISSING_MAX:
+                del self._missing[next(iter(self._missing))]
 
     def cluster_id(self) -> str:
         """Raises ``RetryableError`` while brokers do not answer."""
@@ -62,6 +72,17 @@ class TopicCatalog:
 
     def close(self) -> None:
         """Does nothing. Exists because catalogs are cached like writers."""
+
+    def _lacking(self, wanted: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Those that may exist, as far as is known."""
+        now = time.monotonic()
+        return {
+            (topic, at_least)
+            for topic, at_least in wanted
+            if self._partitions.get(topic, 0) < at_least
+            and now - self._missing.get((topic, at_least), -_MISSING_S) >= _MISSING_S
+            and is_topic_name(topic)
+        }
 
     def _ask(self) -> None:
         errors = ConnectionErrors(self._settings.bootstrap_servers)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.errors import is_panic
+from framework.execution.failures import users_errors
 from spouts.codecs.avro_arrow_schema import plain_type
 from spouts.codecs.avro_resolution import default_of, written_field
 from spouts.codecs.avro_schema import AvroType
@@ -99,11 +99,8 @@ class BulkAvro:
         stream = io.BytesIO(b"".join((self._header, _varint(len(present)), _varint(len(body)), body, _SYNC)))
         try:
             table = polars.read_avro(stream).to_arrow().combine_chunks()
-        except BaseException as error:
-            # On a damaged value polars panics. The caller finds the value.
-            if isinstance(error, Exception) or is_panic(error):
-                return None
-            raise
+        except users_errors():  # on a damaged value polars panics: the caller finds the value
+            return None
         if table.num_rows != len(present) or not self._fits(table, present, body):
             return None
         batch = self._as_target(table, len(present))

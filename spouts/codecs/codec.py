@@ -8,13 +8,13 @@ keys and headers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from framework.errors import reason_of
+from framework.errors import RatchetError, reason_of
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 
@@ -31,6 +31,15 @@ class UndecodableValueError(Exception):
         self.index = index
         self.reason = reason_of(reason)
         super().__init__(f"value {index}: {self.reason}")
+
+
+class TooLargeTogetherError(RatchetError):
+    """The given values become too large together, and none of them is bad: decode them in parts of
+    the first ``count`` values, which do not."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(f"more than {count} of these values together are too large: decode fewer at a time")
 
 
 class Codec(ABC):
@@ -53,7 +62,8 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, values: Values) -> pa.RecordBatch:
         """One row per value, in order. Raises ``UndecodableValueError`` for the first value that
-        cannot be decoded."""
+        cannot be decoded. Every method that decodes may raise ``TooLargeTogetherError`` for more
+        than one value."""
 
     def left_out(self, values: Values | pa.BinaryArray) -> Truths | None:
         """Which values have no row, and are no errors: a spout does not decode their records, and
@@ -210,6 +220,19 @@ def all_good(batch: pa.RecordBatch, bad: list[BadRecord]) -> pa.RecordBatch:
     if bad:
         raise UndecodableValueError(bad[0].index, bad[0].reason)
     return batch
+
+
+def without_rows(
+    batch: pa.RecordBatch, bad: list[BadRecord], refused: Mapping[int, str], count: int
+) -> tuple[pa.RecordBatch, list[BadRecord]]:
+    """The result of ``decode_good`` for ``count`` values, when rows of it are refused, too.
+    ``refused``: the number of each such row -> the reason."""
+    if not refused:
+        return batch, bad
+    places = np.delete(np.arange(count), [each.index for each in bad])
+    bad = [*bad, *(BadRecord(int(places[row]), reason) for row, reason in refused.items())]
+    kept = np.delete(np.arange(batch.num_rows), list(refused))
+    return batch.take(pa.array(kept)), sorted(bad, key=lambda each: each.index)
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

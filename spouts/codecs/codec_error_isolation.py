@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from framework.errors import RatchetError, is_panic
+from framework.errors import RatchetError, panics
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import HALVED_FROM, Codec, Truths, UndecodableValueError, Values, joined
 
@@ -24,7 +24,7 @@ def is_about_values(error: BaseException) -> bool:
         return False
     if isinstance(error, OSError):
         return error.errno is None  # as of bz2 and gzip for damaged data
-    return isinstance(error, Exception) or is_panic(error)
+    return isinstance(error, (Exception, *panics()))
 
 
 def decode_good(codec: Codec, raw: Values | pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:

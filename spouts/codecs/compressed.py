@@ -16,12 +16,14 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import Codec, PerValueCodec, Truths, Values, joined
+from spouts.codecs.codec import Codec, PerValueCodec, TooLargeTogetherError, Truths, Values, joined
 from spouts.codecs.encoding_codec import WrappingCodec, encoder
 
 Compression = Literal["gzip", "zstd", "lz4", "snappy", "bz2"]
 #: A value that becomes larger is a bad record: compressed, it may be a few bytes.
 VALUE_BYTES_MAX = 64 << 20
+#: Values that together become larger are decoded in parts.
+TOGETHER_BYTES_MAX = 64 << 20
 #: Values are decoded after so many bytes, so that not all of them are there twice.
 _CHUNK_BYTES = 16 << 20
 #: What snappy-java's stream begins with; blocks with their lengths follow.
@@ -35,7 +37,8 @@ class CompressedCodec(PerValueCodec, WrappingCodec):
 
     ``compression``: "gzip", "zstd", "lz4" (frames), "snappy" (raw, or of snappy-java's stream) or
     "bz2". ``bytes_max``: a value that becomes larger is a bad record, and is not decompressed
-    further. So is one that is cut off, damaged, or of another compression.
+    further. So is one that is cut off, damaged, or of another compression. Values that together
+    become larger than 64 MiB raise ``TooLargeTogetherError``: the spouts then decode them in parts.
 
     >>> from spouts import TextCodec
     >>> codec = CompressedCodec(TextCodec("word"), "gzip")
@@ -68,7 +71,11 @@ class CompressedCodec(PerValueCodec, WrappingCodec):
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         bad: list[BadRecord] = []
         batches: list[pa.RecordBatch] = []
+        size = 0
         for places, opened in self._chunks(values, bad):
+            size += sum(len(each or b"") for each in opened)
+            if batches and size > TOGETHER_BYTES_MAX:
+                raise TooLargeTogetherError(places[0])
             batch, undecodable = self._codec.decode_good(opened)
             batches.append(batch)
             bad += [BadRecord(places[each.index], each.reason) for each in undecodable]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -86,11 +87,11 @@ class CsvCodec(BulkCodec, EncodingCodec):
         if csv.field_size_limit() < _CELL_BYTES_MAX:
             csv.field_size_limit(_CELL_BYTES_MAX)
         try:
-            found = list(csv.reader(io.StringIO(text, newline=""), **self._options))
+            found = list(islice(csv.reader(io.StringIO(text, newline=""), **self._options), 2))
         except csv.Error as error:
             raise ValueError(f"no row of CSV: {error}") from None
         if len(found) > 1:
-            raise ValueError(f"{len(found):,} rows, and a value is one")
+            raise ValueError("more than one row, and a value is one")
         cells = found[0] if found and found[0] else [""]
         if len(cells) != len(self._types):
             raise ValueError(f"{len(cells):,} cells, and there are {len(self._types):,} fields")

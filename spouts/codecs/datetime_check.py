@@ -9,7 +9,7 @@ import pyarrow as pa
 from framework.topology.python_datetime_range import outside_python
 from spouts.codecs import codec_error_isolation
 from spouts.codecs.bad_records import BadRecord
-from spouts.codecs.codec import Codec, UndecodableValueError, Values
+from spouts.codecs.codec import Codec, UndecodableValueError, Values, without_rows
 
 
 def decoded(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
@@ -30,13 +30,7 @@ def decoded(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
 def decoded_good(codec: Codec, raw: Values | pa.BinaryArray) -> tuple[pa.RecordBatch, list[BadRecord]]:
     """The rows of the good values, and the bad values."""
     batch, bad = codec_error_isolation.decode_good(codec, raw)
-    found = _outside(batch)
-    if not found:
-        return batch, bad
-    places = np.delete(np.arange(len(raw)), [each.index for each in bad])
-    bad = [*bad, *(BadRecord(int(places[row]), reason) for row, reason in found.items())]
-    kept = np.delete(np.arange(batch.num_rows), list(found))
-    return batch.take(pa.array(kept)), sorted(bad, key=lambda each: each.index)
+    return without_rows(batch, bad, _outside(batch), len(raw))
 
 
 def _outside(batch: pa.RecordBatch) -> dict[int, str]:

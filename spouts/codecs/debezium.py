@@ -302,7 +302,7 @@ def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
             ("transaction", pa.struct(list(TRANSACTION.items()))),
         ]
     )
-    return _Reader(JsonReader(schema, schema), readers)
+    return _Reader(JsonReader(schema, schema, non_finite=True), readers)
 
 
 def _by_prefix(values: pa.BinaryArray) -> Iterable[tuple[bytes, Numbers]]:

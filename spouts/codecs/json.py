@@ -35,6 +35,8 @@ class JsonCodec(BulkCodec, EncodingCodec):
     its name in the objects, where that is another one; a dot in it is a part of the name.
     ``extra``: other keys of the objects are ignored ("ignore"), or kept ("capture"): a last field
     ``extra`` has them as one JSON object, each value as it is written; null where there is none.
+    ``non_finite``: whether a field that is a float may be NaN or infinite: in JSON the text "NaN",
+    "Infinity" or "-Infinity", which is an error otherwise.
     ``spouts.codecs.json_types`` lists how values of each type are written: what ``KafkaSink``
     writes is read back.
 
@@ -67,7 +69,12 @@ class JsonCodec(BulkCodec, EncodingCodec):
                     setattr(cls, name, getattr(BulkCodec, name))
 
     def __init__(
-        self, fields: Fields | pa.Schema, *, alias: Mapping[str, str] | None = None, extra: OnExtra = "ignore"
+        self,
+        fields: Fields | pa.Schema,
+        *,
+        alias: Mapping[str, str] | None = None,
+        extra: OnExtra = "ignore",
+        non_finite: bool = False,
     ) -> None:
         self.fields = fields if isinstance(fields, Fields) else Fields.of_schema(fields)
         schema = self.fields.schema()
@@ -77,6 +84,7 @@ class JsonCodec(BulkCodec, EncodingCodec):
         names = names_in_records(self.fields, alias)
         self._names = dict(zip(self.fields, names, strict=True))
         self._rows = nullable(declared)
+        self._non_finite = non_finite
         self._extra = checked_extra(extra, self._rows.names, names)
         captured = [pa.field(EXTRA, pa.string())] if self._extra is not None else []
         self.fields = Fields.of_schema(pa.schema([*self._rows, *captured]))
@@ -92,7 +100,7 @@ class JsonCodec(BulkCodec, EncodingCodec):
         self._required = [each.name for each in self._schema if not each.nullable]
         try:
             shown = pa.schema([each.with_name(name) for name, each in zip(names, self._rows, strict=True)])
-            self._reader = JsonReader(self._schema, shown)
+            self._reader = JsonReader(self._schema, shown, non_finite=non_finite)
         except pa.ArrowException as error:
             raise TopologyError(f"JsonCodec cannot decode into {schema.to_string()}: {error}") from error
 
@@ -151,7 +159,10 @@ class JsonCodec(BulkCodec, EncodingCodec):
     @cached_property
     def _encoders(self) -> dict[str, tuple[str, Callable[[Any], Any]]]:
         """Field -> its name in the records, and the conversion of its values."""
-        return {name: (self._names[name], json_encoder(self._rows.field(name).type)) for name in self._names}
+        return {
+            name: (self._names[name], json_encoder(self._rows.field(name).type, non_finite=self._non_finite))
+            for name in self._names
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the functions, which are made again where they are needed."""

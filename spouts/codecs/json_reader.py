@@ -37,12 +37,13 @@ class Rows(NamedTuple):
 
 class JsonReader:
     """Reads values into rows of ``nullable(schema)``. ``shown``: the types that reasons name.
+    ``non_finite``: whether a float may be one of the texts "NaN", "Infinity" and "-Infinity".
     Raises an Arrow error for a schema that Arrow's reader cannot decode into."""
 
-    def __init__(self, schema: pa.Schema, shown: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, shown: pa.Schema, *, non_finite: bool) -> None:
         self._schema = schema
         self._arrow = ArrowJsonCodec(schema, shown)
-        self._floats = {each.name for each in schema if pa.types.is_floating(each.type)}
+        self._floats = {each.name for each in schema if non_finite and pa.types.is_floating(each.type)}
 
     def read(self, values: Values | pa.BinaryArray, *, only_first: bool) -> Rows:
         """``only_first``: bad values after the first one, and rows after it, may be left out."""

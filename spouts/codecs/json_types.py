@@ -1,7 +1,8 @@
 """How values of each Arrow type are written in JSON, and read from it.
 
 =====================  =============================================================================
-numbers, text, bool    as JSON has them; of a float also ``"NaN"``, ``"Infinity"``, ``"-Infinity"``
+numbers, text, bool    as JSON has them; with ``non_finite`` of a float also ``"NaN"``,
+                       ``"Infinity"``, ``"-Infinity"``
 decimal                a number or text, such as ``12.50`` or ``"12.50"``
 timestamp, date, time  text of ISO 8601 or RFC 3339 (``spouts.codecs.iso8601``)
 duration               an integer, in the unit of the type

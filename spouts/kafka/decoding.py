@@ -14,8 +14,8 @@ from framework.errors import BadRecordError
 from framework.topology import DEAD_LETTER_FIELDS
 from framework.topology.dead_letters import CUT_HEADER
 from spouts.codecs import codec_error_isolation
-from spouts.codecs.bad_records import OnBadRecord
-from spouts.codecs.codec import Codec, UndecodableValueError, Values
+from spouts.codecs.bad_records import BadRecord, OnBadRecord
+from spouts.codecs.codec import Codec, TooLargeTogetherError, UndecodableValueError, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
 from spouts.codecs.missing_field_warning import absent_fields
 from spouts.kafka.consumer.record_chunk import RecordChunk
@@ -95,7 +95,7 @@ class RecordDecoder:
         """Yields, for each stream, the records that could not be decoded first, then the others."""
         for its, of_stream in self._by_stream(chunk):
             for part in of_stream.parts():
-                yield from _decoded(its, part, topic_ids)
+                yield from _in_parts(its, part, topic_ids)
 
     def _by_stream(self, chunk: C) -> Iterator[tuple[StreamFormat, C]]:
         if self._streams.one is not None:
@@ -103,6 +103,25 @@ class RecordDecoder:
         else:
             for topic, part in chunk.by_topic():
                 yield self._streams.of(topic), part
+
+
+class _InPartsError(Exception):
+    """The records that are still to be decoded, ``count`` at a time, because all are too large
+    together."""
+
+    def __init__(self, chunk: Any, count: int) -> None:
+        self.chunk, self.count = chunk, count
+
+
+def _in_parts(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
+    try:
+        yield from _decoded(its, chunk, topic_ids)
+    except _InPartsError as error:
+        rest, count = error.chunk, error.count
+    else:
+        return
+    for first in range(0, len(rest), count):
+        yield from _in_parts(its, rest.take(list(range(first, min(first + count, len(rest))))), topic_ids)
 
 
 def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
@@ -120,7 +139,10 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
         chunk = chunk.take(np.flatnonzero(~without).tolist())
         if not len(chunk):
             return
-    kept = _kept(its.records, chunk)
+    try:
+        kept = _kept(its.records, chunk)
+    except TooLargeTogetherError as error:
+        raise _InPartsError(chunk, error.count) from error
     if kept is not None and not kept.all():
         yield Decoded(chunk.take([]), None, its.stream, passed_over=int((~kept).sum()))
         chunk = chunk.take(np.flatnonzero(kept).tolist())
@@ -128,20 +150,24 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
             return
     for what, codec in its.records.codecs():
         raw = chunk.raw(what)
-        if its.on_bad_record is OnBadRecord.FAIL:
-            batch = _decoded_or_failed(what, codec, raw, chunk)
-        else:
-            batch, bad = decoded_good(codec, raw)
-            if bad:
-                wanted = its.on_bad_record is OnBadRecord.DEAD_LETTER
-                gone = [each.index for each in bad]
-                rejected = chunk.take(gone)
-                reasons = [each.reason for each in bad]
-                letters = dead_letters(what, rejected, reasons, topic_ids) if wanted else None
-                yield Decoded(rejected, letters, its.stream, letters=True)
-                good = np.delete(np.arange(len(chunk)), gone)
-                columns = [column.take(pa.array(good)) for column in columns]
-                chunk = chunk.take(good.tolist())
+        bad: Sequence[BadRecord] = ()
+        try:
+            if its.on_bad_record is OnBadRecord.FAIL:
+                batch = _decoded_or_failed(what, codec, raw, chunk)
+            else:
+                batch, bad = decoded_good(codec, raw)
+        except TooLargeTogetherError as error:
+            raise _InPartsError(chunk, error.count) from error
+        if bad:
+            wanted = its.on_bad_record is OnBadRecord.DEAD_LETTER
+            gone = [each.index for each in bad]
+            rejected = chunk.take(gone)
+            reasons = [each.reason for each in bad]
+            letters = dead_letters(what, rejected, reasons, topic_ids) if wanted else None
+            yield Decoded(rejected, letters, its.stream, letters=True)
+            good = np.delete(np.arange(len(chunk)), gone)
+            columns = [column.take(pa.array(good)) for column in columns]
+            chunk = chunk.take(good.tolist())
         columns += batch.columns
     if not len(chunk):
         return

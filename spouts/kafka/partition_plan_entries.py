@@ -9,6 +9,8 @@ lost_records, gaps          totals of such skips, carried from plan to plan (abs
 left_out                    offsets of records that are left out, by ``undo`` or because their
                             values were refused, ascending, carried from plan to plan (absent:
                             none): readers give no row for them
+left_out_from               before this offset, some were left out that left_out lists no more
+                            (absent: none)
 refused                     offset -> reason, of those of this range whose values were refused
 read_first_until            in a topic that is read first: where it ended at the first start. Other
                             topics wait until it is read up to there (absent: they do not)
@@ -22,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from framework.topology.spouts import END_OFFSET, LEFT_OUT, Meta
+from framework.topology.spouts import END_OFFSET, LEFT_OUT, LEFT_OUT_FROM, Meta
 
 #: Reasons of gaps after which offsets still denote the same records.
 SAME_LOG = frozenset({"retention", "damaged"})
@@ -69,6 +71,7 @@ class Position:
     lost_records: int = 0
     gaps: int = 0
     left_out: tuple[int, ...] = ()
+    left_out_from: int | None = None
     until: int | None = None
     end: tuple[int, str] | None = None
 
@@ -79,7 +82,7 @@ class Position:
         self.lost_records += lost
         self.gaps += 1
         if reason not in SAME_LOG:
-            self.left_out = ()  # the log may hold other records at these offsets
+            self.left_out, self.left_out_from = (), None  # the log may hold other records at these offsets
         self.offset, self.leader_epoch = to_offset, None
 
     def after(self) -> Meta:
@@ -103,6 +106,7 @@ class Position:
             "lost_records": self.lost_records or None,
             "gaps": self.gaps or None,
             LEFT_OUT: list(self.left_out) or None,
+            LEFT_OUT_FROM: self.left_out_from,
             READ_FIRST_UNTIL: self.until if self.until is not None and self.offset < self.until else None,
             END_OFFSET: self.end[0] if self.end is not None else None,
             END_ASKED: self.end[1] if self.end is not None else None,
@@ -159,6 +163,7 @@ def position_after(meta: Meta) -> Position:
     position.gaps = int(meta.get("gaps", 0))
     position.until = int(meta[READ_FIRST_UNTIL]) if READ_FIRST_UNTIL in meta else None
     position.left_out = tuple(map(int, meta.get(LEFT_OUT, ())))
+    position.left_out_from = int(meta[LEFT_OUT_FROM]) if LEFT_OUT_FROM in meta else None
     position.end = end_in(meta)
     return position
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from framework.core.segment_task import SegmentTask
 from framework.core.spout_task import LOSSES_MAX
 from framework.errors import RetryableError, TopologyError
 from tests.kit.core_parts import Basic, ListSpout, Rich, Stepped, ack, hold, seen
+from tests.kit.panics import PanicException
 
 
 @pytest.fixture
@@ -180,12 +180,15 @@ def test_tuples_of_a_bolt_that_cannot_start_wait_for_it(key: str) -> None:
 
 
 @pytest.mark.behaviour("4.6")
+@pytest.mark.parametrize("error", [SystemExit, PanicException])
 @pytest.mark.parametrize("where", ["execute", "prepare", "next_tuple", "ack"])
-def test_user_code_that_calls_exit_ends_its_instance_and_nothing_else(key: str, where: str) -> None:
+def test_user_code_that_calls_exit_or_panics_ends_its_instance_and_nothing_else(
+    key: str, where: str, error: type[BaseException]
+) -> None:
     def once(here: str) -> None:
         if here == where and not seen(f"{key}ended").closed:
             seen(f"{key}ended").closed = 1
-            sys.exit("enough")
+            raise error("enough")
 
     class Ending(ListSpout):
         def next_tuple(self) -> None:
@@ -210,7 +213,7 @@ def test_user_code_that_calls_exit_ends_its_instance_and_nothing_else(key: str, 
     builder.set_bolt("bolt", Exits(key, leave)).shuffle_grouping("spout")
     stepped = Stepped(builder.build()).step(6)
     assert set(seen(key).acked) == {1, 2, 3}
-    assert "SystemExit: enough" in str(stepped.driver.status().last_error)
+    assert f"{error.__name__}: enough" in str(stepped.driver.status().last_error)
 
 
 def lose_from(stepped: Stepped, level: int) -> None:

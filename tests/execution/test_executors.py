@@ -26,6 +26,7 @@ from framework.transactions import MemoryStore
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, TransactionalMapState
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay, Split, UpdateGlobalCount
+from tests.kit.panics import PanicException
 from tests.kit.runners import DATA, SPREAD_ONLY, WORDS, start
 from tests.kit.waiting import PATIENCE_S
 
@@ -188,10 +189,6 @@ def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tm
     assert state.get("total") is None
 
 
-class PanicException(BaseException):
-    """As every library in Rust has one."""
-
-
 @pytest.mark.behaviour("1.5")
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, PanicException])
 def test_user_code_that_calls_exit_was_cancelled_or_panics_fails_like_any_other(
@@ -204,6 +201,19 @@ def test_user_code_that_calls_exit_was_cancelled_or_panics_fails_like_any_other(
         start(builder.build(), ("local", {}), **{"topology.max.attempts": 3}) as run,
         pytest.raises(TopologyFailed, match=rf"broken\[0\]: {error.__name__}: as asked"),
     ):
+        run.wait_until_caught_up(PATIENCE_S)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, PanicException])
+def test_a_store_that_raises_anything_at_the_start_ends_the_run_with_it(
+    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(self: Any, *arguments: Any) -> None:
+        raise error("enough")
+
+    monkeypatch.setattr(SqliteBackend, "raise_header", raises)
+    builder, _ = global_count(tmp_path / "x.db")
+    with start(builder.build(), ("local", {})) as run, pytest.raises(error, match="enough"):
         run.wait_until_caught_up(PATIENCE_S)
 
 
@@ -287,7 +297,7 @@ class ComesBackWrong(BatchCount):
 
 
 @pytest.mark.rule("C13")
-@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit, asyncio.CancelledError, PanicException])
 def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: type[BaseException]) -> None:
     """Whatever it raises: also what would end a thread, or look like the end of a channel."""
     builder, _ = global_count(tmp_path / "x.db")

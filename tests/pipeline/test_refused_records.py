@@ -27,8 +27,10 @@ from framework import (
     submit,
 )
 from framework.errors import BadRecordError
+from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.verify import verify
-from framework.transactions import MemoryStore
+from framework.topology.spouts import LEFT_OUT, LEFT_OUT_FROM
+from framework.transactions import MemoryStore, documents, narrowing
 from framework.transactions.documents import read_history
 from framework.transactions.undo import undo
 from integration import EmbeddedServers
@@ -174,6 +176,25 @@ def test_the_order_decides_which_record_is_the_one_too_many(tmp_path: Path) -> N
     caught_up(built(tmp_path, rows), store)
     assert counts(tmp_path) == {"a": (2, HUGE - 1), "x": (3, 3)}
     assert set(refused(store)) == {("0", 1)}
+
+
+def test_a_topology_leaves_out_more_records_than_its_plans_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrowing, "LEFT_OUT_MAX", 4)
+    store, rows = MemoryStore(), words(60)
+    good = expected(rows)
+    for at in range(0, 60, 3):
+        rows.insert(at, ["bad", 1])
+    topology = built(tmp_path, rows, take=4)
+    caught_up(topology, store)
+    assert counts(tmp_path) == good
+    plan = read_history(store, topology.id)[-1].plan
+    assert all(len(each.get(LEFT_OUT, ())) <= 4 and each[LEFT_OUT_FROM] > 0 for each in plan.values())
+    assert verify(topology, store).right  # the record of each transaction has its own
+    monkeypatch.setattr(documents, "RECORDS_MAX", 3)
+    with pytest.raises(Unverifiable, match=r"those before offset \d+ of partition . are no longer known"):
+        verify(topology, store)
 
 
 def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:

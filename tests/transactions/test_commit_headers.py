@@ -16,6 +16,7 @@ from framework.topology import Header, OpenCommit
 from framework.topology.fencing import ROLLED_BACK
 from framework.transactions.commit import FORGOTTEN, CommitPhase
 from sinks import MapState, MemoryBackend, OpaqueMapState
+from tests.kit.panics import PanicException
 
 
 class OneTask:
@@ -122,6 +123,23 @@ def test_a_done_txid_is_not_done_while_it_is_replayed() -> None:
     failures = [committing.run(attempt(2, each), replay=False).failure for each in (1, 2)]
     assert failures[-1] is not None and "holds transactions up to 0 only" in failures[-1].message
     assert failures[-1].kind is FailureKind.FATAL
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, PanicException])
+def test_a_store_that_raises_anything_on_the_driver_fails_the_attempt(error: type[BaseException]) -> None:
+    class Broken(MemoryBackend):
+        works = True
+
+        def raise_header(self, expected: Header, new: Header) -> None:
+            if not self.works:
+                raise error("enough")
+            super().raise_header(expected, new)
+
+    backend = Broken()
+    committing = phase(backend)
+    backend.works = False
+    failure = committing.run(attempt(1, 1), replay=False).failure
+    assert failure is not None and failure.message == f"{error.__name__}: enough"
 
 
 @pytest.mark.rule("C27")

@@ -8,7 +8,7 @@ import pytest
 
 from framework import Fields
 from framework.execution import FailureKind, TaskFailure
-from framework.topology.spouts import LEFT_OUT, REFUSED
+from framework.topology.spouts import LEFT_OUT, LEFT_OUT_FROM, REFUSED
 from framework.transactions.coordinator import (
     AskPlan,
     Cancel,
@@ -84,14 +84,20 @@ def test_under_fail_and_for_the_spouts_own_refusals_nothing_is_left_out() -> Non
     assert narrowing().applies(plan, REFUSES)
 
 
-def test_the_records_that_a_topology_leaves_out_are_bounded() -> None:
+def test_plans_forget_the_oldest_left_out_records_of_each_partition_and_the_topology_goes_on() -> None:
     full = {
         "0": {"first": 15_000, "next": 15_001, LEFT_OUT: list(range(LEFT_OUT_MAX - 7))},
-        "1": {"first": 7, "next": 7, LEFT_OUT: list(range(7))},
+        "1": {"first": 7, "next": 7, LEFT_OUT: [1, 2, 5, 6, 7, 8, 9]},  # of an undo, in part
+        "2": {"first": 4, "next": 4},
     }
-    found = narrowing().narrowed(full, REFUSES)
-    assert isinstance(found, TaskFailure)
-    assert found.message.startswith("partition 0, offset 15000: it is refused; 10,000 records of this topology")
+    found: Any = narrowing().narrowed(full, REFUSES)
+    (plan, is_half), half = found, (LEFT_OUT_MAX - 6) // 2
+    assert not is_half and plan["2"] == full["2"]
+    assert plan["1"] == {"first": 7, "next": 7, LEFT_OUT: [5, 6, 7, 8, 9], LEFT_OUT_FROM: 3}
+    assert plan["0"][LEFT_OUT] == [*range(half, LEFT_OUT_MAX - 7), 15_000]
+    assert (plan["0"][LEFT_OUT_FROM], plan["0"][REFUSED]) == (half, {"15000": "bolt: it is refused"})
+    after = narrowing().rest({"0": {**full["0"], "next": 15_009}}, plan)
+    assert after is not None and after["0"][LEFT_OUT_FROM] == half and after["0"][LEFT_OUT] == plan["0"][LEFT_OUT]
 
 
 # --- in the coordinator ---------------------------------------------------------------------------

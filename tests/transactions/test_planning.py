@@ -17,6 +17,7 @@ from framework.topology import PartitionPlanner
 from framework.transactions.coordinator import AskPlan
 from framework.transactions.planner_thread import BESIDE_S, PlanningThread
 from framework.transactions.plans import WIDE_PARTITIONS, Plan, plan_digest, plan_of, stored_plan
+from tests.kit.panics import PanicException
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -63,19 +64,26 @@ def test_a_plan_under_way_is_discarded_when_another_one_is_asked_for() -> None:
 
 
 class Exits(Slow):
+    error: type[BaseException] = SystemExit
+
     def plan(self, previous: Mapping[str, Any]) -> Plan:
-        raise SystemExit("enough")
+        raise self.error("enough")
 
 
-def test_a_planner_that_calls_exit_fails_like_any_other() -> None:
+class Panics(Exits):
+    error = PanicException
+
+
+@pytest.mark.parametrize("planner", [Exits, Panics])
+def test_a_planner_that_calls_exit_or_panics_fails_like_any_other(planner: type[Exits]) -> None:
     failures: Queue[TaskFailure] = Queue()
     thread = PlanningThread(
-        Exits(), Threads(), on_plan=lambda asked, plan: None, on_failure=failures.put, idle_poll_max_s=0.1
+        planner(), Threads(), on_plan=lambda asked, plan: None, on_failure=failures.put, idle_poll_max_s=0.1
     )
     thread.start()
     try:
         thread.ask(AskPlan(0, 1, None))
-        assert failures.get(timeout=PATIENCE_S).message == "SystemExit: enough"
+        assert failures.get(timeout=PATIENCE_S).message == f"{planner.error.__name__}: enough"
     finally:
         thread.close()
 

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from framework.errors import TopologyError
-from framework.execution.failures import USER_ERRORS, FrameFailed, TaskFailure
+from framework.execution.failures import FrameFailed, TaskFailure, users_errors
 from framework.execution.messages import AttemptHeader, decode_batch, encode_batch
 from framework.execution.plan import ExecutionPlan
 from framework.execution.spark.spark_context import Spark
@@ -101,7 +101,7 @@ class SqlFrames:
                     f"bolt {component_id!r} declares {', '.join(missing)}, and its DataFrame has {', '.join(result.columns)}"
                 )
             return result.select(*(f"`{name}`" for name in declared))
-        except USER_ERRORS as error:
+        except users_errors() as error:
             raise FrameFailed(_failure(error, component_id)) from error
 
     def _fields(self, component_id: str, input_name: str) -> Fields:

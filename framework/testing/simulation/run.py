@@ -101,7 +101,7 @@ class Outcome:
     story: Sequence[str]
     met: Sequence[Kind]
     wrong: Sequence[Wrong]
-    failure: TaskFailure | Exception | None
+    failure: TaskFailure | BaseException | None
     keeps: Sequence[str]
     batches: Mapping[int, Kept]
 
@@ -132,7 +132,7 @@ class _SimulationRun:
         self._plan = plan_execution(with_ends(self._shadow, self._left_out))
         self._conf = world.config.for_components()
         self._threads: VirtualThreads | None = None
-        self._failure: TaskFailure | Exception | None = None
+        self._failure: TaskFailure | BaseException | None = None
         self._found: list[Wrong] = []
         self._injector = FaultInjector(
             schedule, self._source, world.memory, other=world.other, folder=world.folder, connect=world.connect
@@ -323,7 +323,7 @@ def _commit_once(topology: Topology, executor: OnceExecutor, committed: Mapping[
             raise InvariantViolation(f"transaction {txid} could not be committed once more: {result.failure}")
 
 
-def _stopped(failure: TaskFailure | Exception) -> Wrong:
+def _stopped(failure: TaskFailure | BaseException) -> Wrong:
     if isinstance(failure, TaskFailure):
         what = f"component {failure.component_id!r} fails, and does not without faults"
         return Wrong(Broken.STOPPED, failure.component_id, what, tuple(failure.lines()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from framework.topology import SourceRanges, SourceRecord
-from framework.topology.spouts import END_OFFSET, LEFT_OUT, Meta
+from framework.topology.spouts import END_OFFSET, LEFT_OUT, LEFT_OUT_FROM, Meta
 from spouts.kafka.partition_plan_entries import (
     END_ASKED,
     READ_FIRST_UNTIL,
@@ -20,7 +20,7 @@ from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.topic_streams import Streams
 
 #: What a joined range has of its last part.
-_CARRIED = ("topic_id", "gaps", "lost_records", LEFT_OUT, END_OFFSET, END_ASKED)
+_CARRIED = ("topic_id", "gaps", "lost_records", LEFT_OUT, LEFT_OUT_FROM, END_OFFSET, END_ASKED)
 
 
 class KafkaRanges(SourceRanges):

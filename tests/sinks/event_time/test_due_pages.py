@@ -32,7 +32,7 @@ from sinks import (
     states,
 )
 from sinks.backend import Key, Row
-from sinks.event_time import sessions
+from sinks.event_time import interval_join, sessions
 from sinks.event_time.timers import Entry, TimerCommitter
 from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS
@@ -276,6 +276,43 @@ def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: 
         assert sent == sum(written) == count
         assert max(written) <= 50
     assert peaks[2] < 1.5 * peaks[1], peaks
+
+
+def test_memory_does_not_grow_with_the_pairs_of_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interval_join, "PAGE_KEYS", 50)
+    peaks = []
+    for keys, count in ((300, 300), (1, 90_000)):
+        state = OpaqueMapState(MemoryBackend())
+        committer = bound("pairs", state)
+        header = state.read_header()
+        state.raise_header(header, header.opened(1, OpenCommit(1, 1, "")))
+        context = TopologyContext("timed", "closing", 0, 1, {}, parallelisms={})
+        granted = TransactionAttempt(1, 1, CommitFence("timed", 1, "", "closing:0"))
+        committer.prepare({}, context, Collected(), granted)
+        records = [(f"{number % keys:03}", 100, number) for number in range(300)]
+        for each in (table(ROW, records), table(PAID, records), mark(0, 99)):
+            committer.execute_arrow(each)
+        found = total = 0
+        tracemalloc.start()
+        for batch in committer.finish_batch():
+            assert batch.num_rows <= 50
+            found += batch.num_rows
+            total += sum(
+                a * 300 + b for a, b in zip(*(batch.column(n).to_pylist() for n in ("number", "paid")), strict=True)
+            )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert found == count
+        assert total == sum(range(90_000) if keys == 1 else range(0, 301 * 300, 301))
+    assert peaks[1] < 1.5 * peaks[0], peaks
+
+
+def test_pages_of_pairs_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interval_join, "PAGE_BYTES", 3 * 8 * 6)
+    expected, batches = whole("pairs"), []
+    monkeypatch.setattr(Collected, "emit_arrow", lambda self, batch: batches.append(batch.num_rows))
+    attempt(bound("pairs", OpaqueMapState(MemoryBackend())), 1, 1)
+    assert sum(batches) == len(expected[0][0]["default"]) and 1 < max(batches[:-1]) < 6
 
 
 def test_a_value_that_a_file_has_held_is_the_same_value() -> None:

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import BadRecordError, ConfigError, RatchetError, TopologyError
 from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from sinks import Headers, KafkaSink
 from sinks.kafka import topic_metadata_cache
 from sinks.kafka.routing import timestamp_column
+from sinks.kafka.topic_metadata_cache import TopicCatalog
 from sinks.kafka.writer import writers
 from spouts import (
     CloudEventsCodec,
@@ -155,6 +157,66 @@ def test_a_topic_that_must_not_be_written_makes_a_bad_record(
     assert all("to" not in json.loads(each.value()) for each in messages(topics, target))
     assert f"{name}-missing" not in topics.admin.list_topics(timeout=PATIENCE_S).topics
     assert messages(topics, name)[-1].value() == values[-1]
+
+
+class Clock:
+    """In place of the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.integration
+def test_missing_topics_are_waited_for_together_and_once(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, bound = Clock(), topic_metadata_cache._PATIENCE_S + 2 * topic_metadata_cache._POLL_S
+    monkeypatch.setattr(topic_metadata_cache, "time", clock)
+    monkeypatch.setattr(topic_metadata_cache, "_MISSING_MAX", 3_000)
+    topics.create(name, 2)
+    catalog = TopicCatalog(KafkaSettings(topics.bootstrap_servers, None))
+    wanted = [(name, 1), *((name, n) for n in range(3, 1_000)), *((f"{name}-{n}", 1) for n in range(1_000))]
+    catalog.look_up([*wanted, *(("x" * n, 1) for n in range(250, 2_000)), ("a:b", 1)])
+    waited = clock.now
+    assert 0 < waited < bound and len(catalog._missing) == len(wanted) - 1
+    for pause in (0, topic_metadata_cache._MISSING_S + 1):  # asked again, and not waited for
+        clock.now += pause
+        catalog.look_up(wanted)
+        assert {catalog.partition_count(*each) for each in wanted} == {0, 2}
+        assert clock.now == waited + pause
+    catalog.look_up((f"{name}-more-{n}", 1) for n in range(2_000))
+    assert len(catalog._missing) == 3_000
+
+
+@pytest.mark.integration
+@pytest.mark.rule("C51")
+def test_records_that_name_as_many_missing_topics_and_partitions_are_refused_together(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.create(name)
+    target = topics.create(f"{name}-out", 2)
+    missing = [{"to": f"{name}-{n}" if n % 5 else "x" * n * 1_000, "part": None} for n in range(1, 16)]
+    beyond = [{"to": target, "part": n} for n in range(2, 17)]
+    rows = [each for pair in zip(missing, beyond, strict=True) for each in pair]
+    values = [json.dumps(each).encode() for each in [*rows[:15], {"to": target, "part": 1}, *rows[15:]]]
+    topics.send(name, values)
+    spout = OpaqueKafkaTransactionalSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=JsonCodec(Fields(to=str, part=int)),
+        on_bad_record="skip",
+        bad_record_share_max=None,
+    )
+    sink = KafkaSink(topic_from="to", partition="part", value=["part"], bootstrap_servers=topics.bootstrap_servers)
+    store = ran(name, spout, sink)
+    assert {offset for _, offset in refused(store, name)} == set(range(31)) - {15}
+    assert [each.value() for each in messages(topics, target)] == [b'{"part":1}']
 
 
 @pytest.mark.integration

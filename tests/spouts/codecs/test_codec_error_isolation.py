@@ -17,12 +17,9 @@ from spouts.codecs import codec_error_isolation
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Truths, Values
 from spouts.codecs.datetime_check import decoded, decoded_good
+from tests.kit.panics import PanicException
 
 Wrong = Callable[[bytes], BaseException | None]
-
-
-class PanicException(BaseException):
-    """The error that libraries in Rust raise."""
 
 
 class Whole(Codec):

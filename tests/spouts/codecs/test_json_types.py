@@ -61,7 +61,7 @@ def test_what_a_sink_writes_is_read_back(declared: pa.DataType, values: list[Any
     columns = JsonColumns(fields, "JSON")
     wanted = pa.array([*values, None], declared)
     written = [json.dumps({"v": columns.encode([each])[0]}, allow_nan=False).encode() for each in wanted.to_pylist()]
-    batch, bad = JsonCodec(fields).decode_good(written * count)
+    batch, bad = JsonCodec(fields, non_finite=True).decode_good(written * count)
     assert bad == []
     assert batch.schema.types == [declared]
     found = batch.column(0).to_pylist()
@@ -136,7 +136,7 @@ def test_reasons_are_short_however_long_a_value_is() -> None:
 
 
 def test_the_first_bad_value_is_named_whichever_step_finds_it() -> None:
-    codec = JsonCodec(Fields(at=datetime.datetime, n=int, share=float))
+    codec = JsonCodec(Fields(at=datetime.datetime, n=int, share=float), non_finite=True)
     good, named = b'{"at": "2023-11-14", "share": 1}', b'{"share": "NaN"}'
     for values, index in (
         ([good, b'{"at": "x"}', named, b"{"], 1),
@@ -151,7 +151,7 @@ def test_the_first_bad_value_is_named_whichever_step_finds_it() -> None:
 
 
 def test_names_of_floats_stand_where_their_records_stood() -> None:
-    codec = JsonCodec(Fields(n=int, a=float, b=pa.float32(), at=datetime.datetime))
+    codec = JsonCodec(Fields(n=int, a=float, b=pa.float32(), at=datetime.datetime), non_finite=True)
     values = [
         b'{"n": 0, "a": 0.5}',
         b'{"n": 1, "a": "Infinity", "b": 1.5, "at": "2023-11-14T22:13:20.123456789Z"}',
@@ -205,7 +205,7 @@ def test_fields_that_are_required_are_so_in_every_type() -> None:
     schema = pa.schema(
         [pa.field("at", pa.timestamp("us"), nullable=False), pa.field("share", pa.float64(), nullable=False)]
     )
-    batch, bad = JsonCodec(schema).decode_good(
+    batch, bad = JsonCodec(schema, non_finite=True).decode_good(
         [b'{"at": "2023-11-14", "share": "NaN"}', b'{"at": null, "share": 1}', b"{}"]
     )
     assert batch.num_rows == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import datetime
 import gzip
 import json
@@ -199,6 +200,21 @@ def test_a_value_is_not_decompressed_beyond_its_bound() -> None:
     _, bad = CompressedCodec(BytesCodec(), "gzip", bytes_max=1 << 20).decode_good([bomb])
     assert "more than 1,048,576 bytes" in bad[0].reason
     assert pa.total_allocated_bytes() - before < 8 << 20
+
+
+@pytest.mark.parametrize("value", [b"\n", b"\r", b"a,1\n", b"a,1\r\n"])
+def test_of_a_value_of_csv_with_more_rows_no_third_one_is_read(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counting(text: Any, **options: Any) -> Any:
+        for count, row in enumerate(reader(text, **options), 1):
+            read.append(count)
+            yield row
+
+    reader = csv.reader
+    monkeypatch.setattr(csv, "reader", counting)
+    _, (bad,) = CsvCodec(Fields(word=str, n=int)).decode_good([value * 1_000])
+    assert bad.reason == "more than one row, and a value is one" and max(read) == 2
 
 
 def test_what_the_codec_inside_leaves_out_is_left_out() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from framework import TransactionalTopologyBuilder, submit
+from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RatchetError
 from framework.transactions import MemoryStore
 from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
+from spouts.codecs import compressed
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
 from tests.kit.expansion import read_apart, send_bombs
 from tests.kit.readers import READERS
@@ -88,6 +90,53 @@ def test_it_ends_the_topology_where_no_bad_record_may_be(bombs: Topics, name: st
 def test_values_below_the_limit_are_read(bombs: Topics, name: str, reader: str) -> None:
     _, values = counted(name, bombs, reader)
     assert len(values) == 8 and max(map(len, values)) == LARGE + 1
+
+
+class Sizes(ArrowBolt):
+    """The first byte of each value, and the bytes of the batch that it is in."""
+
+    deterministic = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        size = sum(map(len, batch.column("value").to_pylist()))
+        values = [f"{each[0]} {size}" for each in batch.column("value").to_pylist()]
+        yield pa.record_batch({"value": pa.array(values, pa.string())})
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"value": pa.string()}))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_values_that_a_codec_decompresses_are_decoded_in_parts(
+    topics: Topics, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, size = 250_000, 100_000
+    monkeypatch.setattr(compressed, "TOGETHER_BYTES_MAX", bound)
+    monkeypatch.setattr(compressed, "_CHUNK_BYTES", 0)
+    codec = compressed.CompressedCodec(TextCodec(), "zstd", bytes_max=4 * size)
+    sent: list[bytes | None] = [codec.compressed(b"%d" % (each % 10) * size) for each in range(20)]
+    sent[7], sent[12:12] = codec.compressed(b"5" * 3 * size), [b"damaged", codec.compressed(b"6" * 5 * size)]
+    topics.create(name)
+    topics.send(name, sent)
+    spout = OpaqueKafkaTransactionalSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=codec,
+        key_codec=compressed.CompressedCodec(TextCodec("key"), "zstd"),
+        settings={"reader": reader},
+        on_bad_record="skip",
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("sizes", Sizes()).shuffle_grouping("spout")
+    state = OpaqueMapState(MemoryBackend(name))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("sizes")
+    with submit(builder.build(), {}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        status = run.status()
+    found = {key[0]: row.value[0] for key, row in state.backend.scan()}
+    assert status.bad_records == 2 and sum(found.values()) == 20
+    assert {key for key in found if int(key.split()[1]) > bound} == {f"5 {3 * size}"}
 
 
 def test_a_limit_below_1_is_refused() -> None:

@@ -32,6 +32,16 @@ def test_skipped_totals_are_carried_to_the_next_plan_and_gaps_are_not() -> None:
     assert (later["lost_records"], later["gaps"]) == (7, 1)
 
 
+def test_records_left_out_are_carried_until_another_log_takes_their_offsets() -> None:
+    left_out = {"left_out": [4, 12], "left_out_from": 3}
+    position = position_after({"first_offset": 0, "next_offset": 10, **left_out})
+    assert position.meta(3, 4).items() >= left_out.items()
+    position.skip("retention", 11)
+    assert position.meta(3, 4).items() >= left_out.items()
+    position.skip("another topic", 0)
+    assert not position.meta(3, 4).keys() & left_out.keys()
+
+
 def test_a_position_in_another_topic_reaches_nothing() -> None:
     ten = {"first_offset": 0, "next_offset": 10, "topic_id": "a"}
     assert reaches(ten, {"next_offset": 10, "topic_id": "a"})
