@@ -105,7 +105,7 @@ class Maps:
 
 def _single(value: float) -> float:
     try:
-        found: float = struct.unpack("f", struct.pack("f", value))[0]
+        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
         return 1.5
     return found
@@ -154,7 +154,7 @@ def _binary(value: Any) -> bytes:
 
 def _checked_single(value: Any) -> Any:
     if not math.isinf(value):
-        struct.pack("f", value)  # raises OverflowError
+        struct.pack("<f", value)  # raises OverflowError, which "f" does not
     return _exact(value, 2**24)
 
 
