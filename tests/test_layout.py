@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import packages_distributions
 
+import pytest
+
 from tests.kit.processes import ROOT
 
 PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet", "tests", "examples", "benchmarks")
@@ -44,6 +46,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 )
 
 
+@pytest.mark.slow
 def test_every_module_that_is_imported_is_where_the_import_says() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 200

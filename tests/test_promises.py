@@ -30,6 +30,31 @@ def test_the_page_of_promises_says_where_each_is_tested(tests: list[Held]) -> No
     assert PAGE.read_text(encoding="utf-8") == page(tests), "run: python -m tests.kit.promises"
 
 
+def test_marks_make_some_parameters_slow(tmp_path: Path) -> None:
+    file = tmp_path / "test_marked.py"
+    file.write_text(
+        "import pytest\n"
+        "@pytest.mark.rule('C1')\n"
+        "@pytest.mark.slow_for('mysql', 'two words')\n"
+        "@pytest.mark.parametrize('which', ['mysql', 'two words', 'my'])\n"
+        "@pytest.mark.parametrize('often', [1, 2])\n"
+        "def test_some(often, which): ...\n"
+        "@pytest.mark.rule('C1')\n"
+        "@pytest.mark.quick_for('1-sqlite', '3')\n"
+        "@pytest.mark.parametrize('which', ['sqlite', 'other'])\n"
+        "@pytest.mark.parametrize('often', [1, 2, 3])\n"
+        "def test_most(often, which): ...\n"
+    )
+    quick = [each.test.rsplit("::")[-1] for each in collected(file) if not each.slow]
+    assert quick == [
+        "test_some[1-my]",
+        "test_some[2-my]",
+        "test_most[1-sqlite]",
+        "test_most[3-sqlite]",
+        "test_most[3-other]",
+    ]
+
+
 def test_a_promise_that_only_slow_tests_hold_is_tested_by_make_test_all(tmp_path: Path) -> None:
     file = tmp_path / "test_marked.py"
     file.write_text(

@@ -32,7 +32,7 @@ USUAL = "usual"
 _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
-_OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb"}
+_OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb", "apicurio": "apicurio"}
 #: Tests of tools that work on the rows of a table, whatever the database: on MariaDB they are slow.
 #: Its tables have the whole contract of writing in make test.
 _TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror_inspection.py", "test_rebuild.py"}

@@ -91,6 +91,11 @@ def marks(mutation: Mutation) -> list[pytest.MarkDecorator]:
     return [pytest.mark.rule(rule[1])] if rule else []
 
 
+@pytest.mark.slow_for(
+    "C27: done does not check the identity of the store",
+    "the rows of a rebuild have epochs above those of drivers",
+    "a cancelled step that has opened nothing yet keeps its fence open",
+)
 @pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name, marks=marks(each)) for each in MUTATIONS])
 def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Mutation, seed: int) -> None:
     with mutation.applied():

@@ -24,7 +24,7 @@ PAGES = [
 QUOTED = [(page, each) for page in ALL_PAGES for each in snippets(page) if each.is_quoted]
 
 
-@pytest.mark.slow_for("howto/from-foreachbatch.md")
+@pytest.mark.slow_for("howto/from-foreachbatch.md", "howto/joins.md")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
 def test_the_code_of_a_page_runs_and_prints_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

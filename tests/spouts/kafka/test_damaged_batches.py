@@ -20,7 +20,7 @@ from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 #: Batches of five records; those of which a value is to be changed.
 BATCHES, DAMAGED = 6, {"two": (2,), "first": (0,), "last": (5,), "row": (1, 2, 4)}
 
@@ -69,9 +69,7 @@ def counted(name: str, spout: Any) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    "kind", [OpaqueKafkaTransactionalSpout, pytest.param(KafkaTransactionalSpout, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", [OpaqueKafkaTransactionalSpout, KafkaTransactionalSpout])
 def test_a_damaged_batch_ends_the_topology(broker: Topics, name: str, reader: str, kind: Any) -> None:
     spout = kind(["two"], bootstrap_servers=broker.bootstrap_servers, codec=TextCodec(), settings={"reader": reader})
     with pytest.raises(
@@ -80,7 +78,6 @@ def test_a_damaged_batch_ends_the_topology(broker: Topics, name: str, reader: st
         counted(name, spout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("topic", DAMAGED)
 def test_the_choice_to_go_on_is_recorded_as_a_gap(broker: Topics, name: str, reader: str, topic: str) -> None:
@@ -110,7 +107,6 @@ class Seen(BaseBasicBolt):
         pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("topic", ["row", "last", None])
 def test_a_core_topology(broker: Topics, name: str, reader: str, topic: str | None) -> None:
@@ -138,7 +134,6 @@ def test_a_core_topology(broker: Topics, name: str, reader: str, topic: str | No
     assert sorted(_seen[name]) == sound(topic)
 
 
-@pytest.mark.slow
 def test_where_damage_begins_and_ends(broker: Topics) -> None:
     settings = KafkaSettings(broker.bootstrap_servers, None)
     found = find_damage(settings, "g", {f"{topic}/0": (0, 30) for topic in DAMAGED})
