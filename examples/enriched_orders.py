@@ -6,6 +6,9 @@ The spout has a stream per topic: orders are JSON, payments are Avro. They meet 
   the order, whichever of the two comes first, and however much later the other one comes.
 * ``PaidAtOnce`` hands both streams of a batch to Spark SQL, and joins what came together.
 
+These are the two joins that no operator of a pipeline does. The others are in
+``docs/howto/joins.md``.
+
     ratchet run examples.enriched_orders:topology --set app.kafka=127.0.0.1:9092
 """
 

@@ -1,7 +1,7 @@
 """The words of a text file, through Kafka, counted exactly once per word.
 
-Each line becomes a record of a Kafka topic. ``SplitLine`` is a basic bolt: one tuple in, any number
-of tuples out. The ready-made ``StateCommitter`` keeps a row per word in SQLite.
+Each line becomes a record of a Kafka topic. The pipeline splits it into words, one row in and any
+number of rows out, and keeps a row per word in SQLite.
 
     python -m examples.exactly_once_word_count [FILE]
 """
@@ -20,22 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from framework.observe import configure_logging
 from integration import EmbeddedServers
-from ratchet import (
-    BaseBasicBolt,
-    Count,
-    Fields,
-    OpaqueKafkaTransactionalSpout,
-    OpaqueMapState,
-    OutputCollector,
-    OutputFieldsDeclarer,
-    SqliteBackend,
-    StateCommitter,
-    TextCodec,
-    Topology,
-    TransactionalTopologyBuilder,
-    Tuple,
-    submit,
-)
+from ratchet import Pipeline, Text, count, sqlite
 from ratchet.demo.sending import send
 
 TEXT = Path(__file__).with_name("rain.txt")
@@ -46,27 +31,13 @@ def words_of(line: str) -> list[str]:
     return re.findall(r"[a-z']+", line.lower())
 
 
-class SplitLine(BaseBasicBolt):
-    """Splits a line into its words."""
-
-    deterministic = True
-
-    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        for word in words_of(tup["line"]):
-            collector.emit([word])
-
-    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        declarer.declare(Fields(word=str))
-
-
-def topology(bootstrap_servers: str, topic: str, database: Path) -> Topology:
-    spout = OpaqueKafkaTransactionalSpout([topic], bootstrap_servers=bootstrap_servers, codec=TextCodec("line"))
-    builder = TransactionalTopologyBuilder(f"word-count-{topic}", "lines", spout, 2)
-    builder.set_bolt("split", SplitLine(), 2).shuffle_grouping("lines")
-    state = OpaqueMapState(SqliteBackend(database, "words"))
-    counts = StateCommitter(state, key=["word"], aggregates={"count": Count()})
-    builder.set_bolt("count", counts, 2).fields_grouping("split", Fields("word"))
-    return builder.build()
+def pipeline(bootstrap_servers: str, topic: str, database: Path) -> Pipeline:
+    words = Pipeline(f"word-count-{topic}")
+    lines = words.read_kafka(topic, value=Text("line"), bootstrap_servers=bootstrap_servers, parallelism=2)
+    each = lines.flat_map(lambda row: words_of(row["line"]), deterministic=True, word=str)
+    counts = each.group_by("word").agg(count=count())
+    counts.upsert_into(sqlite(database, "words"), name="count", parallelism=2)
+    return words
 
 
 def send_lines(bootstrap_servers: str, topic: str, text: Path) -> None:
@@ -82,8 +53,8 @@ def count_words(servers: EmbeddedServers, text: Path, database: Path, executor: 
     topic = f"lines-{uuid.uuid4().hex[:8]}"
     send_lines(servers.bootstrap_servers, topic, text)
     config = {"transactional.zookeeper.servers": servers.zookeeper}
-    with submit(topology(servers.bootstrap_servers, topic, database), config, executor=executor) as run:
-        run.wait_until_caught_up(120)
+    built = pipeline(servers.bootstrap_servers, topic, database)
+    built.run(config, executor=executor, timeout_s=120)
     with sqlite3.connect(database) as connection:
         return dict(connection.execute("SELECT word, count FROM words_live"))
 

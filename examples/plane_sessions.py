@@ -5,6 +5,8 @@ order. For each plane, the bolt keeps the current session and a summary of the s
 ended: exactly-once, on disk. At the end the state is read from outside, like
 ``ratchet state get examples.plane_sessions:topology N14228``.
 
+It shows a stateful bolt. A pipeline has sessions by ``window(session("1 day"), on="at")``.
+
     python -m examples.plane_sessions [--local] [--flights N]
 """
 

@@ -144,7 +144,7 @@ def testing_page() -> dict[str, Any]:
 
 def test_the_code_of_the_page_on_testing_runs(testing_page: dict[str, Any]) -> None:
     tests = [name for name in testing_page if name.startswith("test_")]
-    assert len(tests) == 4
+    assert len(tests) == 5
     for name in tests:
         testing_page[name]()
     builder = TransactionalTopologyBuilder("invoices", "spout", OpaqueMemoryTransactionalSpout({0: []}, ORDERS, 1))

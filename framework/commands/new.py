@@ -1,4 +1,4 @@
-"""``ratchet new NAME``: creates a working project: a topology, its configuration, a test, and the
+"""``ratchet new NAME``: creates a working project: a pipeline, its configuration, a test, and the
 commands to run it."""
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def test_every_metric_is_explained() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_project_passes_its_own_test_and_its_check(tmp_path: Path) -> None:
+def test_a_new_project_passes_its_own_test_and_the_simulator(tmp_path: Path) -> None:
     status, out, _ = ratchet("new", "shop", cwd=tmp_path)
     assert status == 0
     assert "cd shop" in out
@@ -294,6 +294,10 @@ def test_a_new_project_passes_its_own_test_and_its_check(tmp_path: Path) -> None
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+    status, out, _ = ratchet(
+        "simulate", "pipeline:topology", "--config", "ratchet.toml", "--input", "orders.jsonl", cwd=folder
+    )
+    assert (status, "nothing found" in out) == (0, True)
     assert "{name}" not in "".join(each.read_text() for each in folder.glob("*.*"))
 
 

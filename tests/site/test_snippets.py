@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.pages import DOCS, Snippet, printed, snippets, source_of
+from tests.kit.processes import ROOT
 
 ALL_PAGES = sorted(DOCS.rglob("*.md"))
 #: The others are run by ``tests/test_documents.py`` and ``tests/pipeline``.
@@ -48,6 +49,12 @@ def test_the_code_of_a_page_runs_and_prints_what_is_shown(
 def test_quoted_code_is_that_of_the_file_word_for_word(page: Path, snippet: Snippet) -> None:
     assert snippet.note is not None
     assert textwrap.dedent(snippet.code) == textwrap.dedent(source_of(snippet.note))
+
+
+def test_the_first_page_shows_the_pipeline_that_a_new_project_has() -> None:
+    template = (ROOT / "framework/commands/project/pipeline.py.txt").read_text(encoding="utf-8")
+    shown = snippets(DOCS / "start" / "own-topology.md")[0].code
+    assert template.replace("{name}", "orders").partition("\n\n")[2] == shown
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda path: str(path.relative_to(DOCS)))
