@@ -58,6 +58,11 @@ class Reading(ABC):
         the columns that are known early."""
         return spout
 
+    def hidden(self, source: str) -> Columns:
+        """The hidden columns, of ``hidden_columns.CARRIED``, that the source can give beside its
+        own. It gives those that are among the columns used."""
+        return frozenset()
+
     @abstractmethod
     def streams(self) -> Mapping[str, str]:
         """Source -> the stream of the spout that its rows come on."""
