@@ -213,6 +213,12 @@ class Pipeline(TopologyMaker):
             return self.partition
         return PLACE if all(self.carries(each, PLACE) for each in rows) else None
 
+    def left_out_of_joins(self, rows: Node) -> tuple[str, ...]:
+        """The columns of topic and partition, which joined rows do not have."""
+        asked = self._reading.asked if self._reading is not None else frozenset()
+        is_place = set(self.partition) <= set(rows.schema.names)
+        return tuple(each for each in self.partition if is_place or each in asked)
+
     def carries(self, rows: Node, names: Iterable[str]) -> bool:
         """Whether rows can have these hidden columns."""
         return self._reading is not None and carried_in(self._reading, rows).issuperset(names)

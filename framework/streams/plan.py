@@ -170,7 +170,8 @@ class _Compilation:
         self._inputs = {each: _inputs_of(each) for each in placed}
         #: The hidden columns that a component takes, and those that the ones below it take of it.
         self._carried: dict[Placed, Columns] = {}
-        self._carried_below: dict[Read | Placed, Columns] = {each: frozenset() for each in (*sources, *placed)}
+        origins: list[Read | Placed] = [*sources, *placed]
+        self._carried_below: dict[Read | Placed, Columns] = dict.fromkeys(origins, frozenset())
         for each in reversed(placed):
             self._carried[each] = each.hidden | (self._carried_below[each] if each.passes_on else frozenset())
             for its in self._inputs[each]:

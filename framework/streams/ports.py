@@ -39,6 +39,11 @@ class Reading(ABC):
     #: The columns that name the partition of the source that a row is from.
     partition: tuple[str, ...] = ()
 
+    @property
+    def asked(self) -> Columns:
+        """The metadata that the user asked for."""
+        return frozenset()
+
     @abstractmethod
     def spout(self, used: Mapping[str, Sequence[str]]) -> Spout:
         """The spout. ``used``: source -> the columns that are used, in order; at least one."""

@@ -575,7 +575,7 @@ class Stream:
             raise call.mistake(
                 "a stream is joined with itself, so each of its rows would find itself: filter one of them"
             )
-        place = self._pipeline.partition
+        place, other_place = (self._pipeline.left_out_of_joins(each._node) for each in (self, other))
         taken = [each for each in self.schema.names if each not in place or each in keys]
         names = {each: each if each in keys or each not in taken else f"{each}_right" for each in other.schema.names}
         twice = next((each for each in names.values() if list(names.values()).count(each) > 1), None)
@@ -583,10 +583,10 @@ class Stream:
             raise call.mistake(f"there would be two columns {twice!r}: rename one")
         left, right = pair or ("", "")
         ours_named = {each: each for each in taken}
-        theirs_named = {each: names[each] for each in other.schema.names if each not in place or each in keys}
+        theirs_named = {each: names[each] for each in other.schema.names if each not in other_place or each in keys}
         if left == TIMESTAMP:
-            for side in (self, other):
-                self._pipeline.check_timestamps(call, side._node, "times")
+            for rows in (self._node, other._node):
+                self._pipeline.check_timestamps(call, rows, "times")
             ours_named[left], theirs_named[right] = TIME, TIME_RIGHT
         ours, theirs = self._selected(call, ours_named), other._selected(call, theirs_named)
         committers, watermark = self._pipeline.stateful_steps(call), None

@@ -287,7 +287,11 @@ class NewestTable(Table):
 
     def _own(self) -> list[str]:
         """The columns beside the key that a join keeps."""
-        other = (*self._key, *self._stream._pipeline.partition, *([TOMBSTONE] if self._deletes else []))
+        other = (
+            *self._key,
+            *self._stream._pipeline.left_out_of_joins(self._stream._node),
+            *([TOMBSTONE] if self._deletes else []),
+        )
         return [each for each in self._stream.schema.names if each not in other]
 
     def _committer(self, target: Target) -> Bolt:

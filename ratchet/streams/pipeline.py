@@ -19,7 +19,7 @@ from framework.streams.hidden_columns import is_hidden
 from framework.streams.ports import StatefulSteps, Target
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
-from framework.topology import RECORD_FIELDS, TOMBSTONE, Bolt, Fields
+from framework.topology import HIDDEN, RECORD_FIELDS, TOMBSTONE, Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
@@ -388,12 +388,14 @@ def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None
 
 
 def _record_of(call: Call, source: str, row: Mapping[str, Any], hidden: Mapping[str, str | None]) -> Mapping[str, Any]:
-    """The hidden columns of a row of a topic. ``hidden``: their names -> the row's name for it."""
+    """The hidden columns of a row of a topic. ``hidden``: their names -> the row's names for them;
+    None where the value has a column of that name."""
+    own: dict[str, Any] = {f"{HIDDEN}topic": source, f"{HIDDEN}partition": 0, f"{HIDDEN}timestamp_ms": 0}
     known = {"topic": source, "partition": 0, **row}
     lacking = next((name for name in hidden.values() if name is not None and name not in known), None)
     if lacking is not None:
         raise call.mistake(f"event time goes by the time of the record: give the rows of {source!r} a {lacking!r}")
-    return {each: known[name] if name is not None else None for each, name in hidden.items()}
+    return {each: known[name] if name is not None else own[each] for each, name in hidden.items()}
 
 
 def _fitting(row: Mapping[str, Any], fields: Fields, *, of_topic: bool) -> dict[str, Any]:

@@ -105,6 +105,10 @@ class Kafka(Reading):
         }
         return OpaqueKafkaTransactionalSpout(streams=streams, **options)
 
+    @property
+    def asked(self) -> frozenset[str]:
+        return frozenset(name for each in self.added for name in each.metadata)
+
     def early(self, source: str) -> frozenset[str]:
         """The columns of the key, of headers and of the metadata."""
         (read,) = (each for each in self.added if each.name == source)

@@ -320,6 +320,18 @@ def test_both_sides_of_a_join_have_them_where_one_side_has_columns(tmp_path: Pat
     assert [(each["n"], each["m"]) for each in done["a"]] == [(1, 1)]
 
 
+def test_columns_of_a_value_with_the_names_of_metadata_stay(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    value = Json(k=str, topic=str, timestamp_ms=int)
+    left = shop.read_kafka("a", value=value, bootstrap_servers="127.0.0.1:1")
+    right = shop.read_kafka("b", value=Json(k=str, partition=str))
+    left.join(right, on="k", within="1 h", name="pairs").append_into(parquet(tmp_path / "a"), name="a")
+    left.join(right.latest_by("k"), on="k", name="now").append_into(parquet(tmp_path / "b"), name="b")
+    row, other = {"k": "x", "topic": "of the value", "timestamp_ms": 7}, {"k": "x", "partition": "p"}
+    done = shop.test({"a": [row], "b": [{**other, "timestamp_ms": 0}]})
+    assert done["a"] == done["b"] == [row | other]
+
+
 def test_a_tombstone_has_them_too(tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     rows = shop.read_kafka("a", key=Text("k"), value=Json(n=int), bootstrap_servers="127.0.0.1:1")
