@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from framework.errors import TopologyError
 from framework.topology.extra_partition_spout_wrapper import unwrapped
+from framework.transactions import MemoryStore
 from ratchet import Json, Pipeline, Stream, Text, collect, count, hopping, parquet, session, sqlite, sum_, tumbling
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
 from spouts.kafka.decoding import RecordDecoder
+from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 from tests.streams.topic_programs import failures, sorted_rows
 
 Row = dict[str, Any]
@@ -441,3 +444,26 @@ def test_windows_and_tables_have_names_where_none_is_given(tmp_path: Path) -> No
     rows.latest_by("n", name="newest").upsert_into(sqlite(tmp_path / "a.db", "other"), name="other")
     ids = {each.id for each in shop.build().components}
     assert {"a-per-k-even", "a-per-k-even-watermark", "newest", "other"} <= ids
+
+
+# --- from Kafka -----------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_windows_of_a_topic_wait_for_its_slowest_partition(topics: Topics, name: str, tmp_path: Path) -> None:
+    topics.create(name, partitions=3, retention_ms="-1")
+    producer = topics.producer()
+    for partition, minutes in enumerate([[0, 1, 20], [3, 21], [2, 12]]):
+        for minute in minutes:
+            stamp = int(START.timestamp() * 1_000) + minute * 60_000
+            producer.produce(name, b'{"k": "x"}', partition=partition, timestamp=stamp)
+    producer.arrived()
+    shop = Pipeline(name, state=lambda step: sqlite(tmp_path / "state.db", step))
+    rows = shop.read_kafka(name, value=Json(k=str), bootstrap_servers=topics.bootstrap_servers)
+    same = rows.flat_map(lambda row: [row, row], k=str)
+    closed_windows = same.window(tumbling("5 min")).group_by("k").agg(n=count()).when_closed()
+    closed_windows.append_into(parquet(tmp_path / "out"), name="out")
+    with shop.submit({}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    found = pl.read_parquet(tmp_path / "out" / "**" / "*.parquet").select("k", "window_start", "n").rows()
+    assert found == [("x", START, 8)]
